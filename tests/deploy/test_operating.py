@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 import pytest
+from click.testing import CliRunner
+from redis import Redis
 
+from deploy import cli
 from deploy.local.launcher import MeshState
+from deploy.operate.diagnoses import Severity
 from deploy.operate.operating import found_mesh
 from deploy.operate.settings import OperatorSettings
-from shared.store.commands import Redis
+from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
+from tests.embedded_redis import EmbeddedRedis
 
 
 @pytest.mark.parametrize("by", ["data_dir", "redis_url"])
 async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
-    redis: Redis, redis_url: str, key_prefix: str, tmp_path: Path, by: str
+    redis: AsyncRedis, redis_url: str, key_prefix: str, tmp_path: Path, by: str
 ) -> None:
     """Meshes may share a Redis: what is asked of one must never reach the other."""
     own, other = Keyspace(f"{key_prefix}a"), Keyspace(f"{key_prefix}b")
@@ -50,7 +57,7 @@ async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
     ],
 )
 async def test_a_mesh_that_this_release_does_not_understand_is_left_alone(
-    redis: Redis, redis_url: str, key_prefix: str, record: dict[str, str], told: str
+    redis: AsyncRedis, redis_url: str, key_prefix: str, record: dict[str, str], told: str
 ) -> None:
     keys = Keyspace(key_prefix)
     for field, value in record.items():
@@ -59,3 +66,32 @@ async def test_a_mesh_that_this_release_does_not_understand_is_left_alone(
     with pytest.raises(click.ClickException, match=told):
         async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)):
             pass
+
+
+async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -> None:
+    """A server with the wrong policy, and a mesh without services; then a server that is gone."""
+
+    async def told(code: int) -> dict[str, str]:
+        arguments = ["doctor", "--json", f"--redis-url={private_server.url}"]
+        result = await asyncio.to_thread(CliRunner().invoke, cli.main, arguments, catch_exceptions=False)
+        assert code == result.exit_code, result.output
+        return {one["text"]: one["remedy"] for one in json.loads(result.stdout) if one["severity"] == Severity.FAIL}
+
+    with Redis.from_url(private_server.url) as client:
+        client.hset(Keyspace("seqmesh").mesh, mapping={"shards": 1, "schema": SCHEMA_VERSION})
+        client.config_set("maxmemory-policy", "allkeys-lru")
+
+    found = await told(1)
+    private_server.kill()
+    gone = await told(1)
+
+    assert {"maxmemory-policy allkeys-lru may drop live sequences", "no gateway runs", "no scheduler runs"} < set(found)
+    assert [True] == ["cannot be reached" in text for text in gone]
+
+
+def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.main, ["doctor", f"--data-dir={tmp_path}"], catch_exceptions=False)
+
+    assert 0 == result.exit_code
+    assert f"none runs in {tmp_path}: start one with `seqmesh up`" in result.output
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,246 @@
+"""What `seqmesh doctor` concludes from the facts that it gathered. Pure: facts in, diagnoses out.
+
+Each diagnosis names its subject, says what is so, and has a remedy unless all is well.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.store.company import ServiceLine
+from shared.store.membership import Member
+from shared.store.redis_client import UnfitRedisError, check_server_info, risks
+from shared.store.release import FORMAT, RELEASE
+from shared.store.waiting_line import WaitingLine
+
+SERVICES = ("gateway", "scheduler", "executor")
+SLOW_ROUND_TRIP_MS = 2.0
+"""A step waits for two or three round trips to Redis; at this length they cost more than the mesh itself."""
+SKEW_MS = 500.0
+FULL = 0.8
+"""Share of a bound from which on it is worth a warning."""
+OPEN_FILES_MIN = 4096
+DISK_BYTES_MIN = 1 << 30
+
+
+class Severity(enum.StrEnum):
+    """FAIL: the mesh cannot serve, or loses what it holds. WARN: it will be worse than it must."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """One line of the report. remedy: what to do; "" if all is well"""
+
+    severity: Severity
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+class ServerFacts(msgspec.Struct, frozen=True):
+    """What a Redis server told. Times in ms.
+
+    info, config  the replies to INFO and CONFIG GET; an empty one: the server does not tell
+    round_trip    the median of some PINGs
+    skew          its clock less this machine's; known to half a round trip
+    """
+
+    info: Mapping[str, Any]
+    config: Mapping[str, str]
+    round_trip: float
+    skew: float
+
+
+def ok(subject: str, text: str) -> Diagnosis:
+    return Diagnosis(Severity.OK, subject, text)
+
+
+def warn(subject: str, text: str, remedy: str) -> Diagnosis:
+    return Diagnosis(Severity.WARN, subject, text, remedy)
+
+
+def fail(subject: str, text: str, remedy: str) -> Diagnosis:
+    return Diagnosis(Severity.FAIL, subject, text, remedy)
+
+
+# -- Redis ---------------------------------------------------------------------------------------------------------
+
+
+def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
+    """Whether this server can hold a mesh, keeps what it is given, and is near enough."""
+    info, config = facts.info, facts.config
+    if info:
+        try:
+            check_server_info(info)
+        except UnfitRedisError as error:
+            yield fail("redis", error.message, "give the mesh another server")
+            return
+        yield ok("redis", f"version {info['redis_version']}, {_count(int(info.get('connected_slaves', 0)), 'replica')}")
+    else:
+        yield warn("redis", "does not tell who it is", "allow the user INFO (ACL: +info)")
+    yield from _keeping(info, config)
+    yield from _memory(info)
+    if facts.round_trip > SLOW_ROUND_TRIP_MS:
+        yield warn("redis", f"a round trip takes {facts.round_trip:.1f} ms", "run the services nearer to Redis")
+    else:
+        yield ok("redis", f"a round trip takes {facts.round_trip:.2f} ms")
+    if abs(facts.skew) > SKEW_MS + facts.round_trip:
+        yield warn(
+            "clock",
+            f"this machine is {abs(facts.skew) / 1000:.1f} s {'behind' if facts.skew > 0 else 'ahead of'} Redis",
+            "set the clock (NTP). The mesh keeps time by Redis; logs and traces of this machine do not",
+        )
+    else:
+        yield ok("clock", "this machine and Redis agree")
+
+
+def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
+    policy = config.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        yield fail("redis", f"maxmemory-policy {policy} may drop live sequences", "set it to noeviction")
+    for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
+        if info.get(name, "ok") != "ok":
+            yield fail("redis", f"{name} is {info[name]}", "look into the server's log: its disk may be full")
+    told = list(risks(config, replicas=int(info.get("connected_slaves", 0)))) if config else []
+    for what, remedy in told:
+        yield warn("redis", what.removeprefix("redis "), remedy)
+    if not config:
+        yield warn("redis", "does not tell its configuration", "make sure that maxmemory-policy is noeviction")
+    elif not told and policy == "noeviction":
+        yield ok("redis", "keeps what it is given (append-only file, no eviction)")
+
+
+def _memory(info: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    used = int(info.get("used_memory", 0))
+    bound = int(info.get("maxmemory", 0)) or int(info.get("total_system_memory", 0))
+    if bound and used > FULL * bound:
+        yield warn(
+            "redis",
+            f"{used / bound:.0%} of its memory is used ({size(used)} of {size(bound)})",
+            "give it more, or bound the sequences (--live-max): a full Redis refuses steps",
+        )
+
+
+# -- services and models -----------------------------------------------------------------------------------------------
+
+
+def of_services(lines: Sequence[ServiceLine]) -> Iterator[Diagnosis]:
+    """Whether each kind of service runs, and all are of one format."""
+    for service in SERVICES:
+        here = [line for line in lines if line.service == service]
+        if not here:
+            yield fail("services", f"no {service} runs", f"start one: seqmesh {service}")
+        else:
+            yield ok("services", f"{_count(len(here), service)}: {', '.join(sorted(line.name for line in here))}")
+    others = sorted({(line.release, line.name) for line in lines if line.format != FORMAT})
+    if others:
+        named = ", ".join(f"{name} ({release})" for release, name in others)
+        yield warn("services", f"of another format than {RELEASE}: {named}", "bring all services to one release")
+
+
+def of_executors(members: Sequence[Member], drained: Iterable[str]) -> Iterator[Diagnosis]:
+    """Executors that are registered but do not serve, and models that would stop with one process."""
+    for member in members:
+        if not member.alive and not member.registration.leaving:
+            yield warn(
+                "executors",
+                f"{member.registration.name} has lost its lease; its sequences are being taken over",
+                "look into its log; what started it should start it again",
+            )
+    for name in drained:
+        yield warn("executors", f"{name} is drained and serves nothing", f"seqmesh drain {name} --undo, when it may")
+    usable = [member for member in members if member.usable]
+    if len(usable) == 1:
+        yield warn(
+            "executors",
+            f"{usable[0].registration.name} is the only one: sequences wait while it is away",
+            "run a second one",
+        )
+
+
+def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> Iterator[Diagnosis]:
+    """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot."""
+    usable = [member for member in members if member.usable]
+    served = {one.model for member in usable for one in member.registration.models}
+    for member in usable:
+        name = member.registration.name
+        for entry in member.registration.repository:
+            if entry.state == "UNAVAILABLE" and entry.reason not in ("", "unloaded"):
+                where = f"version {entry.version} on {name}" if entry.version else name
+                yield fail(f"model {entry.model}", f"is not loaded ({where})", entry.reason)
+        for one in member.registration.models:
+            if not one.says_ready:
+                yield warn(f"model {one.model}", f"calls itself not ready on {name}", "look into that executor's log")
+    for model in sorted(served):
+        executors = [
+            member.registration.name
+            for member in usable
+            if any(one.model == model for one in member.registration.models)
+        ]
+        waiting = lines[model].first if model in lines else 0
+        if waiting:
+            yield warn(f"model {model}", f"{_count(waiting, 'sequence')} without a slot", "run more executors")
+        else:
+            yield ok(f"model {model}", f"served by {', '.join(sorted(executors))}")
+    if usable and not served:
+        yield fail("models", "no model is loaded", "give the executors a repository with models (--models)")
+
+
+# -- this machine ----------------------------------------------------------------------------------------------------
+
+
+def of_open_files(limit: int) -> Diagnosis:
+    """limit: open files that the system allows a process, -1 without a limit"""
+    if 0 <= limit < OPEN_FILES_MIN:
+        return warn("open files", f"{limit} for a process", f"ulimit -n {OPEN_FILES_MIN}: each connection takes one")
+    return ok("open files", "without a limit" if limit < 0 else f"{limit} for a process")
+
+
+def of_disk(free: int, where: str) -> Diagnosis:
+    """free: bytes"""
+    if free < DISK_BYTES_MIN:
+        return warn("disk", f"{size(free)} free in {where}", "the embedded Redis and the logs need room")
+    return ok("disk", f"{size(free)} free in {where}")
+
+
+def of_ports(taken: Mapping[int, str]) -> Iterator[Diagnosis]:
+    """taken: port -> why it cannot be listened on; "" if it can"""
+    for port, why in taken.items():
+        if why:
+            yield warn("ports", f"{port}: {why}", "`seqmesh up` takes others: --http-port, --grpc-port, --metrics-port")
+    free = [str(port) for port, why in taken.items() if not why]
+    if free:
+        yield ok("ports", f"free: {', '.join(free)}")
+
+
+def of_gpus(names: Sequence[str], problem: str, torch: str) -> Diagnosis:
+    """names: the machine's GPUs; problem: why they could not be asked; torch: version of its build, "" without one"""
+    if problem:
+        return warn("gpu", problem, "models compute on the CPU until that is mended")
+    if not names:
+        return ok("gpu", "none: models compute on the CPU")
+    text = ", ".join(names)
+    if "+cpu" in torch:
+        return warn("gpu", f"{text}, but torch {torch} computes on the CPU alone", "install torch's build for CUDA")
+    return ok("gpu", text)
+
+
+def size(number: int) -> str:
+    """Bytes as people read them."""
+    scaled = float(number)
+    for unit in ("B", "KiB", "MiB"):
+        if scaled < 1024:
+            return f"{scaled:.0f} {unit}"
+        scaled /= 1024
+    return f"{scaled:.1f} GiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

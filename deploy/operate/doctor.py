@@ -1,0 +1,174 @@
+"""`seqmesh doctor`: looks at this machine, at Redis and at the mesh, and says the remedy for what is not well."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from redis.exceptions import NoPermissionError, ResponseError
+
+from deploy.local.settings import UpSettings
+from deploy.operate import diagnoses
+from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
+from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
+from deploy.operate.settings import OperatorSettings, operator_command
+from shared.store.commands import Redis
+from shared.store.company import services
+from shared.store.waiting_line import read_lines
+
+PINGS = 9
+COLOURS = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
+HELP = """Looks at this machine, at Redis and at the mesh, and names the remedy for what is not well.
+
+Without a mesh in --data-dir and without --redis-url, it looks at this machine alone: whether `seqmesh up` would find
+what it needs. Changes nothing. The exit status is 1 if something fails, else 0.
+
+\b
+  seqmesh doctor                                  this machine, and the mesh of `seqmesh up` in it
+  seqmesh doctor --redis-url redis://redis:6379   a mesh elsewhere
+"""
+
+
+async def run(settings: OperatorSettings, *, as_json: bool) -> None:
+    """Carries the command out. Ends with status 1 if a diagnosis fails."""
+    found = list(of_machine(settings.data_dir))
+    if settings.redis_url or (settings.data_dir / "mesh.json").exists():
+        found += await of_mesh(settings)
+    else:
+        found += diagnoses.of_ports({port: port_problem(port) for port in default_ports()})
+        found.append(diagnoses.ok("mesh", f"none runs in {settings.data_dir}: start one with `seqmesh up`"))
+    click.echo(json.dumps([msgspec.to_builtins(one) for one in found]) if as_json else report(found))
+    if any(one.severity is Severity.FAIL for one in found):
+        raise click.exceptions.Exit(1)
+
+
+def report(found: list[Diagnosis]) -> str:
+    """The diagnoses as lines; a remedy stands below its diagnosis."""
+    width = max(len(one.subject) for one in found)
+    lines: list[str] = []
+    for one in found:
+        severity = click.style(f"{one.severity:<4}", fg=COLOURS[one.severity])
+        lines.append(f"{severity}  {one.subject:<{width}}  {one.text}")
+        if one.remedy:
+            lines.append(f"{'':<{width + 8}}-> {one.remedy}")
+    bad = [sum(one.severity is severity for one in found) for severity in (Severity.FAIL, Severity.WARN)]
+    return "\n".join([*lines, "", f"{len(found)} diagnoses: {bad[0]} failed, {bad[1]} to look at"])
+
+
+# -- the mesh --------------------------------------------------------------------------------------------------------
+
+
+async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
+    """Diagnoses of Redis, the services and the models. What cannot be reached is a diagnosis too."""
+    found: list[Diagnosis] = []
+    try:
+        async with connected(located(settings)[0], retries=0) as redis:
+            found += diagnoses.of_server(await server_facts(redis))
+        async with found_mesh(settings) as mesh:
+            found += await of_members(mesh)
+    except click.ClickException as error:
+        remedy = "docs/guides/redis.md" if settings.redis_url else "if it does not run any more: `seqmesh up`"
+        found.append(diagnoses.fail("mesh", error.message, remedy))
+    return found
+
+
+async def server_facts(redis: Redis) -> ServerFacts:
+    """Asks a server. Raises what redis-py raises."""
+    took: list[float] = []
+    skews: list[float] = []
+    for _ in range(PINGS):
+        began, before = time.monotonic(), time.time()
+        seconds, micros = await redis.time()
+        took.append((time.monotonic() - began) * 1000)
+        skews.append((seconds + micros / 1e6 - before) * 1000 - took[-1] / 2)
+    info, config = {}, {}
+    with suppress(NoPermissionError):
+        info = await redis.info()
+    with suppress(ResponseError):
+        config = await redis.config_get(
+            "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
+        )
+    return ServerFacts(info, config, statistics.median(took), statistics.median(skews))
+
+
+async def of_members(mesh: OperatedMesh) -> list[Diagnosis]:
+    """Diagnoses of the services and models of a mesh."""
+    members = await mesh.membership.members()
+    models = sorted(await mesh.membership.models())
+    return [
+        *diagnoses.of_services(await services(mesh.redis, mesh.keys)),
+        *diagnoses.of_executors(members, await mesh.membership.drained()),
+        *diagnoses.of_models(members, await read_lines(mesh.redis, mesh.keys, models)),
+    ]
+
+
+# -- this machine ----------------------------------------------------------------------------------------------------
+
+
+def of_machine(data_dir: Path) -> Iterator[Diagnosis]:
+    """Diagnoses of this machine, whatever runs on it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield diagnoses.of_open_files(-1 if limit == resource.RLIM_INFINITY else limit)
+    where = next(folder for folder in (data_dir, *data_dir.absolute().parents) if folder.is_dir())
+    yield diagnoses.of_disk(shutil.disk_usage(where).free, str(where))
+    yield diagnoses.of_gpus(*gpus(), installed("torch"))
+
+
+def gpus() -> tuple[list[str], str]:
+    """Names of the machine's GPUs, and why they could not be asked."""
+    if not any(Path(trace).exists() for trace in ("/proc/driver/nvidia", "/dev/nvidiactl")):
+        return [], ""
+    try:
+        nvml: Any = import_module("pynvml")
+    except ImportError:
+        return [], "there is an NVIDIA driver, but nothing to ask it with (package nvidia-ml-py)"
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [str(nvml.nvmlDeviceGetName(handle)) for handle in handles], ""
+    except nvml.NVMLError as error:
+        return [], f"the NVIDIA driver does not answer: {error}"
+
+
+def installed(distribution: str) -> str:
+    """The version of a distribution; "" if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def default_ports() -> list[int]:
+    """The ports on which `seqmesh up` listens unless it is told others."""
+    settings = UpSettings()
+    return [settings.http_port, settings.grpc_port, settings.metrics_port]
+
+
+def port_problem(port: int) -> str:
+    """Why this port cannot be listened on; "" if it can."""
+    with socket.socket() as listener:
+        # As servers do, so that connections of a server that has just ended do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+    return ""
+
+
+command = operator_command(
+    "doctor", HELP, run, [click.Option(["--json", "as_json"], is_flag=True, help="The diagnoses as JSON.")]
+)
+main = partial(command.main, prog_name="seqmesh doctor")

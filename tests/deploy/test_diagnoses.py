@@ -1,0 +1,144 @@
+"""What `seqmesh doctor` concludes from facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.operate.diagnoses import (
+    Diagnosis,
+    ServerFacts,
+    Severity,
+    of_disk,
+    of_executors,
+    of_gpus,
+    of_models,
+    of_open_files,
+    of_ports,
+    of_server,
+    of_services,
+)
+from deploy.operate.doctor import report
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, RepositoryEntry, ServedModel
+from shared.store.company import ServiceLine
+from shared.store.membership import Member
+from shared.store.release import FORMAT, RELEASE
+from shared.store.waiting_line import WaitingLine
+
+INFO = {"redis_version": "7.2.4", "connected_slaves": 0, "role": "master", "used_memory": 1 << 20}
+CONFIG = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+
+
+def of_told(
+    info: dict[str, Any], config: dict[str, str], *, round_trip: float = 0.1, skew: float = 0
+) -> list[Diagnosis]:
+    facts = ServerFacts({**INFO, **info}, {**CONFIG, **config}, round_trip, skew)
+    return [one for one in of_server(facts) if one.severity is not Severity.OK]
+
+
+def member(
+    name: str, *, models: tuple[str, ...] = (), alive: bool = True, says_ready: bool = True, failed: str = ""
+) -> Member:
+    served = tuple(ServedModel(model, "1", 1, 4, says_ready=says_ready) for model in models)
+    index = (RepositoryEntry("broken", "1", "UNAVAILABLE", failed),) if failed else ()
+    registration = ExecutorRegistration(ExecutorId(f"{name}-1"), name, "host", 1, 0, served, index)
+    return Member(registration, alive)
+
+
+def test_a_server_that_can_hold_a_mesh_needs_no_remedy() -> None:
+    assert [] == of_told({}, {})
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "severity", "told"),
+    [
+        ({"redis_version": "6.2.1"}, {}, Severity.FAIL, "too old"),
+        ({"cluster_enabled": 1}, {}, Severity.FAIL, "Cluster"),
+        ({}, {"maxmemory-policy": "allkeys-lru"}, Severity.FAIL, "allkeys-lru may drop"),
+        ({"aof_last_write_status": "err"}, {}, Severity.FAIL, "aof_last_write_status is err"),
+        ({}, {"appendonly": "no"}, Severity.WARN, "not durable"),
+        ({"connected_slaves": 1}, {"min-replicas-to-write": "0"}, Severity.WARN, "fails over with losses"),
+        ({"used_memory": 9 << 30, "maxmemory": 10 << 30}, {}, Severity.WARN, "90% of its memory"),
+    ],
+)
+def test_a_server_that_loses_sequences_fails_and_one_that_may_is_warned_of(
+    info: dict[str, Any], config: dict[str, str], severity: Severity, told: str
+) -> None:
+    (diagnosis,) = of_told(info, config)
+
+    assert diagnosis.severity is severity
+    assert told in diagnosis.text
+    assert diagnosis.remedy
+
+
+def test_a_server_that_is_far_away_or_keeps_another_time_is_warned_of() -> None:
+    assert ["a round trip takes 7.0 ms"] == [one.text for one in of_told({}, {}, round_trip=7)]
+    assert ["this machine is 3.0 s behind Redis"] == [one.text for one in of_told({}, {}, skew=3000)]
+    assert ["this machine is 3.0 s ahead of Redis"] == [one.text for one in of_told({}, {}, skew=-3000)]
+
+
+def test_a_server_that_tells_nothing_is_no_proof() -> None:
+    found = list(of_server(ServerFacts({}, {}, 0.1, 0)))
+
+    assert ["does not tell who it is", "does not tell its configuration"] == [
+        one.text for one in found if one.severity is Severity.WARN
+    ]
+
+
+def test_each_kind_of_service_must_run_and_all_of_one_format() -> None:
+    lines = [
+        ServiceLine("gateway", "gateway-1", RELEASE, FORMAT, 0),
+        ServiceLine("executor", "executor-1", "9.9", "other", 0),
+    ]
+
+    found = {one.severity: one.text for one in of_services(lines) if one.severity is not Severity.OK}
+
+    assert "no scheduler runs" == found[Severity.FAIL]
+    assert found[Severity.WARN].endswith("executor-1 (9.9)")
+
+
+def test_executors_that_do_not_serve_are_named() -> None:
+    found = list(of_executors([member("executor-1"), member("executor-2", alive=False)], ["executor-3"]))
+
+    assert ["executor-2 has lost", "executor-3 is drained", "executor-1 is the"] == [
+        " ".join(one.text.split()[:3]) for one in found
+    ]
+
+
+def test_models_that_are_not_loaded_say_why() -> None:
+    members = [member("executor-1", models=("a", "b"), failed="unexpected inference input"), member("executor-2")]
+
+    found = list(of_models(members, {"b": WaitingLine(first=3)}))
+
+    assert [
+        (Severity.FAIL, "model broken", "unexpected inference input"),
+        (Severity.OK, "model a", ""),
+        (Severity.WARN, "model b", "run more executors"),
+    ] == [(one.severity, one.subject, one.remedy) for one in found]
+    assert ["no model is loaded"] == [one.text for one in of_models([member("executor-1")], {})]
+    assert ["calls itself not ready on executor-1"] == [
+        one.text
+        for one in of_models([member("executor-1", models=("a",), says_ready=False)], {})
+        if one.severity is Severity.WARN
+    ]
+
+
+def test_what_a_machine_lacks_is_warned_of() -> None:
+    assert [Severity.WARN, Severity.OK, Severity.OK] == [of_open_files(limit).severity for limit in (1024, 65536, -1)]
+    assert [Severity.WARN, Severity.OK] == [of_disk(free, "/data").severity for free in (1 << 20, 1 << 40)]
+    assert Severity.WARN is of_gpus(["H200"], "", "2.13.0+cpu").severity
+    assert Severity.OK is of_gpus(["H200"], "", "2.13.0+cu130").severity
+    assert Severity.OK is of_gpus([], "", "2.13.0+cpu").severity
+    assert Severity.WARN is of_gpus([], "the driver does not answer", "").severity
+    assert ["8000: in use", "free: 8001"] == [one.text for one in of_ports({8000: "in use", 8001: ""})]
+
+
+def test_a_remedy_stands_below_its_finding() -> None:
+    text = report([Diagnosis(Severity.OK, "disk", "room"), Diagnosis(Severity.FAIL, "redis", "gone", "start it")])
+
+    assert ["ok    disk   room", "FAIL  redis  gone", "             -> start it"] == text.replace(
+        "\x1b[0m", ""
+    ).replace("\x1b[32m", "").replace("\x1b[31m", "").splitlines()[:3]
+    assert text.endswith("2 diagnoses: 1 failed, 0 to look at")
