@@ -33,6 +33,7 @@ LAZY_COMMANDS = {
     "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
     "seq": ("deploy.operate.sequences", "The sequences of a mesh: lists them, shows, moves, ends and copies one."),
     "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
+    "new": ("deploy.new.command", "Writes a model that works, to be changed into one's own."),
     "doctor": ("deploy.operate.doctor", "What is not well with this machine, Redis and the mesh; and the remedy."),
     "settings": (
         "deploy.operate.runtime_settings",

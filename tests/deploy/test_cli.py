@@ -20,11 +20,11 @@ def test_the_help_names_every_command() -> None:
     text = CliRunner().invoke(cli.main, ["--help"]).output
 
     services = ("gateway", "scheduler", "executor")
-    for command in ("up", *services, "drain", "seq", "doctor", "chaos", "demo", "trace", "version"):
+    for command in ("up", *services, "drain", "seq", "new", "doctor", "chaos", "demo", "trace", "version"):
         assert f"\n  {command} " in text
 
 
-@pytest.mark.parametrize("command", ["doctor", "drain", "seq ls", "seq move", "seq end", "chaos"])
+@pytest.mark.parametrize("command", ["doctor", "new", "drain", "seq ls", "seq move", "seq end", "chaos"])
 def test_the_help_of_what_operates_a_mesh_shows_an_example_on_a_line_of_its_own(command: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "deploy.cli", *command.split(), "--help"], capture_output=True, text=True, check=True

@@ -1,0 +1,1 @@
+"""`seqmesh new`: a model to begin with."""

@@ -1,0 +1,78 @@
+"""`seqmesh new`: writes a model that works, to be changed into one's own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+TEMPLATES = Path(__file__).parent / "templates"
+KINDS = ("python", "torch", "onnx")
+MAKER = "make_model.py"
+"""Writes the model's file. A template without it needs none."""
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+HELP = """Writes the folder of a model that works: configuration, model, and a client.
+
+The model has one input, one output and one state, which the mesh keeps for each sequence. Change it into yours.
+
+\b
+  seqmesh new tracker --from torch    models/tracker, a recurrent cell of PyTorch
+  seqmesh up --models models          serves it
+  python models/tracker/client.py     a sequence of four steps
+"""
+
+
+@click.command("new", help=HELP, context_settings={"max_content_width": 110})
+@click.argument("model")
+@click.option(
+    "--from",
+    "kind",
+    type=click.Choice(KINDS),
+    default="python",
+    show_default=True,
+    help="python: code with Triton's Python API. torch: a module of PyTorch. onnx: a graph for ONNX Runtime.",
+)
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("models"),
+    show_default=True,
+    metavar="DIR",
+    help="The repository in which the folder is made.",
+)
+def new(model: str, kind: str, models: Path) -> None:
+    if not NAME.fullmatch(model):
+        raise click.BadParameter(f"'{model}': letters, digits, '_', '.' and '-' only", param_hint="MODEL")
+    if kind != "python" and find_spec(kind) is None:
+        raise click.ClickException(f"the package {kind} writes the model's file, and is missing: pip install {kind}")
+    folder = models / model
+    if folder.exists():
+        raise click.ClickException(f"{folder} exists: give another name, or remove it")
+    models.mkdir(parents=True, exist_ok=True)
+    # Beside its place, and moved there when it is whole: an executor that polls the repository never sees a part of it.
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=models) as made:
+        write(Path(made) / model, kind)
+        (Path(made) / model).rename(folder)
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        click.echo(f"  {path}")
+    click.echo(f"\nNow: seqmesh up --models {models}\nThen, in another terminal: python {folder / 'client.py'}")
+
+
+def write(folder: Path, kind: str) -> None:
+    """Copies a template, and has it write the model's file. Raises click.ClickException with what that said."""
+    shutil.copytree(TEMPLATES / kind, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(TEMPLATES / "client.py", folder)
+    if (folder / MAKER).exists():
+        done = subprocess.run([sys.executable, str(folder / MAKER)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise click.ClickException(f"{MAKER} failed:\n{done.stderr.strip()}")
+
+
+main = partial(new.main, prog_name="seqmesh new")

@@ -1,0 +1,66 @@
+"""`seqmesh new`: what it writes is served as it is, and its client gets answers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from deploy import cli
+from deploy.new.command import KINDS
+from tests.mesh.running_mesh import running_mesh
+
+SMOOTHED = ["1.0 -> 0.5000", "2.0 -> 1.2500", "3.0 -> 2.1250", "4.0 -> 3.0625"]
+
+
+def new(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli.main, ["new", *arguments], catch_exceptions=False)
+    assert code == result.exit_code, result.output
+    return result.output
+
+
+async def test_every_kind_of_new_model_is_served_as_it_was_written(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for kind in KINDS:
+        assert "client.py" in new(f"my_{kind}", "--from", kind, "--models", str(repository))
+
+    def steps(kind: str, address: str) -> list[str]:
+        client = [sys.executable, str(repository / f"my_{kind}" / "client.py"), address]
+        return subprocess.run(client, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    with running_mesh(tmp_path / "data", [repository]) as mesh:
+        said = {kind: await asyncio.to_thread(steps, kind, mesh.grpc()) for kind in KINDS}
+
+    assert SMOOTHED == said["python"] == said["onnx"]
+    # The same number says something else in another state.
+    assert 4 == len({line.split()[2] for line in said["torch"]})
+
+
+@pytest.mark.parametrize("name", ["../outside", "", ".hidden", "a b"])
+def test_a_name_that_is_no_folder_of_the_repository_is_refused(tmp_path: Path, name: str) -> None:
+    assert "letters, digits" in new("--models", str(tmp_path / "models"), name, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_exists_stays_as_it_is(tmp_path: Path) -> None:
+    new("mine", "--models", str(tmp_path))
+    (tmp_path / "mine" / "config.pbtxt").write_text("# mine")
+
+    assert "exists" in new("mine", "--models", str(tmp_path), code=1)
+
+    assert "# mine" == (tmp_path / "mine" / "config.pbtxt").read_text()
+    assert ["mine"] == [one.name for one in tmp_path.iterdir()]
+
+
+def test_without_the_package_that_writes_it_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        return None
+
+    monkeypatch.setattr("deploy.new.command.find_spec", missing)
+
+    assert "pip install onnx" in new("mine", "--from", "onnx", "--models", str(tmp_path), code=1)
+    assert list(tmp_path.iterdir()) == []
