@@ -36,8 +36,8 @@ TEXT: your own texts, in quotes, instead of the sample texts.
 
 `seqmesh demo vad --help`: another demo, in which speech is found in recordings.
 
-Uses the mesh that `seqmesh up` runs in --data-dir. Where none runs, starts one of its own with two executors, and stops
-it afterwards. Nobody is killed in a mesh that runs elsewhere (--url), or that has one executor only.
+Uses the mesh that `seqmesh up` runs in --data-dir. Where none runs, or one with a single executor, starts one of its
+own with two executors, and stops it afterwards. Nobody is killed in a mesh that runs elsewhere (--url).
 """
 
 
@@ -75,7 +75,11 @@ def demo(
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
     if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
-    with target(url, None if private else running_mesh(data_dir)) as (address, mesh):
+    running = None if private else running_mesh(data_dir)
+    if running is not None and kill and not url and executors_of(running) < 2:
+        click.echo(f"the mesh in {data_dir} has one executor only: nobody could take its texts over")
+        running = None
+    with target(url, running) as (address, mesh):
         same = asyncio.run(show(address, mesh, texts, pace_ms / 1000, kill=kill))
     sys.exit(0 if same else 1)
 
@@ -106,6 +110,10 @@ def running_mesh(data_dir: Path) -> MeshState | None:
     if not mesh.ready:
         raise LauncherError(f"the mesh in {data_dir} is not ready yet: try again in a moment")
     return mesh
+
+
+def executors_of(mesh: MeshState) -> int:
+    return sum(child.service == "executor" for child in mesh.children)
 
 
 def is_gateway_of(mesh: MeshState, url: str) -> bool:
@@ -168,7 +176,7 @@ async def reason_for_mercy(mesh: LocalMesh | None) -> str:
     if mesh is None:
         return "the mesh does not run on this machine, or not in --data-dir"
     if mesh.executors < 2:
-        return "the mesh has one executor only: start it with `seqmesh up --executors 2`, or use --private"
+        return "the mesh has one executor only: start it with `seqmesh up --executors 2`"
     if not await mesh.executors_ready():
         return "some executors are still not ready"
     return ""
