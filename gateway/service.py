@@ -48,9 +48,11 @@ from gateway.requests.replies import Replies
 from gateway.requests.unserved import Unserved
 from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
 from gateway.rest.body import BodyBounds
+from gateway.rest.generate import Generate
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
+from gateway.rest.receiver import Receiver
 from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import SystemSharedMemory
@@ -258,14 +260,10 @@ async def _serve_ports(
     of_http = core.repository if exposure.takes_overrides(settings.http_restrictions) else closed
     of_grpc = core.repository if exposure.takes_overrides(settings.grpc_restrictions) else closed
     origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
+    receiver = Receiver(core.inference, size_max=bounds.size_max, forward=settings.header_forward_regex)
     app = build_app(
-        Infer(
-            core.inference,
-            core.catalog,
-            size_max=bounds.size_max,
-            forward=settings.header_forward_regex,
-            regions=regions,
-        ),
+        Infer(core.inference, core.catalog, receiver, regions),
+        Generate(core.inference, core.catalog, receiver),
         Models(core.catalog, of_http, core.statistics, bounds),
         server,
         Observability(core.settings, bounds),

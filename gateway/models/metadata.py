@@ -54,9 +54,13 @@ def model_metadata(record: ModelRecord, versions: Sequence[str]) -> Document:
 
 
 def tensor_metadata(config: ModelConfig, spec: TensorSpec) -> Document:
-    """One input or output of a model. The shape begins with -1 for the batch dimension, if the model has one."""
-    shape = (-1, *spec.dims) if config.max_batch_size > 0 else spec.dims
-    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+    """One input or output of a model."""
+    return {"name": spec.name, "datatype": spec.datatype, "shape": metadata_shape(config, spec)}
+
+
+def metadata_shape(config: ModelConfig, spec: TensorSpec) -> tuple[int, ...]:
+    """The shape of an input or output. It begins with -1 for the batch dimension, if the model has one."""
+    return (-1, *spec.dims) if config.max_batch_size > 0 else spec.dims
 
 
 def index_line(entry: RepositoryEntry) -> Document:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.origins import Origins
 from gateway.access.restrictions import METRICS, SEQUENCES, Restriction, of_metrics
 from gateway.bounds.clients import CROWDED
+from gateway.rest.generate import Generate
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
@@ -88,6 +89,7 @@ class Table:
 
 def build_app(
     infer: Infer,
+    generate: Generate,
     models: Models,
     server: ServerRoutes,
     observability: Observability,
@@ -107,8 +109,8 @@ def build_app(
         table.add("health", f"{model}/ready", models.ready, "GET")
         table.add("model-config", f"{model}/config", models.config, "GET")
         table.add("statistics", f"{model}/stats", models.stats, "GET")
-        for kind in ("generate", "generate_stream"):
-            table.add("inference", f"{model}/{kind}", infer.refuse_generate, "POST")
+        table.add("inference", f"{model}/generate", generate.one, "POST")
+        table.add("inference", f"{model}/generate_stream", generate.stream, "POST")
     for model in (MODEL, VERSIONED):
         table.add(SEQUENCES, f"{model}/sequences", sequences.list, "GET")
         table.add(SEQUENCES, f"{model}/sequences/{{id:path}}", _by_method(sequences), "GET", "DELETE")

@@ -23,6 +23,11 @@ FORBIDDEN = 403
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+def session_headers(session_id: str | None) -> tuple[Header, ...]:
+    """The header that tells a client the id of its session, if it has one."""
+    return () if session_id is None else ((b"inference-session-id", session_id.encode()),)
+
+
 async def send_bytes(send: Send, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
     """Sends a response whose body is there as a whole."""
     await send(

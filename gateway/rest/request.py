@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -91,45 +91,24 @@ def decode_json(
     """The call in a body that begins with `length` bytes of JSON, followed by binary data."""
     document = parse_object(body if length == len(body) else body[:length])
     request_id = text_of(document.get("id", ""), "id")
-    correlation_id: CorrelationId = 0
-    start = end = binary_output = False
-    expected_step: int | None = None
-    priority = timeout_us = 0
+    fields: dict[str, Any] = {}
+    binary_output = False
     custom: dict[str, Parameter] = {}
     for key, value in members(document.get("parameters", {}), "failed to get request params.: ").items():
-        match key:
-            case "sequence_id":
-                correlation_id = sequence_id_of(value)
-            case "sequence_start":
-                start = bool_of(value, key)
-            case "sequence_end":
-                end = bool_of(value, key)
-            case "sequence_step":
-                expected_step = unsigned_of(value, key)
-                if not expected_step:
-                    raise RequestError("Unable to parse 'sequence_step': steps are counted from 1")
-            case "priority":
-                priority = unsigned_of(value, key)
-            case "timeout":
-                timeout_us = unsigned_of(value, key)
-            case "binary_data_output":
-                binary_output = bool_of(value, key)
-            case _:
-                custom[key] = custom_parameter(key, value)
+        if (known := MESH_PARAMETERS.get(key)) is not None:
+            fields[known.field] = known.read(value, key)
+        elif key == "binary_data_output":
+            binary_output = bool_of(value, key)
+        elif key.startswith(RESERVED_PREFIX):
+            raise RequestError(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        else:
+            custom[key] = custom_parameter(key, value)
     inputs = _inputs(document, memoryview(body)[length:], call.model, regions)
     outputs, forms = _outputs(document, regions, binary_by_default=binary_output)
     call = msgspec.structs.replace(
-        call,
-        request_id=request_id,
-        correlation_id=correlation_id,
-        start=start,
-        end=end,
-        expected_step=expected_step,
-        priority=priority,
-        timeout_us=timeout_us,
-        inputs=inputs,
-        outputs=outputs,
-        parameters=custom,
+        call, request_id=request_id, inputs=inputs, outputs=outputs, parameters=custom, **fields
     )
     return call, forms
 
@@ -281,20 +260,45 @@ def _part_of(parameters: Json, regions: Regions) -> RegionPart:
 # -- request parameters ---------------------------------------------------------------------------------------------
 
 
-def sequence_id_of(value: Any) -> CorrelationId:
+def sequence_id_of(value: Any, key: str) -> CorrelationId:
     """A correlation id: a uint64 or a string."""
     if type(value) is int and 0 <= value <= UINT64_MAX:
         return value
-    check_correlation_id(text_of(value, "sequence_id"))
+    check_correlation_id(text_of(value, key))
     return value
+
+
+def step_number_of(value: Any, key: str) -> int:
+    """The number of a step since START."""
+    number = unsigned_of(value, key)
+    if not number:
+        raise RequestError(f"Unable to parse '{key}': steps are counted from 1")
+    return number
+
+
+class MeshParameter(NamedTuple):
+    """A request parameter with a meaning for the mesh.
+
+    field  of `InferCall`
+    read   value and key -> the field's value; raises RequestError
+    """
+
+    field: str
+    read: Callable[[Any, str], Any]
+
+
+MESH_PARAMETERS = {
+    "sequence_id": MeshParameter("correlation_id", sequence_id_of),
+    "sequence_start": MeshParameter("start", bool_of),
+    "sequence_end": MeshParameter("end", bool_of),
+    "sequence_step": MeshParameter("expected_step", step_number_of),
+    "priority": MeshParameter("priority", unsigned_of),
+    "timeout": MeshParameter("timeout_us", unsigned_of),
+}
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
     """A parameter without a meaning for the mesh, for the model. A number beyond int64 becomes a double."""
-    if key.startswith(RESERVED_PREFIX):
-        raise RequestError(
-            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-        )
     if not isinstance(value, (str, int, float)):
         raise RequestError(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
     if type(value) is int and not INT64_MIN <= value <= INT64_MAX:

@@ -53,6 +53,25 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
     return b"".join((head, *blobs)), len(head)
 
 
+def encode_generated(answer: Answer) -> bytes:
+    """The body of an answer of `generate`: each output by its name, one of one element as a scalar (triton-spec 5.5).
+
+    The response's parameters stand beside the outputs, and win over an output of the same name, as in Triton.
+
+    raises  RequestError for an output that has no JSON form
+    """
+    document: dict[str, Any] = {}
+    finite = True
+    for output in answer.message.outputs:
+        data = json_of_tensor(output)
+        finite = finite and (isinstance(data, list) or _is_finite(data))
+        document[output.name] = data[0] if len(data) == 1 else data
+    document |= answer.parameters
+    document |= {"id": answer.request_id} if answer.request_id else {}
+    document |= {"model_name": answer.model.config.name, "model_version": answer.version}
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY) if finite else _with_non_finite(document)
+
+
 def _is_finite(data: NDArray[Any]) -> bool:
     return data.dtype.kind != "f" or bool(np.isfinite(data).all())
 
@@ -63,4 +82,6 @@ def _with_non_finite(document: dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    return cast("NDArray[Any]", value).tolist() if isinstance(value, np.ndarray) else dict(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return cast("NDArray[Any]", value).tolist()
+    return dict(value)

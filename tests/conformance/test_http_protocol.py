@@ -499,8 +499,6 @@ async def test_every_route_answers_its_methods_and_no_other(http: aiohttp.Client
 @pytest.mark.mesh_only("what a mesh cannot mean, or not yet")
 async def test_what_is_not_served_is_refused_by_name(http: aiohttp.ClientSession) -> None:
     for path, reason in (
-        ("/v2/models/stateless/generate", "the generate extension is not supported"),
-        ("/v2/models/stateless/generate_stream", "the generate extension is not supported"),
         (
             "/v2/cudasharedmemory/region/r/register",
             "failed to register CUDA shared memory region: 'r', GPUs not supported",

@@ -138,7 +138,7 @@ def named_endpoints() -> set[str]:
 def test_every_route_has_a_row_and_every_row_a_route() -> None:
     """But for the routes about sequences, which Triton has not."""
     nobody = MagicMock()
-    app = build_app(nobody, nobody, nobody, nobody, nobody, nobody, nobody, {})
+    app = build_app(nobody, nobody, nobody, nobody, nobody, nobody, nobody, nobody, {})
     routes = {
         f"{method} {re.sub(r':[a-z]+}', '}', route.path)}"
         for route in app.routes

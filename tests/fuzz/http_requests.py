@@ -47,10 +47,13 @@ BINARY_JSON = {
     ],
     "parameters": {"binary_data_output": True},
 }
+GENERATE_JSON = {"id": "a", "INPUT0": [1.5, 2, -3], "x": True, "parameters": {"timeout": 5, "y": "z"}}
 INFER = (
     ("/v2/models/echo/infer", NUMBERS_JSON, b""),
     ("/v2/models/echo_text/infer", TEXTS_JSON, b""),
     ("/v2/models/add_sub/infer", BINARY_JSON, TENSORS),
+    ("/v2/models/echo/generate", GENERATE_JSON, b""),
+    ("/v2/models/echo_text/generate_stream", {"INPUT0": ["a", "é"], "sequence_id": 5}, b""),
 )
 OTHERS = (
     *(

@@ -682,7 +682,7 @@ async def test_read_replies_are_trimmed(core: Core, executor: FakeExecutor):
 async def test_http_client_that_leaves_while_it_waits_frees_his_place(
     gateway: RunningGateway, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.rest.infer.WATCH_AFTER_S", 0.01)
+    monkeypatch.setattr("gateway.rest.client_watch.WATCH_AFTER_S", 0.01)
     await executor.pause()
     body = (
         b'{"inputs":[{"name":"INPUT","datatype":"INT32","shape":[1,1],"data":[1]}],'

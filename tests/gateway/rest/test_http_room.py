@@ -140,7 +140,7 @@ async def test_what_is_being_received_counts_and_a_refusal_leaves_the_connection
     [
         ("POST /nowhere", "x: y", 404),
         ("POST /v2/health/live", "x: y", 405),
-        ("POST /v2/models/echo/generate", "x: y", 501),
+        ("POST /v2/models/nobody/generate", "x: y", 404),
         ("POST /v2/cudasharedmemory/register", "x: y", 501),
         (f"POST {ECHO}", "inference-header-content-length: x", 400),
         (f"POST {ECHO}", "content-encoding: br", 501),

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from gateway.access.origins import Origins
-from gateway.rest.infer import GENERATE_REFUSAL
 from gateway.rest.reply import RouteEndpoint
 from gateway.rest.server import ServerRoutes
 from gateway.settings import GatewaySettings
@@ -60,8 +59,7 @@ async def session(gateway: RunningGateway):
         ("GET", "/v2/models/stats", 200, None),
         ("GET", "/v2/models/stats/ready", 400, "Model version not ready"),
         ("GET", "/v2/models/echo/generate", 405, "Method Not Allowed"),
-        ("POST", "/v2/models/echo/generate", 501, GENERATE_REFUSAL),
-        ("POST", "/v2/models/echo/versions/1/generate_stream", 501, GENERATE_REFUSAL),
+        ("GET", "/v2/models/echo/versions/1/generate_stream", 405, "Method Not Allowed"),
         ("POST", "/v2/models/nobody/generate", 404, "Request for unknown model: 'nobody' is not found"),
         ("POST", "/v2/repository/models/echo/foo", 404, "Not Found"),
         ("GET", "/v2/repository/index", 405, "Method Not Allowed"),

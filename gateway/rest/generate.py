@@ -1,0 +1,157 @@
+"""POST .../generate and .../generate_stream: JSON to a call, its answers to JSON or to server-sent events.
+
+Both take the answers of a request one at a time (`Inference.answers`), however many there are.
+Source: triton-spec 5.5; observed answers of Triton 2.51.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from gateway.models.catalog import Catalog
+from gateway.requests.admission import InferCall
+from gateway.requests.inference import Inference
+from gateway.requests.status import http_error
+from gateway.requests.waiting import Answer
+from gateway.rest.body import BULKY_BYTES, ClientLeftError, read_headers
+from gateway.rest.client_watch import ClientWatch
+from gateway.rest.compression import is_packed
+from gateway.rest.generate_request import decode_generate
+from gateway.rest.receiver import Receiver
+from gateway.rest.reply import JSON, Header, send_bytes, session_headers
+from gateway.rest.response import encode_generated
+from shared.contract.errors import MeshError, ModelError, RequestError
+from shared.process import logs
+
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+EVENTS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+"""Headers of a stream of events. Proxies would otherwise keep events back, or keep them for others."""
+
+
+class Generate:
+    """The endpoints of the generate extension."""
+
+    def __init__(self, inference: Inference, catalog: Catalog, receiver: Receiver) -> None:
+        self._inference = inference
+        self._catalog = catalog
+        self._receiver = receiver
+
+    async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../generate: one inference. Inputs, outputs and parameters are members of plain JSON objects."""
+        answer: Answer | None = None
+        async with self._answers(scope, receive) as answers:
+            async for each in answers:
+                if answer is not None:
+                    raise ModelError(NOT_ONE)
+                answer = each
+        if answer is None:
+            raise ModelError(NOT_ONE)
+        await send_bytes(send, 200, await _encoded(answer), (JSON, *session_headers(answer.session_id)))
+
+    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../generate_stream: one inference, whose answers come as server-sent events.
+
+        The first answer decides the status. An error behind it is an event, too.
+        """
+        events = Events(send)
+        async with self._answers(scope, receive) as answers:
+            try:
+                async for answer in answers:
+                    await events.send(await _encoded(answer), 200, session_headers(answer.session_id))
+            except ClientLeftError:
+                raise
+            except MeshError as error:
+                # What was refused before the inference is answered as everywhere else.
+                if not events.begun and not error.accepted:
+                    raise
+                await events.send_error(error.released())
+            except Exception as error:
+                if not events.begun:
+                    raise
+                logs.error("request failed unexpectedly", error, path=scope["path"])
+                await events.send_error(ModelError(f"internal error in the gateway: {type(error).__name__}"))
+        await events.end()
+
+    @asynccontextmanager
+    async def _answers(self, scope: Scope, receive: Receive) -> AsyncGenerator[AsyncIterator[Answer]]:
+        """Receives a request. Gives its answers as they come; leaving them early gives the request up.
+
+        raises  ClientLeftError when the client leaves meanwhile
+        """
+        path, headers = scope["path_params"], read_headers(scope)
+        record, _ = await self._catalog.look_up(path["model"], path.get("version", ""))
+        if is_packed(headers.content_encoding):
+            raise RequestError("Unsupported content-encoding, only 'identity' is supported.")
+        headers.header_length = None
+
+        def decoded(body: bytes, call: InferCall) -> tuple[InferCall, None]:
+            return decode_generate(body, call, record.config), None
+
+        with self._inference.budget.reserve() as reservation:
+            call, _ = await self._receiver.call(scope, receive, headers, reservation, decoded)
+        answers = self._inference.answers(call)
+        del call  # it is not needed while the answers are awaited
+        try:
+            with ClientWatch(receive) as client:
+                yield _while_present(answers, client)
+        finally:
+            await answers.aclose()
+
+
+class Events:
+    """A response of server-sent events. begun: its status has been sent, or is about to be"""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def send(self, content: bytes, status: int = 200, headers: tuple[Header, ...] = ()) -> None:
+        """Sends one event. Of the first one the response has its status and its headers."""
+        await self._begin(status, headers)
+        await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % content, "more_body": True})
+
+    async def send_error(self, error: MeshError) -> None:
+        """Sends an error as an event."""
+        status, body = http_error(error)
+        await self.send(orjson.dumps(body), status)
+
+    async def end(self) -> None:
+        """Ends the response."""
+        await self._begin(200)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, status: int, headers: tuple[Header, ...] = ()) -> None:
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": status, "headers": [*EVENTS, *headers]})
+
+
+async def _while_present(answers: AsyncGenerator[Answer], client: ClientWatch) -> AsyncIterator[Answer]:
+    async def following() -> Answer | None:
+        return await anext(answers, None)
+
+    while (answer := await client.while_present(asyncio.ensure_future(following()))) is not None:
+        yield answer
+
+
+async def _encoded(answer: Answer) -> bytes:
+    """The body of an answer. One that cannot be written is an answer, too: its error counts as accepted."""
+    try:
+        if sum(len(output.raw) for output in answer.message.outputs) > BULKY_BYTES:
+            return await asyncio.to_thread(encode_generated, answer)
+        return encode_generated(answer)
+    except MeshError as error:
+        error.accepted = True
+        raise
