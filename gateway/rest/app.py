@@ -21,7 +21,9 @@ from gateway.rest.generate import Generate
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
-from gateway.rest.reply import Handler, RouteEndpoint, send_error
+from gateway.rest.openapi import PATH, document
+from gateway.rest.operations import ANY_OBJECT, described
+from gateway.rest.reply import Handler, RouteEndpoint, send_error, send_json
 from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import CudaSharedMemory, SystemSharedMemory
@@ -42,7 +44,13 @@ register_url_convertor("digits", Digits())
 
 
 class Answering(Route):
-    """A route that answers other methods itself: with 405 and a JSON body, where Starlette would send plain text."""
+    """A route of one category. It answers other methods with 405 and a JSON body, where Starlette sends plain text."""
+
+    def __init__(self, category: str, path: str, endpoint: RouteEndpoint) -> None:
+        super().__init__(path, endpoint, methods=list(endpoint.handlers))
+        # Starlette answers HEAD where it answers GET; Triton answers 405.
+        self.methods = set(endpoint.handlers)
+        self.described = category, path, endpoint
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.methods is not None, "every route names its methods"
@@ -75,16 +83,17 @@ class Table:
 
     origins: Origins
     restrictions: Mapping[str, Restriction]
-    routes: list[Route] = field(default_factory=list[Route])
+    routes: list[Answering] = field(default_factory=list[Answering])
 
-    def add(self, category: str, path: str, handler: Handler, *methods: str) -> None:
-        """Adds a route that answers only these methods."""
+    def add(self, category: str, path: str, **handlers: Handler) -> None:
+        """Adds a route. handlers: by method; other methods are refused"""
         restriction = of_metrics(self.restrictions) if category == METRICS else self.restrictions.get(category)
-        endpoint = RouteEndpoint(handler, self.origins, restriction)
-        route = Answering(path, endpoint, methods=list(methods))
-        # Starlette answers HEAD where it answers GET; Triton answers 405.
-        route.methods = set(methods)
-        self.routes.append(route)
+        self.routes.append(Answering(category, path, RouteEndpoint(handlers, self.origins, restriction)))
+
+    @described(ANY_OBJECT)
+    async def document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /v2/openapi.json: this document."""
+        await send_json(send, document(route.described for route in self.routes))
 
 
 def build_app(
@@ -100,25 +109,26 @@ def build_app(
 ) -> Router:
     table = Table(origins, restrictions)
     for model in (MODEL, VERSIONED):
-        table.add("inference", f"{model}/infer", infer.handle, "POST")
+        table.add("inference", f"{model}/infer", POST=infer.handle)
     _add_health(table, server)
-    table.add("metadata", "/v2", server.metadata, "GET")
-    table.add("statistics", "/v2/models/stats", models.stats, "GET")
+    table.add("metadata", "/v2", GET=server.metadata)
+    table.add("statistics", "/v2/models/stats", GET=models.stats)
     for model in (MODEL, VERSIONED):
-        table.add("metadata", model, models.metadata, "GET")
-        table.add("health", f"{model}/ready", models.ready, "GET")
-        table.add("model-config", f"{model}/config", models.config, "GET")
-        table.add("statistics", f"{model}/stats", models.stats, "GET")
-        table.add("inference", f"{model}/generate", generate.one, "POST")
-        table.add("inference", f"{model}/generate_stream", generate.stream, "POST")
+        table.add("metadata", model, GET=models.metadata)
+        table.add("health", f"{model}/ready", GET=models.ready)
+        table.add("model-config", f"{model}/config", GET=models.config)
+        table.add("statistics", f"{model}/stats", GET=models.stats)
+        table.add("inference", f"{model}/generate", POST=generate.one)
+        table.add("inference", f"{model}/generate_stream", POST=generate.stream)
     for model in (MODEL, VERSIONED):
-        table.add(SEQUENCES, f"{model}/sequences", sequences.list, "GET")
-        table.add(SEQUENCES, f"{model}/sequences/{{id:path}}", _by_method(sequences), "GET", "DELETE")
+        table.add(SEQUENCES, f"{model}/sequences", GET=sequences.list)
+        table.add(SEQUENCES, f"{model}/sequences/{{id:path}}", GET=sequences.show, DELETE=sequences.end)
     _add_repository(table, models)
     _add_observability(table, observability)
     _add_shared_memory(table, "/v2/systemsharedmemory", shared_memory)
     _add_shared_memory(table, "/v2/cudasharedmemory", CudaSharedMemory())
-    table.add(METRICS, "/metrics", server.metrics, "GET")
+    table.add(METRICS, "/metrics", GET=server.metrics)
+    table.add("metadata", PATH, GET=table.document)
     return _app(table)
 
 
@@ -131,7 +141,7 @@ def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
 
 def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
     table = Table(origins, restrictions)
-    table.add(METRICS, "/metrics", server.metrics, "GET")
+    table.add(METRICS, "/metrics", GET=server.metrics)
     return _app(table)
 
 
@@ -140,37 +150,30 @@ def _app(table: Table) -> Router:
     return Routes(table.routes, redirect_slashes=False)
 
 
-def _by_method(sequences: SequenceRoutes) -> Handler:
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        await (sequences.end if scope["method"] == "DELETE" else sequences.show)(scope, receive, send)
-
-    return handle
-
-
 def _add_health(table: Table, server: ServerRoutes) -> None:
-    table.add("health", "/v2/health/live", server.live, "GET")
-    table.add("health", "/v2/health/ready", server.ready, "GET")
+    table.add("health", "/v2/health/live", GET=server.live)
+    table.add("health", "/v2/health/ready", GET=server.ready)
 
 
 def _add_repository(table: Table, models: Models) -> None:
     category = "model-repository"
     for base in (REPOSITORY, f"{REPOSITORY}/{{repository}}"):
-        table.add(category, f"{base}/index", models.index, "POST")
-    table.add(category, f"{REPOSITORY}/models/{{model}}/load", models.load, "POST")
-    table.add(category, f"{REPOSITORY}/models/{{model}}/unload", models.unload, "POST")
+        table.add(category, f"{base}/index", POST=models.index)
+    table.add(category, f"{REPOSITORY}/models/{{model}}/load", POST=models.load)
+    table.add(category, f"{REPOSITORY}/models/{{model}}/unload", POST=models.unload)
     for action in ("load", "unload"):
         path = f"{REPOSITORY}/{{repository}}/models/{{model}}/{action}"
-        table.add(category, path, models.named_repository, "POST")
+        table.add(category, path, POST=models.named_repository)
 
 
 def _add_observability(table: Table, observability: Observability) -> None:
     for path in ("/v2/trace/setting", f"{MODEL}/trace/setting"):
-        table.add("trace", path, observability.trace_settings, "GET", "POST")
-    table.add("logging", "/v2/logging", observability.log_settings, "GET", "POST")
+        table.add("trace", path, GET=observability.trace_settings, POST=observability.change_trace_settings)
+    table.add("logging", "/v2/logging", GET=observability.log_settings, POST=observability.change_log_settings)
 
 
 def _add_shared_memory(table: Table, root: str, memory: SystemSharedMemory | CudaSharedMemory) -> None:
     for base in (root, f"{root}/region/{{region}}"):
-        table.add("shared-memory", f"{base}/status", memory.status, "GET")
-        table.add("shared-memory", f"{base}/register", memory.register, "POST")
-        table.add("shared-memory", f"{base}/unregister", memory.unregister, "POST")
+        table.add("shared-memory", f"{base}/status", GET=memory.status)
+        table.add("shared-memory", f"{base}/register", POST=memory.register)
+        table.add("shared-memory", f"{base}/unregister", POST=memory.unregister)

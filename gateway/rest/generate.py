@@ -22,6 +22,19 @@ from gateway.rest.body import BULKY_BYTES, ClientLeftError, read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import is_packed
 from gateway.rest.generate_request import decode_generate
+from gateway.rest.operations import (
+    ERROR,
+    EVENTS,
+    EVENTS_TYPE,
+    GENERATE_REQUEST,
+    GENERATE_RESPONSE,
+    JSON_TYPE,
+    OF_INFERENCE,
+    SESSION_TEXT,
+    Content,
+    described,
+    json_content,
+)
 from gateway.rest.receiver import Receiver
 from gateway.rest.reply import JSON, Header, send_bytes, session_headers
 from gateway.rest.response import encode_generated
@@ -32,12 +45,15 @@ NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
-EVENTS: tuple[Header, ...] = (
+EVENT_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
 """Headers of a stream of events. Proxies would otherwise keep events back, or keep them for others."""
+
+REFUSED_OR_FAILED = Content({JSON_TYPE: ERROR, EVENTS_TYPE: EVENTS})
+SESSION = {"Inference-Session-Id": SESSION_TEXT}
 
 
 class Generate:
@@ -48,6 +64,7 @@ class Generate:
         self._catalog = catalog
         self._receiver = receiver
 
+    @described(GENERATE_RESPONSE, errors=OF_INFERENCE, body=json_content(GENERATE_REQUEST), headers=SESSION)
     async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../generate: one inference. Inputs, outputs and parameters are members of plain JSON objects."""
         answer: Answer | None = None
@@ -60,10 +77,18 @@ class Generate:
             raise ModelError(NOT_ONE)
         await send_bytes(send, 200, await _encoded(answer), (JSON, *session_headers(answer.session_id)))
 
+    @described(
+        (200, Content({EVENTS_TYPE: EVENTS})),
+        *((status, REFUSED_OR_FAILED) for status in (400, 404, 500, 501, 503)),
+        errors=OF_INFERENCE,
+        body=json_content(GENERATE_REQUEST),
+        headers=SESSION,
+    )
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../generate_stream: one inference, whose answers come as server-sent events.
 
-        The first answer decides the status. An error behind it is an event, too.
+        The first answer decides the status. A model's error is an event, too: in place of the first answer, with its
+        own status, or behind it. What is refused before the inference is JSON.
         """
         events = Events(send)
         async with self._answers(scope, receive) as answers:
@@ -135,7 +160,7 @@ class Events:
     async def _begin(self, status: int, headers: tuple[Header, ...] = ()) -> None:
         if not self.begun:
             self.begun = True
-            await self._send({"type": "http.response.start", "status": status, "headers": [*EVENTS, *headers]})
+            await self._send({"type": "http.response.start", "status": status, "headers": [*EVENT_HEADERS, *headers]})
 
 
 async def _while_present(answers: AsyncGenerator[Answer], client: ClientWatch) -> AsyncIterator[Answer]:

@@ -14,6 +14,17 @@ from gateway.requests.waiting import Answer
 from gateway.rest.body import BULKY_BYTES, read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import choose, pack
+from gateway.rest.operations import (
+    BINARY_TYPE,
+    BYTES,
+    INFER_REQUEST,
+    INFER_RESPONSE,
+    JSON_TYPE,
+    OF_INFERENCE,
+    SESSION_TEXT,
+    Content,
+    described,
+)
 from gateway.rest.receiver import Receiver
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes, session_headers
 from gateway.rest.request import OutputForms, decode
@@ -33,6 +44,15 @@ class Infer:
         self._receiver = receiver
         self._regions = regions
 
+    @described(
+        (200, Content({JSON_TYPE: INFER_RESPONSE, BINARY_TYPE: BYTES})),
+        errors=OF_INFERENCE,
+        body=Content({JSON_TYPE: INFER_REQUEST, BINARY_TYPE: BYTES}),
+        headers={
+            "Inference-Header-Content-Length": "Bytes of JSON at the body's beginning; binary data of tensors follows.",
+            "Inference-Session-Id": SESSION_TEXT,
+        },
+    )
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../infer: one inference. The answer comes as JSON, with binary data of tensors behind it if wanted."""
         headers = read_headers(scope)

@@ -14,6 +14,21 @@ from gateway.models.repository import RepositoryControl
 from gateway.models.statistics import Statistics
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError, bool_of, members
+from gateway.rest.operations import (
+    FLAG,
+    INDEX,
+    LOAD,
+    MODEL_CONFIG,
+    MODEL_METADATA,
+    NOTHING,
+    OF_BODY,
+    OF_MODEL,
+    STATISTICS,
+    UNLOAD,
+    described,
+    json_content,
+)
+from gateway.rest.operations import members as members_schema
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from shared.contract.errors import Code, RequestError
 
@@ -29,49 +44,60 @@ class Models:
         self._statistics = statistics
         self._bounds = bounds
 
+    @described((200, NOTHING), errors=(400,))
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET .../ready: 200, or 400 for a model that is unknown or not served now (triton-spec 5.1)."""
+        """GET .../ready: 200 when the model is served, 400 when it is unknown or not served now."""
         if self._catalog.is_model_ready(*model_and_version(scope)):
             await send_bytes(send, 200, b"")
         else:
             await send_error(send, RequestError("Model version not ready"))
 
+    @described(MODEL_METADATA, errors=OF_MODEL)
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /v2/models/{model}: name, READY versions, inputs and outputs of a model."""
         await send_json(send, model_metadata(*self._catalog.record(*model_and_version(scope))))
 
+    @described(MODEL_CONFIG, errors=OF_MODEL)
     async def config(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../config: the normalised configuration."""
         record, _ = self._catalog.record(*model_and_version(scope))
         await send_bytes(send, 200, record.config_json.encode(), (JSON,))
 
+    @described(STATISTICS, errors=OF_MODEL)
     async def stats(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../stats: counters of one version, one model or all."""
         statistics = await self._statistics.read(*model_and_version(scope))
         await send_json(send, {"model_stats": [statistics_document(each) for each in statistics]})
 
+    @described(INDEX, errors=OF_BODY, body=json_content(members_schema(ready=FLAG)), optional_body=True)
     async def index(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../index: all models and versions that executors know, with their states. `ready`: READY ones alone."""
         document = await read_object(scope, receive, self._bounds, optional=True)
         ready = document.get("ready", False)
         if not isinstance(ready, bool):
             raise RequestError("Invalid value for 'ready': expected a boolean")
         await send_json(send, [index_line(entry) for entry in self._repository.index(ready_only=ready)])
 
+    @described((200, NOTHING), errors=(*OF_BODY, *OF_MODEL), body=json_content(LOAD), optional_body=True)
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../load: loads a model on every executor, or loads it anew. Returns when all have done it."""
         parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
         # In a thread, because it decodes base64 files, which may be large.
         config_json, files = await asyncio.to_thread(load_parameters, parameters)
         await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
         await send_bytes(send, 200, b"")
 
+    @described((200, NOTHING), errors=(*OF_BODY, *OF_MODEL), body=json_content(UNLOAD), optional_body=True)
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v2/repository/models/{model}/unload. The dependents of an ensemble are its steps' models."""
+        """POST .../unload: unloads a model on every executor. The dependents of an ensemble are its steps' models."""
         parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
         dependents = bool_of(parameters.get("unload_dependents", False), "unload_dependents")
         await self._repository.unload(scope["path_params"]["model"], dependents=dependents)
         await send_bytes(send, 200, b"")
 
+    @described(errors=(501,))
     async def named_repository(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Load and unload in a repository by name: there is only one."""
+        """POST .../{repository}/models/{model}/load and unload: is refused. There is only one repository."""
         raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
@@ -10,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError
+from gateway.rest.operations import OF_BODY, OF_MODEL, TRACE_CHANGES, TRACE_SETTINGS, described, json_content, of_struct
 from gateway.rest.reply import send_json
-from shared.process.log_settings import BOOLEANS
+from shared.process.log_settings import BOOLEANS, LogSettings
 from shared.traces.settings import NUMBERS
 
 
@@ -20,20 +22,32 @@ class Observability:
         self._settings = settings
         self._bounds = bounds
 
+    @described(TRACE_SETTINGS, errors=OF_MODEL)
     async def trace_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET and POST /v2/trace/setting, and the same of one model."""
-        changes = trace_changes(await self._document(scope, receive))
+        """GET .../trace/setting: the trace settings of the mesh, or of one model."""
+        await self._send_traces(scope, send, {})
+
+    @described(TRACE_SETTINGS, errors=(*OF_BODY, *OF_MODEL), body=json_content(TRACE_CHANGES))
+    async def change_trace_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../trace/setting: changes the trace settings of the mesh, or of one model. Answers all of them."""
+        await self._send_traces(scope, send, trace_changes(await read_object(scope, receive, self._bounds)))
+
+    @described(of_struct(LogSettings))
+    async def log_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /v2/logging: the log settings of the mesh."""
+        await self._send_logs(scope, send, {})
+
+    @described(of_struct(LogSettings), errors=OF_BODY, body=json_content(of_struct(LogSettings)))
+    async def change_log_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v2/logging: changes log settings of the mesh. Answers all of them."""
+        await self._send_logs(scope, send, log_changes(await read_object(scope, receive, self._bounds)))
+
+    async def _send_traces(self, scope: Scope, send: Send, changes: Mapping[str, list[str] | None]) -> None:
         texts = await self._settings.traces(scope["path_params"].get("model", ""), changes, caller_of(scope))
         await send_json(send, {name: words if name == "trace_level" else words[0] for name, words in texts.items()})
 
-    async def log_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
-        changes = log_changes(await self._document(scope, receive))
+    async def _send_logs(self, scope: Scope, send: Send, changes: Mapping[str, bool | int | str]) -> None:
         await send_json(send, msgspec.to_builtins(await self._settings.logs(changes, caller_of(scope))))
-
-    async def _document(self, scope: Scope, receive: Receive) -> Json:
-        if scope["method"] == "GET":
-            return {}
-        return await read_object(scope, receive, self._bounds)
 
 
 def caller_of(scope: Scope) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -55,29 +55,32 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
 
 
 class RouteEndpoint:
-    """A handler as an ASGI application. MeshErrors become responses; an unexpected error is logged and becomes a 500.
+    """A route as an ASGI application. MeshErrors become responses; an unexpected error is logged and becomes a 500.
 
+    handlers     by method; no other method may come
     origins      refuses requests of foreign web pages
     restriction  the secret header that a request must carry, if any
     """
 
-    def __init__(self, handler: Handler, origins: Origins, restriction: Restriction | None = None) -> None:
-        self._handler = handler
+    def __init__(
+        self, handlers: Mapping[str, Handler], origins: Origins, restriction: Restriction | None = None
+    ) -> None:
+        self.handlers = handlers
         self._origins = origins
-        self._restriction = restriction
+        self.restriction = restriction
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if refusal := self._origins.refusal(scope):
                 await send_json(send, {"error": refusal}, FORBIDDEN)
                 return
-            if self._restriction is not None:
-                name = self._restriction.key.encode("latin-1")
-                if not self._restriction.is_met(value for key, value in scope["headers"] if key == name):
-                    error = f"This API is restricted, expecting header '{self._restriction.key}'"
+            if self.restriction is not None:
+                name = self.restriction.key.encode("latin-1")
+                if not self.restriction.is_met(value for key, value in scope["headers"] if key == name):
+                    error = f"This API is restricted, expecting header '{self.restriction.key}'"
                     await send_json(send, {"error": error}, FORBIDDEN)
                     return
-            await self._handler(scope, receive, send)
+            await self.handlers[scope["method"]](scope, receive, send)
         except MeshError as error:
             await send_error(send, error.released())
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something

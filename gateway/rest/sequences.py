@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -12,15 +12,46 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
 from gateway.rest.models import model_and_version
+from gateway.rest.operations import (
+    ANY_OBJECT,
+    COUNT,
+    OF_MODEL,
+    Schema,
+    array,
+    described,
+    json_content,
+    members,
+    of_struct,
+    one_of,
+)
 from gateway.rest.reply import send_json
 from shared.contract.errors import Code, RequestError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.store.scripts import EndCode
-from shared.store.sequences import OPEN_STATES, SORT_KEYS, Sequences, Wanted
+from shared.store.sequences import OPEN_STATES, SORT_KEYS, Sequences, SequenceStatus, Wanted
 
-LIMIT, LIMIT_MAX = 100, 1000
-"""Sequences in one answer: by default, and at most."""
-LISTED_BY = frozenset(("state", "executor", "prefix", "sort", "limit", "offset"))
+LIMIT, LIMIT_MAX, OFFSET_MAX = 100, 1000, 2**31
+"""Sequences in one answer: by default, and at most; and those before them."""
+LIST_QUERY: Mapping[str, Schema] = {
+    "state": {"type": "string", "description": f"States, separated by commas: {', '.join(OPEN_STATES)}."},
+    "executor": {"type": "string", "description": "Name or id of the owner."},
+    "prefix": {"type": "string", "description": "How the id begins, as text."},
+    "sort": {"type": "string", "description": f"One of {', '.join(SORT_KEYS)}; behind `-` the other way round."},
+    "limit": {"type": "integer", "minimum": 0, "maximum": LIMIT_MAX, "default": LIMIT},
+    "offset": {"type": "integer", "minimum": 0, "maximum": OFFSET_MAX, "default": 0},
+}
+"""What a list can be asked for."""
+ID_QUERY: Mapping[str, Schema] = {
+    "type": {"type": "string", "enum": ["string"], "description": "The id is a text, though it looks like a number."}
+}
+SEQUENCES_PAGE = members(
+    "sequences total limit offset",
+    sequences=array(of_struct(SequenceStatus)),
+    total=COUNT,
+    limit=COUNT,
+    offset=COUNT,
+)
+ENDED = members("state", state=one_of(("cancelled", "closed")))
 CLOSED_TO_OTHERS = (
     "the sequences of a model are shown, and ended, on loopback only, because their ids let a client go on with them: "
     "restrict the category 'sequences' on this gateway (--restricted-api 'sequences:<header>=<secret>')"
@@ -40,15 +71,12 @@ class SequenceRoutes:
         # A list of a model with many sequences takes memory and many round trips: one at a time.
         self._turn = asyncio.Lock()
 
+    @described(SEQUENCES_PAGE, errors=OF_MODEL, query=LIST_QUERY)
     async def list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET .../sequences: the open sequences of a model, or of one version.
-
-        Query: `state` (names with commas), `executor`, `prefix` of the id, `sort` (`-` before it: the other way round),
-        `limit`, `offset`.
-        """
+        """GET .../sequences: the open sequences of a model, or of one version."""
         model, version = self._served(scope)
-        query = _query(scope, LISTED_BY)
-        limit, offset = _count(query, "limit", LIMIT, LIMIT_MAX), _count(query, "offset", 0, 2**31)
+        query = _query(scope, LIST_QUERY)
+        limit, offset = _count(query, "limit", LIMIT, LIMIT_MAX), _count(query, "offset", 0, OFFSET_MAX)
         wanted = Wanted(
             states=frozenset(_known(query, "state", OPEN_STATES)),
             executor=query.get("executor", ""),
@@ -62,6 +90,7 @@ class SequenceRoutes:
         page = [msgspec.to_builtins(one) for one in found[offset : offset + limit]]
         await send_json(send, {"sequences": page, "total": len(found), "limit": limit, "offset": offset})
 
+    @described(of_struct(SequenceStatus, state_bytes=ANY_OBJECT), errors=OF_MODEL, query=ID_QUERY)
     async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../sequences/{id}: one sequence, also one that is over while its tombstone stays."""
         sequence = self._named(scope)
@@ -71,6 +100,7 @@ class SequenceRoutes:
         sizes = await self._sequences.state_bytes(sequence)
         await send_json(send, {**msgspec.to_builtins(status), "state_bytes": sizes})
 
+    @described((200, json_content(ENDED)), (202, json_content(ENDED)), errors=OF_MODEL, query=ID_QUERY)
     async def end(self, scope: Scope, receive: Receive, send: Send) -> None:
         """DELETE .../sequences/{id}: ends a sequence. Its open steps are answered; safe to repeat while it ends."""
         code = await self._sequences.end(self._named(scope))
@@ -90,7 +120,7 @@ class SequenceRoutes:
     def _named(self, scope: Scope) -> SequenceId:
         """The sequence of the path. An id of digits is a number, unless the query says `type=string`."""
         model, version = self._served(scope)
-        query, text = _query(scope, {"type"}), scope["path_params"]["id"]
+        query, text = _query(scope, ID_QUERY), scope["path_params"]["id"]
         if query.get("type", "string") != "string":
             raise RequestError("the query parameter 'type' must be 'string', or be left out")
         return sequence_id(model, version, correlation_id_from(text, string="type" in query))
@@ -102,7 +132,7 @@ def _unknown(scope: Scope) -> RequestError:
     return RequestError(f"{of} has no open sequence '{scope['path_params']['id']}'", Code.NOT_FOUND)
 
 
-def _query(scope: Scope, known: frozenset[str] | set[str]) -> dict[str, str]:
+def _query(scope: Scope, known: Collection[str]) -> dict[str, str]:
     """The parameters behind the path's question mark. Raises RequestError for one that is not known."""
     pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     for name, _ in pairs:

@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.models.catalog import Catalog
 from gateway.models.metadata import SERVER_NAME, extensions_of
 from gateway.models.metrics import Metrics
+from gateway.rest.operations import NOTHING, SERVER_METADATA, TEXT, Content, described
 from gateway.rest.reply import send_bytes, send_json
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import Stop
@@ -26,20 +27,26 @@ class ServerRoutes:
         self._stop = stop
         self._metadata = {"name": name, "version": RELEASE, "extensions": extensions_of(shared_memory=shared_memory)}
 
+    @described((200, NOTHING))
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/health/live: 200 while this process serves, an error while it stops."""
         self._refuse_while_stopping()
         await send_bytes(send, 200, b"")
 
+    @described((200, NOTHING), (400, NOTHING))
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/health/ready: 200 when the mesh can serve, else 400."""
         self._refuse_while_stopping()
         await send_bytes(send, 200 if self._catalog.is_ready else 400, b"")
 
+    @described(SERVER_METADATA)
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /v2: name, release and extensions of the server."""
         await send_json(send, self._metadata)
 
+    @described((200, Content({"text/plain": TEXT})))
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /metrics: the metrics of the mesh and of this gateway, for Prometheus."""
         await send_bytes(send, 200, await self._metrics.render(), (METRICS_TYPE,))
 
     def _refuse_while_stopping(self) -> None:

@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.requests.regions import Regions, cuda_refusal
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import text_member, unsigned_member
+from gateway.rest.operations import NOTHING, OF_BODY, REGION, REGIONS, described, json_content
 from gateway.rest.reply import JSON, send_bytes, send_json
 from shared.contract.errors import Code, RequestError
 
@@ -18,14 +19,16 @@ class SystemSharedMemory:
         self._regions = regions
         self._bounds = bounds
 
+    @described(REGIONS, errors=(404,))
     async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET .../status: every region, or the one that the path names."""
+        """GET .../status: lists every region, or the one that the path names."""
         regions = self._regions.status(_region_of(scope))
         fields = ("name", "key", "offset", "byte_size")
         await send_json(send, [{field: getattr(region, field) for field in fields} for region in regions])
 
+    @described((200, NOTHING), errors=(*OF_BODY, 404, 429), body=json_content(REGION))
     async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../region/{region}/register."""
+        """POST .../register: registers a region of system shared memory, under the name in the path."""
         document = await read_object(scope, receive, self._bounds, optional=True)
         offset = unsigned_member(document, "offset") if "offset" in document else 0
         self._regions.register(
@@ -33,8 +36,9 @@ class SystemSharedMemory:
         )
         await send_bytes(send, 200, b"", (JSON,))
 
+    @described((200, NOTHING))
     async def unregister(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../unregister: every region, or the one that the path names."""
+        """POST .../unregister: closes every region, or the one that the path names."""
         self._regions.unregister(_region_of(scope))
         await send_bytes(send, 200, b"", (JSON,))
 
@@ -42,18 +46,21 @@ class SystemSharedMemory:
 class CudaSharedMemory:
     """The handlers of CUDA memory, of which a gateway has none."""
 
+    @described(REGIONS, errors=(404,))
     async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET .../status: never a region."""
+        """GET .../status: an empty list. Of a region that the path names: it is not there."""
         if region := _region_of(scope):
             raise RequestError(f"Unable to find cuda shared memory region: '{region}'", Code.NOT_FOUND)
         await send_json(send, [])
 
+    @described(errors=(501,))
     async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../region/{region}/register."""
+        """POST .../register: is refused, because a gateway has no GPU."""
         raise cuda_refusal(_region_of(scope))
 
+    @described((200, NOTHING))
     async def unregister(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../unregister: there is nothing to do."""
+        """POST .../unregister: does nothing, because no region can be registered."""
         await send_bytes(send, 200, b"", (JSON,))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.docs.reference.commands import commands
 from tests.docs.reference.errors import errors
+from tests.docs.reference.http import http
 from tests.docs.reference.metrics import metrics
 from tests.docs.reference.model_parameters import model_parameters
 from tests.docs.reference.settings import settings
@@ -16,6 +17,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings,
     "commands.md": commands,
     "errors.md": errors,
+    "http.md": http,
     "metrics.md": metrics,
     "model-parameters.md": model_parameters,
 }

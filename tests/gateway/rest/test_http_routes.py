@@ -344,7 +344,7 @@ async def test_health_says_so_while_the_gateway_stops(path: str):
         sent.append(message)
 
     handler = server.live if path.endswith("live") else server.ready
-    await RouteEndpoint(handler, Origins())(
+    await RouteEndpoint({"GET": handler}, Origins())(
         {"type": "http", "method": "GET", "headers": [], "path": path}, unused, send
     )
 
