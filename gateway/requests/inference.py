@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
@@ -124,13 +123,6 @@ class Inference:
         else:
             future.add_done_callback(lambda _: self.budget.give_back(size))
         return future
-
-    def answers(self, call: InferCall) -> AsyncGenerator[Answer]:
-        """Submits a request. Gives its answers one at a time, and raises the MeshError that stands for one.
-
-        A cancelled wait for an answer means that the client has left, as a cancelled future of `submit` does.
-        """
-        return _each(self.submit(call))
 
     def _check_size(self, call: InferCall, size: int) -> None:
         """Refuses a request that Redis would not take.
@@ -283,11 +275,6 @@ class Inference:
             return admitted, span
         message = msgspec.structs.replace(message, traceparent=span.traceparent)
         return msgspec.structs.replace(admitted, message=message), span
-
-
-async def _each(answer: asyncio.Future[Answer]) -> AsyncGenerator[Answer]:
-    """The answers of a request. Every model gives exactly one."""
-    yield await answer
 
 
 def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:

@@ -1,6 +1,6 @@
 """POST .../generate and .../generate_stream: JSON to a call, its answers to JSON or to server-sent events.
 
-Both take the answers of a request one at a time (`Inference.answers`), however many there are.
+Both take the answers of a request one at a time (`answers_of`), however many there are.
 Source: triton-spec 5.5; observed answers of Triton 2.51.
 """
 
@@ -18,7 +18,7 @@ from gateway.requests.admission import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.status import http_error
 from gateway.requests.waiting import Answer
-from gateway.rest.body import BULKY_BYTES, ClientLeftError, read_headers
+from gateway.rest.body import BULKY_BYTES, read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import is_packed
 from gateway.rest.generate_request import decode_generate
@@ -67,15 +67,18 @@ class Generate:
     @described(GENERATE_RESPONSE, errors=OF_INFERENCE, body=json_content(GENERATE_REQUEST), headers=SESSION)
     async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../generate: one inference. Inputs, outputs and parameters are members of plain JSON objects."""
-        answer: Answer | None = None
+        found: list[Answer] = []
         async with self._answers(scope, receive) as answers:
-            async for each in answers:
-                if answer is not None:
+            async for answer in answers:
+                if isinstance(answer, MeshError):
+                    raise answer
+                if found:
                     raise ModelError(NOT_ONE)
-                answer = each
-        if answer is None:
+                found.append(answer)
+        if not found:
             raise ModelError(NOT_ONE)
-        await send_bytes(send, 200, await _encoded(answer), (JSON, *session_headers(answer.session_id)))
+        content = await _encoded(found[0])
+        await send_bytes(send, 200, content, (JSON, *session_headers(found[0].session_id)))
 
     @described(
         (200, Content({EVENTS_TYPE: EVENTS})),
@@ -92,26 +95,23 @@ class Generate:
         """
         events = Events(send)
         async with self._answers(scope, receive) as answers:
-            try:
-                async for answer in answers:
+            async for answer in answers:
+                try:
+                    if isinstance(answer, MeshError):
+                        raise answer
                     await events.send(await _encoded(answer), 200, session_headers(answer.session_id))
-            except ClientLeftError:
-                raise
-            except MeshError as error:
-                # What was refused before the inference is answered as everywhere else.
-                if not events.begun and not error.accepted:
-                    raise
-                await events.send_error(error.released())
-            except Exception as error:
-                if not events.begun:
-                    raise
-                logs.error("request failed unexpectedly", error, path=scope["path"])
-                await events.send_error(ModelError(f"internal error in the gateway: {type(error).__name__}"))
+                except MeshError as error:
+                    # What was refused before the inference is answered as everywhere else.
+                    if not events.begun and not error.accepted:
+                        raise
+                    await events.send_error(error.released())
         await events.end()
 
     @asynccontextmanager
-    async def _answers(self, scope: Scope, receive: Receive) -> AsyncGenerator[AsyncIterator[Answer]]:
-        """Receives a request. Gives its answers as they come; leaving them early gives the request up.
+    async def _answers(self, scope: Scope, receive: Receive) -> AsyncGenerator[AsyncIterator[Answer | MeshError]]:
+        """Receives a request. Gives its answers, and errors in their places, as they come.
+
+        Leaving them early gives the request up.
 
         raises  ClientLeftError when the client leaves meanwhile
         """
@@ -126,11 +126,11 @@ class Generate:
 
         with self._inference.budget.reserve() as reservation:
             call, _ = await self._receiver.call(scope, receive, headers, reservation, decoded)
-        answers = self._inference.answers(call)
+        answers = answers_of(self._inference, call)
         del call  # it is not needed while the answers are awaited
         try:
             with ClientWatch(receive) as client:
-                yield _while_present(answers, client)
+                yield _while_present(answers, client, scope)
         finally:
             await answers.aclose()
 
@@ -163,9 +163,30 @@ class Events:
             await self._send({"type": "http.response.start", "status": status, "headers": [*EVENT_HEADERS, *headers]})
 
 
-async def _while_present(answers: AsyncGenerator[Answer], client: ClientWatch) -> AsyncIterator[Answer]:
-    async def following() -> Answer | None:
-        return await anext(answers, None)
+def answers_of(inference: Inference, call: InferCall) -> AsyncGenerator[Answer | MeshError]:
+    """Submits a request. Gives its answers one at a time; today every model gives one.
+
+    An error is given in the place of one answer, or raised in the place of all that follow.
+    Cancelling the wait for an answer, or closing the generator before its end, means that the client has left.
+    """
+    return _only(inference.submit(call))
+
+
+async def _only(answer: asyncio.Future[Answer]) -> AsyncGenerator[Answer | MeshError]:
+    yield await answer
+
+
+async def _while_present(
+    answers: AsyncGenerator[Answer | MeshError], client: ClientWatch, scope: Scope
+) -> AsyncIterator[Answer | MeshError]:
+    async def following() -> Answer | MeshError | None:
+        try:
+            return await anext(answers, None)
+        except MeshError as error:
+            return error.released()
+        except Exception as error:  # noqa: BLE001  a response that has begun can only end with an event
+            logs.error("request failed unexpectedly", error, path=scope["path"])
+            return ModelError(f"internal error in the gateway: {type(error).__name__}")
 
     while (answer := await client.while_present(asyncio.ensure_future(following()))) is not None:
         yield answer

@@ -16,16 +16,18 @@ import pytest
 from gateway.requests.admission import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.waiting import Answer
+from gateway.rest import generate
 from gateway.rest.generate_request import decode_generate, fitted
 from gateway.settings import GatewaySettings
-from shared.contract.errors import ModelError, RequestError
+from shared.contract.errors import MeshError, ModelError, RequestError
 from shared.contract.tensors import Tensor
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, echo, gateway_running, running_sum
 
 TEXT = "/v2/models/echo_text/generate"
 SUM = "/v2/models/running_sum/generate"
 NOT_ONE = "generate expects model to produce exactly 1 response"
-Story = Callable[[Answer], AsyncGenerator[Answer]]
+Story = Callable[[Answer], AsyncGenerator[Answer | MeshError]]
+ANSWERS_OF = generate.answers_of
 
 
 @pytest.fixture
@@ -184,34 +186,43 @@ async def test_forwarded_headers_reach_the_model(gateway_settings: GatewaySettin
 
 def answering(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
     """Every request is answered as the story tells, which gets the real answer."""
-    real = Inference.answers
 
-    async def told(self: Inference, call: InferCall) -> AsyncGenerator[Answer]:
-        async with contextlib.aclosing(real(self, call)) as answers:
-            answer = await anext(answers)
+    async def told(real: AsyncGenerator[Answer | MeshError]) -> AsyncGenerator[Answer | MeshError]:
+        async with contextlib.aclosing(real):
+            answer = await anext(real)
+        assert isinstance(answer, Answer)
         async with contextlib.aclosing(story(answer)) as answers:
             async for each in answers:
                 yield each
 
-    monkeypatch.setattr(Inference, "answers", told)
+    def answers_of(inference: Inference, call: InferCall) -> AsyncGenerator[Answer | MeshError]:
+        return told(ANSWERS_OF(inference, call))
+
+    monkeypatch.setattr(generate, "answers_of", answers_of)
 
 
-async def twice(answer: Answer) -> AsyncGenerator[Answer]:
+async def twice(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
     yield answer
     yield answer
 
 
-async def never(answer: Answer) -> AsyncGenerator[Answer]:
+async def never(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
     for _ in ():
         yield answer
 
 
-async def once_and_then_failing(answer: Answer) -> AsyncGenerator[Answer]:
+async def once_and_then_failing(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
     yield answer
     raise ModelError("An Error Occurred")
 
 
-async def once_and_then_broken(answer: Answer) -> AsyncGenerator[Answer]:
+async def an_error_between_two(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
+    yield answer
+    yield ModelError("An Error Occurred")
+    yield answer
+
+
+async def once_and_then_broken(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
     yield answer
     raise KeyError("a mistake of ours")
 
@@ -222,6 +233,7 @@ async def once_and_then_broken(answer: Answer) -> AsyncGenerator[Answer]:
         (twice, ["a", "a"]),
         (never, []),
         (once_and_then_failing, ["a", "An Error Occurred"]),
+        (an_error_between_two, ["a", "An Error Occurred", "a"]),
         (once_and_then_broken, ["a", "internal error in the gateway: KeyError"]),
     ],
 )
@@ -247,7 +259,7 @@ async def test_each_event_is_sent_when_it_is_there(
 ) -> None:
     seen = asyncio.Event()
 
-    async def waiting(answer: Answer) -> AsyncGenerator[Answer]:
+    async def waiting(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
         yield answer
         await seen.wait()
         yield answer
@@ -272,7 +284,7 @@ async def test_a_client_that_takes_no_more_ends_an_endless_stream(
     ended = asyncio.Event()
     count = 0
 
-    async def endless(answer: Answer) -> AsyncGenerator[Answer]:
+    async def endless(answer: Answer) -> AsyncGenerator[Answer | MeshError]:
         nonlocal count
         try:
             while True:
