@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shared.contract.ids import SequenceId
-from shared.contract.messages import ModelRecord, checkpointed_states
+from shared.contract.messages import ModelRecord
 from shared.contract.record import COMMITTED, PAGED, STATE
+from shared.contract.state_fields import checkpointed_states
 from shared.contract.tensors import described
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace

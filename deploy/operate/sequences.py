@@ -216,7 +216,7 @@ def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[t
     if one.state in OPEN_STATES:
         behind = f"; a takeover runs {one.behind} steps again" if one.behind else ""
         lines.append(("state kept", f"{'by the mesh' if one.recoverable else 'by its executor alone'}{behind}"))
-    lines += [("checkpoint", f"{name.partition(':')[2] or name}, {size} bytes") for name, size in sorted(sizes.items())]
+    lines += [("checkpoint", f"{name}, {size} bytes") for name, size in sorted(sizes.items())]
     if one.begun_ms:
         lines.append(("began", f"{clock(one.begun_ms)}, {duration(now_ms - one.begun_ms)} ago"))
     if one.used_ms:

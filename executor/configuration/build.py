@@ -141,14 +141,19 @@ def _states(sequence: Part) -> tuple[StateSpec, ...]:
 
 def _state(state: Part) -> StateSpec:
     initial = state.initial_state[0] if state.initial_state else None
+    dims, initial_dims = tuple(state.dims), None if initial is None else tuple(initial.dims)
+    if state.use_growable_memory and -1 not in dims and wire_type(state.data_type) != "BYTES":
+        # Triton compares no shapes here: such a state begins as its dims say, and grows behind that.
+        dims, initial_dims = (-1, *dims[1:]), dims
     return StateSpec(
         input_name=state.input_name,
         output_name=state.output_name,
         datatype=wire_type(state.data_type),
-        dims=tuple(state.dims),
-        initial_dims=None if initial is None else tuple(initial.dims),
+        dims=dims,
+        initial_dims=initial_dims,
         initial_file="" if initial is None else initial.data_file,
         same_buffer=state.use_same_buffer_for_input_output,
+        growable=state.use_growable_memory,
     )
 
 

@@ -155,6 +155,11 @@ SERVED: dict[str, ServedField] = {
     "sequence_batching.state.use_same_buffer_for_input_output": ServedField(
         "What the model writes into the input is the next state, where it returns none.", "false"
     ),
+    "sequence_batching.state.use_growable_memory": ServedField(
+        "The state grows along its dimension of -1, or the first one: a checkpoint writes what was added. Needs the "
+        "field before, as in Triton; served on CPU too. See [states that grow](../guides/growing-states.md).",
+        "false",
+    ),
     "sequence_batching.state.name": ServedField("Dialect: one tensor, in and out.", "none"),
     "sequence_batching.reusable_batch.max_size": ServedField("Dialect: `oldest.max_candidate_sequences`.", "0"),
     "sequence_batching.reusable_batch.candidate_batch_size": ServedField(
@@ -225,7 +230,6 @@ NOTED: dict[str, str] = {
 REFUSED: dict[str, str] = {
     "runtime": "a backend has one runtime",
     "ensemble_scheduling.step.model_namespace": "a mesh has one namespace of models",
-    "sequence_batching.state.use_growable_memory": "the mesh keeps no growable state buffers",
     "instance_group.secondary_devices": "the mesh has no secondary devices",
     "cc_model_filenames": "the mesh does not choose model files by compute capability",
     "model_operations": "the mesh loads no custom operation libraries",

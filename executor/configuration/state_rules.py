@@ -5,7 +5,7 @@ Source: triton-spec section 2; Triton core, sequence_batch_scheduler.cc (Create,
 
 from __future__ import annotations
 
-from executor.configuration.names import Part, are_dims, has_type, leaves_directory
+from executor.configuration.names import Part, are_dims, has_type, leaves_directory, wire_type
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
@@ -26,6 +26,11 @@ def check_states(config: ConfigMessage) -> list[str]:
             with_initial.add(state.input_name)
         if state.input_name in inputs or state.output_name in outputs:
             notes.append(f"state '{state.input_name}' is declared more than once; the first declaration counts")
+        elif state.use_growable_memory and (list(state.dims).count(-1) > 1 or wire_type(state.data_type) == "BYTES"):
+            notes.append(
+                f"'use_growable_memory' of state '{state.input_name}' has no effect: it has strings, or several "
+                "dimensions of -1, so it is kept whole"
+            )
         inputs.add(state.input_name)
         outputs.add(state.output_name)
     return notes
@@ -40,6 +45,12 @@ def _check_state(model: str, state: Part) -> None:
         raise ConfigError(
             f"state '{state.input_name}' dimension must be integer >= 1, or -1 to indicate a variable-size dimension "
             f"for {model}"
+        )
+
+    if state.use_growable_memory and not state.use_same_buffer_for_input_output:
+        raise ConfigError(
+            "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state input name "
+            f"'{state.input_name}'."
         )
 
 

@@ -22,6 +22,7 @@ import msgspec
 from shared.contract.ids import CorrelationId
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import ModelConfig
+from shared.contract.state_fields import GrownState
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import MemoryUse
 
@@ -73,6 +74,7 @@ class RowResult(msgspec.Struct, frozen=True):
 
     states  the implicit state after this step, by the state's *input* name, without the batch dimension: bytes,
             dtype and shape as they go into the checkpoint. Empty for stateless models, and where `want_state` was off
+    grown   what the checkpoint writes of the states that grow, which are not in `states`
     again   the model wants this request in a later batch once more before it answers (triton-spec 1.10): no outputs.
             Only from models with `iterative_sequence`
     parameters  of the response, for the caller
@@ -85,6 +87,7 @@ class RowResult(msgspec.Struct, frozen=True):
     again: bool = False
     parameters: Mapping[str, str | int | bool | float] = {}
     model_state: bytes = b""
+    grown: Sequence[GrownState] = ()
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -116,7 +119,8 @@ class Engine(Protocol):
         """Runs one batch and moves each row's implicit state on, in the arena.
 
         rows        1..max_batch_size requests' rows, no slot twice
-        want_state  per row: whether `RowResult.states` must be filled (a checkpoint follows this step)
+        want_state  per row: whether `RowResult.states` must be filled. These states are the sequence's next checkpoint,
+                    unless the sequence begins anew here: by a START, or by `load_states`
         returns     a row that fails has a `RowError` and leaves its slot's state as it was; a failing row never
                     changes another row's result. An exception out of here means: every row failed.
         """

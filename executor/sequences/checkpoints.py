@@ -2,9 +2,10 @@
 
 A checkpoint is a hash. Field `n` is the step that it belongs to. Then there is one field per state tensor (`s:` and the
 name of the state's input) with the encoded tensor: dtype and shape travel with the bytes, because the shape of a
-variable-size state changes. In a traced sequence, field `t` is the trace context of the step, to which the next owner's
-first span links. Only `commit` writes a checkpoint, atomically with the record. Reading it needs no script, because
-only the owner writes, and the reader is the owner.
+variable-size state changes. A state that grows has a field for each of its parts (`shared.contract.state_fields`), and
+a checkpoint writes those that are new. In a traced sequence, field `t` is the trace context of the step, to which the
+next owner's first span links. Only `commit` writes a checkpoint, atomically with the record. Reading it needs no
+script, because only the owner writes, and the reader is the owner.
 
 A model that keeps its state itself, and has methods to hand it out, has one field `m` instead of the tensors, with the
 whole state. Were the state's own tensors fields, those of an earlier step with other names would stay.
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from executor.core.state import Checkpoint, StepRange, VoidCause
+from executor.engine.base import RowError, RowResult
 from shared.contract.ids import Epoch, SequenceId, StepNumber
-from shared.contract.messages import STATE_FIELD, checkpointed_states, encode
+from shared.contract.messages import encode
 from shared.contract.record import (
     CANCELLED_STEPS,
     CHECKPOINTED,
@@ -35,6 +38,7 @@ from shared.contract.record import (
     VOID_CAUSE,
     VOID_SINCE,
 )
+from shared.contract.state_fields import STATE_FIELD, checkpointed_states
 from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -50,18 +54,26 @@ FIELDS_READ = [
 VOID_CAUSES = {cause.encode(): cause for cause in VoidCause}
 
 
-def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, traceparent: str) -> list[tuple[str, bytes]]:
-    """The fields of a checkpoint, for `commit`: state tensors, or what the model's own method gave, and the trace
-    context of their step ("" if it is not traced).
+def checkpoint_fields(row: RowResult | RowError, traceparent: str) -> list[tuple[str, bytes]]:
+    """The fields that a step's checkpoint writes, for `commit`: state tensors, or what the model's own method gave, and
+    the trace context of the step ("" if it is not traced).
 
     Without state there is no checkpoint, and then the trace context is not kept either.
     """
-    fields = [(STATE_FIELD + name, encode(tensor)) for name, tensor in states.items()]
-    if model_state:
-        fields.append((MODEL_FIELD, model_state))
+    fields: list[tuple[str, bytes]] = []
+    if isinstance(row, RowResult):
+        fields += ((STATE_FIELD + name, encode(tensor)) for name, tensor in row.states.items())
+        fields += chain.from_iterable(grown.fields for grown in row.grown)
+    if row.model_state:
+        fields.append((MODEL_FIELD, row.model_state))
     if fields and traceparent:
         fields.append((TRACE_FIELD, traceparent.encode()))
     return fields
+
+
+def begins_anew(row: RowResult | RowError) -> bool:
+    """Whether no other field of an earlier checkpoint may stay beside these."""
+    return isinstance(row, RowResult) and any(grown.anew for grown in row.grown)
 
 
 def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: str) -> Checkpoint | None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.core.actions import Commit, HowAnswered, StepAnswer
 from executor.core.state import QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
 from executor.reporting.statistics import StatisticsRecorder
-from executor.sequences.checkpoints import checkpoint_fields
+from executor.sequences.checkpoints import begins_anew, checkpoint_fields
 from executor.sequences.rows import RowMaker
 from executor.workers.answers import answer, cancelled_answer, given_up_answer, void_answer
 from shared.contract.ids import ExecutorId
 from shared.contract.model_config import ModelConfig
-from shared.contract.tensors import Tensor
 from shared.process import logs
 from shared.statistics.tally import FailureReason, added, packed, unpacked
 from shared.store.scripts import StepCommit, StepOutcome
@@ -109,9 +108,8 @@ class StepCommits:
             step=0 if message.own_sequence else given.number,
             bytes_max=self._answer_bytes_max,
         )
-        states: Mapping[str, Tensor] = {}
         if isinstance(row, RowResult):
-            outcome, states = StepOutcome.DONE, row.states
+            outcome = StepOutcome.DONE
         else:
             outcome = StepOutcome.LOST if row.lost else StepOutcome.FAILED
         execution, self._executed = self._executed, b""
@@ -120,7 +118,8 @@ class StepCommits:
             outcome,
             reply,
             counts,
-            checkpoint=checkpoint_fields(states, row.model_state, message.traceparent),
+            checkpoint=checkpoint_fields(row, message.traceparent),
+            anew=begins_anew(row),
             traceparent=message.traceparent,
             execution=execution,
         )
@@ -161,6 +160,7 @@ def _commit(
     counts: bytes,
     *,
     checkpoint: Sequence[tuple[str, bytes]] = (),
+    anew: bool = False,
     traceparent: str = "",
     execution: bytes = b"",
 ) -> StepCommit:
@@ -179,6 +179,7 @@ def _commit(
         base=change.base,
         recoverable=change.recoverable,
         checkpoint=checkpoint,
+        anew=anew,
         traceparent=traceparent,
         counts=counts,
         execution=execution,

@@ -330,7 +330,6 @@ UNREADABLE = "the request cannot be read where the mesh stored it: it was not ru
 
 _infer_decoder = msgspec.msgpack.Decoder(InferMessage)
 _reply_decoder = msgspec.msgpack.Decoder(ReplyMessage)
-_tensor_decoder = msgspec.msgpack.Decoder(Tensor)
 _encoder = msgspec.msgpack.Encoder()
 
 encode = _encoder.encode
@@ -358,16 +357,3 @@ REASON = re.compile(r"[a-z][a-z0-9_]{0,62}")
 """The form of every reason, also of newer releases: a reason is sent in headers, and in capitals in
 google.rpc.ErrorInfo.
 """
-
-STATE_FIELD = "s:"
-"""Fields of a checkpoint that hold state tensors begin with this; the name of the state's input follows."""
-
-
-def checkpointed_states(fields: Mapping[bytes, bytes]) -> dict[str, Tensor]:
-    """The state tensors of a checkpoint (hash), by input name. Raises one of `shared.store.reading.FAILURES`."""
-    prefix = STATE_FIELD.encode()
-    return {
-        name.decode().removeprefix(STATE_FIELD): _tensor_decoder.decode(data)
-        for name, data in fields.items()
-        if name.startswith(prefix)
-    }

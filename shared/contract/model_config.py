@@ -61,6 +61,7 @@ class StateSpec(msgspec.Struct, frozen=True):
     initial_file  file under `<model>/initial_state/` with the first content; "" means zeros
     same_buffer   input and output are one buffer (`use_same_buffer_for_input_output`): if the model returns no output,
                   the next state is what it wrote into its input
+    growable      it grows along its variable dimension (`use_growable_memory`): a checkpoint writes what was added
     """
 
     input_name: str
@@ -70,6 +71,13 @@ class StateSpec(msgspec.Struct, frozen=True):
     initial_dims: tuple[int, ...] | None = None
     initial_file: str = ""
     same_buffer: bool = False
+    growable: bool = False
+
+    @property
+    def growth_axis(self) -> int | None:
+        """The dimension along which it grows, without the batch dimension; None if it lies in one piece."""
+        grows = self.growable and self.datatype != "BYTES" and self.dims.count(-1) == 1
+        return self.dims.index(-1) if grows else None
 
 
 class TimeoutAction(StrEnum):

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from shared.contract.ids import CorrelationId
-from shared.contract.messages import checkpointed_states
 from shared.contract.record import KEPT_REPLIES, MARK, OLDER_IDS, RECENT_IDS, REPLY
+from shared.contract.state_fields import checkpointed_states
 from shared.store.reading import FAILURES
 
 HEAD = b"seqmesh sequence, format 1\n"

@@ -263,7 +263,8 @@ class StepCommit(msgspec.Struct, frozen=True):
     base        the step after which a takeover replays from now on; 0: as before; None: this step if it has entries,
                 else as before. A step that failed and is no base is remembered as failed, and never replayed
     recoverable  True: from now on a takeover finds the sequence's state, False: it does not any more; None: as before
-    checkpoint  state tensors by name, encoded; empty if the state did not change
+    checkpoint  fields of the checkpoint and their values; empty if the state did not change
+    anew        no other field of the checkpoint before it stays
     traceparent  of the step's span; not sent to the script
     counts      packed counts (`shared.statistics.tally`) of this request; they count if this very call commits the step
     execution   packed counts of the model's run, given to the first step of its batch. They count with the first call
@@ -286,6 +287,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     execution: bytes = b""
     base: StepNumber | None = None
     recoverable: bool | None = None
+    anew: bool = False
 
     @property
     def replays_behind(self) -> int:
@@ -575,6 +577,7 @@ class Scripts:
                 "" if step.recoverable is None else int(step.recoverable),
                 len(step.entries),
                 *step.entries,
+                int(step.anew),
                 2 * len(step.checkpoint),
             )
             for name, value in step.checkpoint:

@@ -7,6 +7,7 @@ among the deadlines. A sequence that is over is found by its id alone, while its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,7 @@ from shared.contract.record import (
     VERSION,
     WAITING,
 )
+from shared.contract.state_fields import state_of_field
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence, ExportError, check, is_portable
 from shared.store.keyspace import Keyspace
@@ -188,13 +190,18 @@ class Sequences:
         ]
 
     async def state_bytes(self, sequence: SequenceId) -> dict[str, int]:
-        """Size of each part of the checkpoint (docs/reference/keys.md), in bytes; empty without a checkpoint."""
+        """Size of each state in the checkpoint, and of its other fields (docs/reference/keys.md), in bytes; empty
+        without a checkpoint.
+        """
         key = self._keys.sequence(sequence).checkpoint
-        names = [name for name in await self._redis.hkeys(key) if name != b"n"]
+        fields = [text_of(name) for name in await self._redis.hkeys(key) if name != b"n"]
         pipe = self._redis.pipeline(transaction=False)
-        for name in names:
-            pipe.hstrlen(key, text_of(name))
-        return {text_of(name): size for name, size in zip(names, await pipe.execute(), strict=True)}
+        for field in fields:
+            pipe.hstrlen(key, field)
+        sizes: Counter[str] = Counter()
+        for field, size in zip(fields, await pipe.execute(), strict=True):
+            sizes[state_of_field(field)] += size
+        return dict(sizes)
 
     async def end(self, sequence: SequenceId) -> EndCode:
         """Ends a sequence. Safe to repeat."""

@@ -34,12 +34,12 @@ from shared.contract.messages import (
     RepositoryEntry,
     ServedModel,
     StepFlag,
-    checkpointed_states,
     decode_infer,
     decode_reply,
     encode,
     inbox_entry,
 )
+from shared.contract.state_fields import checkpointed_states
 from shared.contract.tensors import Tensor
 from shared.statistics.reports import (
     CustomFamily,
@@ -64,6 +64,7 @@ ADDED: Mapping[str, int] = {
     "EnsembleStep.version": 1,
     "EnsembleStep.inputs": 1,
     "EnsembleStep.outputs": 1,
+    "StateSpec.growable": 1,
 }
 """`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 

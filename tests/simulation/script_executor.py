@@ -36,6 +36,7 @@ from executor.sequences.checkpoints import read_checkpoints
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, StepNumber
 from shared.contract.messages import InboxStep, InferMessage, StepFlag, inbox_entry
 from shared.contract.model_config import Oldest
+from shared.contract.state_fields import GrownState, Parts
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
 from shared.store.commands import Redis
 from shared.store.scripts import CommitCode, StepCommit, StepOutcome
@@ -83,13 +84,18 @@ class Group:
 
 @dataclass(eq=False)
 class Executor:
-    """One that serves the model. lost: a leader has said so; it may not have heard of it."""
+    """One that serves the model, whose states grow by one request with each step.
+
+    saved  how many requests of a state the last checkpoint holds
+    lost   a leader has said so; it may not have heard of it
+    """
 
     bench: Bench
     name: ExecutorId
     recovery: Checkpoints
     position: str = "0-0"
     states: dict[OwnedSequence, State | None] = field(default_factory=dict[OwnedSequence, "State | None"])
+    saved: dict[OwnedSequence, int] = field(default_factory=dict[OwnedSequence, int])
     fetched: list[tuple[OwnedSequence, Checkpoint | None]] = field(
         default_factory=list[tuple[OwnedSequence, "Checkpoint | None"]]
     )
@@ -110,7 +116,8 @@ class Executor:
         for action in decide(self.state, event, self.bench.now_us):
             match action:
                 case LoadState():
-                    self.states[action.owned] = _state(action.checkpoint.model_state)
+                    state = self.states[action.owned] = _state(action.checkpoint)
+                    self.saved[action.owned] = len(state)
                     self.loaded.append(action.owned)
                 case Commit(batch=False):
                     self.answered(action)
@@ -175,24 +182,32 @@ class Executor:
                     self.answered(action)
                     continue
                 for answer in action.answers:
-                    fails, state, checkpoint = rows[answer.row] or (False, None, ())
+                    fails, state, grown = rows[answer.row] or (False, None, None)
                     outcome = StepOutcome.FAILED if fails else StepOutcome.DONE
-                    self.add(group, answer, outcome, None if fails else state, checkpoint)
+                    self.add(group, answer, outcome, None if fails else state, grown)
                 if group.done:
                     self.groups.append(group)
         found = next_batch(self.state, InstanceIndex(0), self.bench.now_us, was_busy=batch is not None)
         self.running = found if isinstance(found, RunBatch) else None
 
-    def run_model(self, member: BatchMember) -> tuple[bool, State | None, Sequence[tuple[str, bytes]]]:
+    def run_model(self, member: BatchMember) -> tuple[bool, State | None, GrownState | None]:
         """What the model makes of a step (its requests so far, and this one), and its checkpoint."""
         owned, queued = member.owned, member.queued
         before, begins = self.states.get(owned), StepFlag.START in queued.step.flags
         request, _ = request_of(queued)
         fails = request % FAILING == 0
         state = before if fails else (*(() if begins else before or ()), request)
-        if owned.phase is OwnedPhase.RUNNING:
-            self.states[owned] = state
-        return fails, state, (("m", repr(state).encode()),) if member.save and not fails else ()
+        if owned.phase is not OwnedPhase.RUNNING:
+            # It was dropped while the batch ran: nothing of this is committed.
+            return fails, state, None
+        self.states[owned] = state
+        if begins and not fails:
+            self.saved.pop(owned, None)
+        if fails or not member.save:
+            return fails, state, None
+        assert state is not None
+        saved, self.saved[owned] = self.saved.get(owned), len(state)
+        return fails, state, _grown(state, saved)
 
     def leave(self) -> None:
         """Pages some of its sequences, whatever they do; or asks once more what it asked before, of which it has not
@@ -219,7 +234,7 @@ class Executor:
                     outcome = StepOutcome.CANCELLED
                 case _:
                     outcome = StepOutcome.LOST if answer.cause is VoidCause.LOST else StepOutcome.VOID
-            self.add(group, answer, outcome, None, ())
+            self.add(group, answer, outcome, None, None)
         self.groups.append(group)
 
     def add(
@@ -228,7 +243,7 @@ class Executor:
         answer: StepAnswer,
         outcome: StepOutcome,
         state: State | None,
-        checkpoint: Sequence[tuple[str, bytes]],
+        grown: GrownState | None,
     ) -> None:
         """Puts a step's commit into a group."""
         step, (request, keeps) = answer.queued.step, request_of(answer.queued)
@@ -248,7 +263,8 @@ class Executor:
                 keep_reply=keeps,
                 entries=answer.change.entries,
                 base=answer.change.base,
-                checkpoint=checkpoint,
+                checkpoint=grown.fields if grown is not None else (),
+                anew=grown is not None and grown.anew,
                 counts=ANSWERED,
                 execution=EXECUTED if is_run and not any(one.execution for one in group.commits) else b"",
             )
@@ -337,8 +353,15 @@ def request_of(queued: QueuedStep) -> tuple[int, bool]:
     return int(number), keeps == b"1"
 
 
-def _state(kept: bytes | None) -> State | None:
-    return None if kept is None else tuple(int(word) for word in kept.decode().strip("()").split(",") if word.strip())
+def _grown(state: State, saved: int | None) -> GrownState:
+    """What a checkpoint writes. saved: as of `Executor.saved`; None if no checkpoint of this run is known"""
+    parts = [request.to_bytes(8, "little") for request in state[saved or 0 :]]
+    return GrownState("h", Parts(0, 1, "INT64", (len(state),)), saved or 0, parts, anew=saved is None)
+
+
+def _state(checkpoint: Checkpoint) -> State:
+    raw = checkpoint.states["h"].raw
+    return tuple(int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8))
 
 
 def _result(coroutine: Any) -> Any:

@@ -4,7 +4,7 @@ A state of fixed shape is one tensor on the device, `[places, *dims]`: a batch r
 them by one scatter. The first three places are the initial state (read by START rows), zeros (read by null rows) and
 scrap (written by null rows); the slots follow. So no row of a batch is a special case, and padding can never reach a
 sequence's state. The tensor grows with the highest slot that was used. A state of variable shape, and a BYTES state, is
-kept per slot.
+kept per slot; so is one that grows (`growing`).
 
 The arena is a cache of what Redis holds: after a takeover `put` fills it again.
 """
@@ -16,58 +16,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-import numpy as np
 import torch
 
 from executor.engine import shapes
-from executor.engine.pytorch.datatypes import DATATYPE, STORAGE_TYPE, TORCH_TYPE, raw_of, tensor_of
+from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, tensor_of
+from executor.engine.pytorch.growing import GrowingState
+from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
+from executor.engine.pytorch.state_values import Value, description, row_tensors, tensor_problem
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.model_config import StateSpec
+from shared.contract.state_fields import GrownState
 from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
-INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, FIRST_SLOT = 0, 1, 2, 3
 SLOTS_AT_FIRST = 64
 """Slots for which a state of fixed shape has room before it grows."""
 PUT_BYTES_MAX = 64 << 20
 """Bytes of checkpoints that are copied to the device at once: in the host's memory they are there twice meanwhile."""
-
-Value = torch.Tensor | list[str]
-"""The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
-
-
-class Places:
-    """Which arena rows a batch reads and writes; row i of the batch at position i.
-
-    Read and write differ: a START row reads the initial state and writes its slot.
-    """
-
-    __slots__ = ("_read_index", "_write_index", "device", "reads", "writes")
-
-    def __init__(self, reads: list[int], writes: list[int], device: torch.device) -> None:
-        self.reads = reads
-        self.writes = writes
-        self.device = device
-        self._read_index: torch.Tensor | None = None
-        self._write_index: torch.Tensor | None = None
-
-    @property
-    def read_index(self) -> torch.Tensor:
-        if self._read_index is None:
-            self._read_index = self._index(self.reads)
-        return self._read_index
-
-    @property
-    def write_index(self) -> torch.Tensor:
-        if self.writes == self.reads:
-            return self.read_index
-        if self._write_index is None:
-            self._write_index = self._index(self.writes)
-        return self._write_index
-
-    def _index(self, places: list[int]) -> torch.Tensor:
-        # Through numpy, because torch converts a list four times as slowly.
-        index = torch.from_numpy(np.array(places, dtype=np.int64))
-        return index if self.device.type == "cpu" else index.to(self.device)
 
 
 class ImplicitState(Protocol):
@@ -122,7 +86,7 @@ class StateArena:
         self._places = FIRST_SLOT + min(slots, SLOTS_AT_FIRST)
         self._places_max = FIRST_SLOT + slots
         self.device = device
-        self.states: list[ImplicitState] = [
+        self.states: list[ImplicitState | GrowingState] = [
             _state(
                 spec,
                 self._places,
@@ -133,6 +97,7 @@ class StateArena:
             for spec in specs
         ]
         self.varies = any(not isinstance(state, FixedState) for state in self.states)
+        self.grows = any(isinstance(state, GrowingState) for state in self.states)
 
     def place(self, slot: int) -> int:
         """The place of a slot's states; there is room for them from now on."""
@@ -146,8 +111,27 @@ class StateArena:
 
     @property
     def byte_size(self) -> int:
-        """Bytes that the states of fixed size take on the device now."""
-        return sum(state.byte_size for state in self.states if isinstance(state, FixedState))
+        """Bytes that the states of fixed size, and those that grow, take on the device now."""
+        return sum(state.byte_size for state in self.states if isinstance(state, FixedState | GrowingState))
+
+    def tensors(self, values: Sequence[Value], rows: int) -> list[list[Tensor]]:
+        """A batch's states for the checkpoints, state by state and row by row, without those that grow."""
+        pairs = zip(self.states, values, strict=True)
+        return [state.tensors(value, rows) for state, value in pairs if not isinstance(state, GrowingState)]
+
+    def grown(self, places: Places, values: Sequence[Value]) -> list[dict[int, GrownState]]:
+        """What the checkpoints of a batch's rows write of the states that grow: state by state, by row. Asked before
+        the new states are written.
+        """
+        if not (self.grows and any(places.saves)):
+            return []
+        pairs = zip(self.states, values, strict=True)
+        growing = [(state, value) for state, value in pairs if isinstance(state, GrowingState)]
+        # Of one row all or none: what replaces a checkpoint replaces the fields of all states.
+        anew = [
+            any(state.begins_anew(places, value, row) for state, value in growing) for row in range(len(places.writes))
+        ]
+        return [state.grown(places, value, anew) for state, value in growing]
 
     def load(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
         """Puts checkpoints into slots: all of them or, if a state does not fit, none. Raises ModelError."""
@@ -169,9 +153,13 @@ class StateArena:
         return "; ".join(f"{state.spec.input_name} {state.describe(self.place(slot))}" for state in self.states)
 
 
-def _state(spec: StateSpec, places: int, initial: Tensor, device: torch.device, bytes_max: int) -> ImplicitState:
+def _state(
+    spec: StateSpec, places: int, initial: Tensor, device: torch.device, bytes_max: int
+) -> ImplicitState | GrowingState:
     if spec.datatype == "BYTES":
         return TextState(spec, initial, bytes_max)
+    if spec.growth_axis is not None:
+        return GrowingState(spec, initial, device, bytes_max)
     if -1 in spec.dims:
         return LooseState(spec, initial, device, bytes_max)
     return FixedState(spec, places, initial, device)
@@ -205,7 +193,7 @@ class FixedState:
         return rows if self._storage is self._dtype else rows.view(self._dtype)
 
     def problem(self, value: object, rows: int) -> str | None:
-        return _tensor_problem(self.spec, value, rows)
+        return tensor_problem(self.spec, value, rows)
 
     def scatter(self, places: Places, value: Value) -> None:
         assert isinstance(value, torch.Tensor)
@@ -214,7 +202,7 @@ class FixedState:
 
     def tensors(self, value: Value, rows: int) -> list[Tensor]:
         assert isinstance(value, torch.Tensor)
-        return _row_tensors(self.spec, value, rows, self.spec.dims)
+        return row_tensors(self.spec, value, rows, self.spec.dims)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         count = max(1, PUT_BYTES_MAX // max(1, self._rows[0].nbytes))
@@ -228,7 +216,7 @@ class FixedState:
         """Nothing: START reads the initial state, whatever the row holds."""
 
     def describe(self, place: int) -> str:
-        return _description(self._rows[place].view(self._dtype))
+        return description(self._rows[place].view(self._dtype))
 
 
 class LooseState:
@@ -253,7 +241,7 @@ class LooseState:
         return torch.stack([null if place == NULL_PLACE else self._at(place) for place in places.reads])
 
     def problem(self, value: object, rows: int) -> str | None:
-        problem = _tensor_problem(self.spec, value, rows)
+        problem = tensor_problem(self.spec, value, rows)
         if problem is None:
             assert isinstance(value, torch.Tensor)
             problem = size_problem(value.nbytes // rows, self._bytes_max)
@@ -268,7 +256,7 @@ class LooseState:
 
     def tensors(self, value: Value, rows: int) -> list[Tensor]:
         assert isinstance(value, torch.Tensor)
-        return _row_tensors(self.spec, value, rows, tuple(value.shape[1:]))
+        return row_tensors(self.spec, value, rows, tuple(value.shape[1:]))
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         for place, tensor in zip(places, tensors, strict=True):
@@ -278,7 +266,7 @@ class LooseState:
         self._slots.pop(place, None)
 
     def describe(self, place: int) -> str:
-        return _description(self._at(place))
+        return description(self._at(place))
 
 
 class TextState:
@@ -367,30 +355,3 @@ def text_shape(dims: Sequence[int], count: int) -> shapes.Shape:
     if variable == 1 and known and count % known == 0:
         return tuple(count // known if dim == -1 else dim for dim in dims)
     raise ValueError(f"{count} strings per row do not fill the shape {shapes.text(dims)}")
-
-
-def _tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
-    dtype = TORCH_TYPE[spec.datatype]
-    expected = f"expected {spec.datatype} {shapes.text((rows, *spec.dims))}"
-    if not isinstance(value, torch.Tensor):
-        return f"{expected}, got {type(value).__name__}"
-    if value.dtype is not dtype or value.dim() == 0 or value.shape[0] != rows:
-        return f"{expected}, got {DATATYPE.get(value.dtype, str(value.dtype))} {shapes.text(value.shape)}"
-    if not shapes.fits(value.shape[1:], spec.dims):
-        return f"{expected}, got {DATATYPE[value.dtype]} {shapes.text(value.shape)}"
-    return None
-
-
-def _row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape) -> list[Tensor]:
-    raw = raw_of(value)
-    size = len(raw) // rows
-    name, datatype = spec.input_name, spec.datatype
-    return [Tensor(name, datatype, shape, bytes(raw[row * size : (row + 1) * size])) for row in range(rows)]
-
-
-def _description(row: torch.Tensor) -> str:
-    values = row.to(torch.float64)
-    count = values.numel()
-    mean = float(values.mean()) if count else 0.0
-    norm = float(values.square().sum().sqrt())
-    return f"{DATATYPE[row.dtype]} {shapes.text(row.shape)} mean {mean:.6g} norm {norm:.6g}"

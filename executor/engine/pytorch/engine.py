@@ -32,11 +32,12 @@ from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
-from executor.engine.pytorch.arena import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places, StateArena
+from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.binding import Binding, Source
 from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import tensor_of
 from executor.engine.pytorch.outputs import Outputs
+from executor.engine.pytorch.places import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places
 from executor.engine.pytorch.recurrent import RecurrentLayers
 from executor.engine.pytorch.relocation import relocated
 from executor.engine.pytorch.switches import Switches
@@ -231,19 +232,20 @@ class TorchEngine:
         layout = self._layout(rows, members)
         wants = [want_state[index] for index in members]
         try:
-            places = self._places(layout)
+            places = self._places(layout, wants)
             positional, named = self._arguments(layout, key, places)
             clock.input_done()
             returned = self._called(positional, named)
             clock.infer_done()
             columns = self._outputs.columns(returned, layout)
-            new_states = list(zip(self._arena.states, self._state_values(returned, layout), strict=True))
+            new_states = self._state_values(returned, layout)
             # The rows' checkpoints, state by state.
-            kept = [state.tensors(value, layout.kept) for state, value in new_states] if any(wants) else []
+            kept = self._arena.tensors(new_states, layout.kept) if any(wants) else []
+            grown = self._arena.grown(places, new_states)
         except RuntimeError as error:  # torch's own: no memory for a tensor, say
             raise BatchFailedError(self._execute_failure(error)) from error
         try:
-            for state, value in new_states:
+            for state, value in zip(self._arena.states, new_states, strict=True):
                 state.scatter(places, value)
         except RuntimeError as error:
             raise StateLostError(self._execute_failure(error)) from error
@@ -251,6 +253,7 @@ class TorchEngine:
             index: RowResult(
                 self._outputs.row(rows[index], columns, position),
                 {column[position].name: column[position] for column in kept} if wanted else {},
+                grown=[column[position] for column in grown] if wanted else (),
             )
             for index, position, wanted in zip(members, layout.positions, wants, strict=True)
         }
@@ -268,13 +271,17 @@ class TorchEngine:
             positions = list(range(len(batch)))
         return Layout(batch, counts, positions, max(self.batch_rows, sum(counts)))
 
-    def _places(self, layout: Layout) -> Places:
+    def _places(self, layout: Layout, wants: Sequence[bool]) -> Places:
         if not self._arena.states:
             return Places([], [], self._device)
         reads = [self._read_place(row) for row in layout.batch]
         reads += [NULL_PLACE] * (layout.total - layout.kept)
         writes = [SCRAP_PLACE if row.slot is None or row.null else self._arena.place(row.slot) for row in layout.batch]
-        return Places(reads, writes, self._device)
+        if not self._arena.grows:
+            return Places(reads, writes, self._device)
+        saved = {position for position, wanted in zip(layout.positions, wants, strict=True) if wanted}
+        saves = [row in saved for row in range(len(layout.batch))]
+        return Places(reads, writes, self._device, saves, [row.end for row in layout.batch])
 
     # --- forward's arguments
 

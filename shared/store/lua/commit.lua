@@ -182,8 +182,13 @@ local function commit(keys, step)
   forget_cancelled(keys, got[10], step.n)
 
   if step.checkpoint <= step.checkpoint_end then
-    -- The step's number lies with the state: a new owner sees which step the state follows.
-    redis.call('HSET', keys.checkpoint, 'n', step.name, unpack(ARGV, step.checkpoint, step.checkpoint_end))
+    if step.anew then redis.call('UNLINK', keys.checkpoint) end
+    -- In pieces: the first checkpoint of a long state has thousands of parts.
+    for from = step.checkpoint, step.checkpoint_end, PIECE do
+      -- The step's number lies with the state: a new owner sees which step the state follows.
+      redis.call('HSET', keys.checkpoint, 'n', step.name,
+        unpack(ARGV, from, math.min(from + PIECE - 1, step.checkpoint_end)))
+    end
   end
   local change = { 'cm', step.name }
   advance(keys, step, got[11], change)
@@ -242,9 +247,10 @@ for i = 1, (#KEYS - 7) / 4 do
     flags = tonumber(ARGV[a + 3]), outcome = tonumber(ARGV[a + 4]), gateway = ARGV[a + 5], token = ARGV[a + 6],
     reply = ARGV[a + 7], keep = ARGV[a + 8] == '1', counts = ARGV[a + 9], base = tonumber(ARGV[a + 10]),
     recoverable = ARGV[a + 11],
-    entries = nil, entries_end = nil, checkpoint = nil, checkpoint_end = nil, joined = nil }
+    entries = nil, entries_end = nil, anew = nil, checkpoint = nil, checkpoint_end = nil, joined = nil }
   a = a + 12
   step.entries, step.entries_end = counted()
+  step.anew, a = ARGV[a] == '1', a + 1
   step.checkpoint, step.checkpoint_end = counted()
   local done, result = for_one(keys.record, commit, keys, step)
   -- The sequence was lost because its record cannot be read. Its caller is told, unless `lose` knew it from the record.

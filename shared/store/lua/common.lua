@@ -254,7 +254,7 @@ local function lose(record, cause)
       redis.call('HINCRBY', BASE .. 'line:' .. model, 's:' .. got[4], -waiting)
     end
   end
-  redis.call('DEL', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid)
+  redis.call('UNLINK', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid)
   redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
   redis.call('HSET', record, 'st', 'o', 'cl', 1, 'nx', 0, 'cm', 0, 'sn', 1, 'vr', '')
@@ -325,7 +325,8 @@ end
 -- Ends a sequence: its slot is reported to the scheduler's feed, and its record becomes a tombstone.
 -- keys: record, idle, parked, checkpoint, deadlines; for a sequence with a slot also owned, feed
 local function release(keys, sid, kind, epoch, tombstone_ms)
-  redis.call('DEL', keys.idle, keys.parked, keys.checkpoint)
+  -- The checkpoint of a state that grows has thousands of fields: another thread of Redis frees them.
+  redis.call('UNLINK', keys.idle, keys.parked, keys.checkpoint)
   redis.call('ZREM', keys.deadlines, sid)
   if keys.owned then
     redis.call('SREM', keys.owned, sid)

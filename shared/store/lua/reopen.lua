@@ -29,7 +29,9 @@ if may_page then
 else
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', BASE .. 'epoch'))
 end
-redis.call('HSET', keys.checkpoint, 'n', last, unpack(ARGV, 9 + fields))
+for from = 9 + fields, #ARGV, PIECE do
+  redis.call('HSET', keys.checkpoint, 'n', last, unpack(ARGV, from, math.min(from + PIECE - 1, #ARGV)))
+end
 redis.call('SET', keys.idle, '1', 'PX', idle_ms)
 redis.call('ZADD', deadlines, clock_ms() + idle_ms, sid)
 return 1

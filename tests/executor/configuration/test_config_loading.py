@@ -119,6 +119,30 @@ def test_later_state_of_the_same_name_is_left_out_with_a_note(load_text: LoadTex
     assert ("state 'h' is declared more than once; the first declaration counts",) == loaded.config.notes
 
 
+@pytest.mark.parametrize(
+    ("form", "dims", "initial"),
+    [
+        ("FP32 dims: [2, -1]", (2, -1), None),
+        # As in Triton's own suite: it begins so, and grows.
+        ("INT8 dims: [1024, 2]", (-1, 2), (1024, 2)),
+        ("FP32 dims: [-1, -1]", (-1, -1), None),
+        ("STRING dims: -1", (-1,), None),
+    ],
+)
+def test_state_grows_along_one_dimension_or_is_kept_whole_with_a_note(
+    load_text: LoadText, form: str, dims: tuple[int, ...], initial: tuple[int, ...] | None
+) -> None:
+    grows = "use_same_buffer_for_input_output: true use_growable_memory: true"
+    state = f'state {{ input_name: "h" output_name: "g" data_type: TYPE_{form} {grows} }}'
+
+    loaded = load_text(f"{IO} sequence_batching {{ {state} }}")
+
+    (spec,) = sequence_of(loaded).states
+    assert (dims, initial) == (spec.dims, spec.initial_dims)
+    told = "'use_growable_memory' of state 'h' has no effect: it has strings, or several dimensions of -1"
+    assert (spec.growth_axis is None) == any(told in note for note in loaded.config.notes)
+
+
 # Instances
 
 

@@ -368,14 +368,6 @@ NOT_SERVED = [
         "model_transaction_policy.decoupled",
         "the mesh does not serve decoupled models",
     ),
-    (
-        (
-            'sequence_batching { state { input_name: "h" output_name: "g" data_type: TYPE_FP32 dims: 1 '
-            "use_growable_memory: true } }"
-        ),
-        "sequence_batching.state.use_growable_memory",
-        "the mesh keeps no growable state buffers",
-    ),
     ('runtime: "r"', "runtime", "a backend has one runtime"),
     (
         "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 0 } }",
@@ -523,6 +515,12 @@ def test_broken_rule_is_answered_with_its_message(load_text: LoadText, text: str
         load_text(text)
 
     assert message == refusal.value.message
+
+
+def test_growable_memory_needs_one_buffer(load_text: LoadText) -> None:
+    """Triton says so when it makes the state of a sequence."""
+    with pytest.raises(ConfigError, match="you must also enable 'use_single_buffer' for state input name 'h'"):
+        load_text(state("use_growable_memory: true"))
 
 
 def test_minimum_slot_utilization_of_zero_is_accepted(load_text: LoadText) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
 from executor.engine.pytorch.signature import script_deprecation_ignored
+from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import (
     ControlKind,
     ControlSpec,
@@ -121,7 +122,13 @@ class Workshop:
         return directory / "model.py"
 
     def load(
-        self, config: ModelConfig, *, slots: int = 8, model_dir: Path | None = None, config_json: str = "{}"
+        self,
+        config: ModelConfig,
+        *,
+        slots: int = 8,
+        model_dir: Path | None = None,
+        config_json: str = "{}",
+        state_value_bytes_max: int = VALUE_BYTES_MAX,
     ) -> Engine:
         """One instance of the model."""
         engine = find_backend(config.backend).load(
@@ -133,6 +140,7 @@ class Workshop:
                 instance_name=f"{config.name}_0_{len(self.engines)}",
                 device=self.device,
                 slots=slots,
+                state_value_bytes_max=state_value_bytes_max,
             )
         )
         self.engines.append(engine)

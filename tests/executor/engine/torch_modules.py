@@ -290,3 +290,29 @@ class TellsInferenceMode(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x) + float(torch.zeros_like(x).is_inference())
+
+
+class Edited(nn.Module):
+    """Keeps the first positions of its state along an axis (of a row), and adds others behind them."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis + 1
+
+    def forward(self, keep: Tensor, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        count = int(keep[0, 0])
+        if count < 0:
+            raise ValueError("nothing is kept")
+        # Whatever is done to the input is nobody's state.
+        kept = seen.narrow(self.axis, 0, count).clone()
+        seen.zero_()
+        new = torch.cat([kept, x], self.axis)
+        return torch.full([1, 1], new.size(self.axis)), new
+
+
+class TwoEdited(nn.Module):
+    """Two states, of which the first keeps only some of its positions."""
+
+    def forward(self, keep: Tensor, x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        new = torch.cat([a[:, : int(keep[0, 0])], x], 1)
+        return torch.full([1, 1], new.size(1)), new, torch.cat([b, x], 1)

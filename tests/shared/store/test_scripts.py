@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from redis.exceptions import ResponseError
 
+from executor.core.state import VoidCause
 from executor.sequences.checkpoints import read_checkpoints
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
 from shared.contract.limits import LOST_OWNERS_MAX
@@ -27,6 +28,7 @@ from shared.contract.messages import (
     inbox_entry,
 )
 from shared.contract.record import CANCELLED
+from shared.contract.state_fields import GrownState, Parts, checkpointed_states
 from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -93,7 +95,10 @@ async def commit(
     base: int | None = None,
     load: ModelLoad | None = None,
     reply: ReplyMessage | None = None,
+    grown: GrownState | None = None,
 ) -> CommitCode:
+    """grown: what the checkpoint holds in the place of a small state"""
+    fields = [("s:h", b"state %d" % step.step)] if grown is None else grown.fields
     final = StepCommit(
         sequence=step.sequence,
         epoch=Epoch(epoch if epoch is not None else step.epoch),
@@ -105,7 +110,8 @@ async def commit(
         reply=encode(reply or ReplyMessage("1", step=step.step)),
         keep_reply=bool(request_id),
         entries=entries or ([step.entry] if checkpoint else []),
-        checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
+        checkpoint=fields if checkpoint else [],
+        anew=grown is not None and grown.anew,
         base=None if base is None else StepNumber(base),
     )
     shard = mesh.keys.shard_of(step.sequence)
@@ -296,6 +302,83 @@ class TestRetry:
 
         assert (SubmitCode.WRONG_STEP, 1) == (wrong.code, wrong.step)
         assert 2 == (await mesh.submit(mesh.submission(7, ONE, expected_step=2))).step
+
+
+def grown(length: int, added: int, *, anew: bool = False) -> GrownState:
+    """A state of so many numbers, 0, 1, 2 and so on, in parts of one; the last `added` ones are written."""
+    parts = [number.to_bytes(4, "little") for number in range(length - added, length)]
+    return GrownState("h", Parts(0, 1, "INT32", (length,)), length - added, parts, anew)
+
+
+class TestGrowingState:
+    """A checkpoint in parts."""
+
+    async def state(self, mesh: ScriptedMesh) -> tuple[bytes, int, list[int]]:
+        """The checkpoint's step, how many fields it has, and the state."""
+        fields = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
+        (tensor,) = checkpointed_states(fields).values()
+        return fields[b"n"], len(fields), np.frombuffer(tensor.raw, "<i4").tolist()
+
+    async def begun(self, mesh: ScriptedMesh, length: int) -> InboxStep:
+        """A sequence with one committed step and a state of so many parts."""
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, grown=grown(length, length, anew=True))
+        return step
+
+    async def next_step(self, mesh: ScriptedMesh, executor: ExecutorId = ALICE) -> InboxStep:
+        await mesh.submit(mesh.submission(7, ONE))
+        (step,) = await steps(mesh, executor)
+        return step
+
+    async def test_what_a_step_adds_is_final_with_it_and_once(self, mesh: ScriptedMesh) -> None:
+        await self.begun(mesh, 3)
+        step = await self.next_step(mesh)
+
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, grown=grown(5, 2))
+        assert CommitCode.BEFORE is await commit(mesh, ALICE, step, grown=grown(9, 6))
+
+        assert (b"2", 2 + 5, [0, 1, 2, 3, 4]) == await self.state(mesh)
+
+    async def test_what_begins_anew_leaves_no_part_of_the_state_before(self, mesh: ScriptedMesh) -> None:
+        await self.begun(mesh, 50)
+        step = await self.next_step(mesh)
+
+        await commit(mesh, ALICE, step, grown=grown(2, 2, anew=True))
+
+        assert (b"2", 2 + 2, [0, 1]) == await self.state(mesh)
+
+    async def test_what_a_late_owner_adds_is_refused(self, mesh: ScriptedMesh) -> None:
+        await self.begun(mesh, 3)
+        late = await self.next_step(mesh)
+        await mesh.take_over(ALICE)
+        await mesh.assign(7, BOB)
+        (step,) = await steps(mesh, BOB)
+        assert CommitCode.COMMITTED is await commit(mesh, BOB, step, grown=grown(4, 1))
+
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, late, grown=grown(9, 6))
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, late, grown=grown(1, 1, anew=True))
+
+        assert (b"2", 2 + 4, [0, 1, 2, 3]) == await self.state(mesh)
+
+    async def test_the_first_checkpoint_of_a_long_state_is_taken(self, mesh: ScriptedMesh) -> None:
+        """It has more fields than a Lua function takes values."""
+        await self.begun(mesh, 20_000)
+
+        found = await read_checkpoints(mesh.redis, mesh.keys, [mesh.sequence(7)])
+
+        (checkpoint,) = found.values()
+        assert list(range(20_000)) == np.frombuffer(checkpoint.states["h"].raw, "<i4").tolist()
+
+    async def test_a_state_of_which_a_part_is_missing_is_lost(self, mesh: ScriptedMesh) -> None:
+        """And never taken for a shorter one."""
+        await self.begun(mesh, 9)
+        await mesh.redis.hdel(mesh.keys.sequence(mesh.sequence(7)).checkpoint, "g:4:h")
+
+        (checkpoint,) = (await read_checkpoints(mesh.redis, mesh.keys, [mesh.sequence(7)])).values()
+
+        assert VoidCause.LOST is checkpoint.void
 
 
 class TestCommit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import ExecutorRegistration, InboxStep, ServedModel, StepFlag, encode, inbox_entry
+from shared.contract.state_fields import GrownState, Parts
 from shared.contract.tensors import from_numpy
 from shared.store.commands import Redis
 from shared.store.exported import HEAD, ExportedSequence, ExportError, from_file, to_file
@@ -59,8 +60,10 @@ async def live(mesh: ScriptedMesh, name: int | str, executor: ExecutorId, steps:
         await commit(mesh, name, executor)
 
 
-async def commit(mesh: ScriptedMesh, name: int | str, executor: ExecutorId) -> None:
-    """Makes the only step in the inbox final."""
+async def commit(
+    mesh: ScriptedMesh, name: int | str, executor: ExecutorId, fields: Sequence[tuple[str, bytes]] = (("s:h", STATE),)
+) -> None:
+    """Makes the only step in the inbox final. fields: of its checkpoint"""
     sequence = mesh.sequence(name)
     shard = mesh.keys.shard_of(sequence)
     entries = [inbox_entry(*entry) for entry in await mesh.redis.xrange(mesh.keys.inbox(shard, executor))]
@@ -75,7 +78,7 @@ async def commit(mesh: ScriptedMesh, name: int | str, executor: ExecutorId) -> N
         step.token,
         b"reply",
         entries=[step.entry],
-        checkpoint=[("s:h", STATE)],
+        checkpoint=fields,
         base=StepNumber(step.step),
     )
     call = mesh.scripts.commit(
@@ -162,7 +165,7 @@ async def test_one_is_shown_with_what_the_record_says(mesh: ScriptedMesh, sequen
     )
     assert 0 < (status.idle_left_ms or 0) <= IDLE_MS
     assert 0 < status.begun_ms <= status.used_ms
-    assert {"s:h": len(STATE)} == await sequences.state_bytes(mesh.sequence(7))
+    assert {"h": len(STATE)} == await sequences.state_bytes(mesh.sequence(7))
 
 
 async def test_steps_count_from_the_latest_start(mesh: ScriptedMesh, sequences: Sequences) -> None:
@@ -244,6 +247,20 @@ class TestExport:
         (status,) = await sequences.statuses([mesh.sequence("copy")])
         assert status is not None
         assert ("live", 3, BOB) == (status.state, status.last_step, status.executor)
+
+    async def test_a_copy_has_all_parts_of_a_state_that_grows(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
+        await wait_for_slot(mesh, 7)
+        await mesh.assign(7, ALICE)
+        parts = [number.to_bytes(4, "little") for number in range(20_000)]
+        grown = GrownState("h", Parts(0, 1, "INT32", (len(parts),)), 0, parts, anew=True)
+        await commit(mesh, 7, ALICE, grown.fields)
+
+        exported = from_file(to_file(await sequences.export(mesh.sequence(7))))
+        await sequences.reopen(mesh.sequence("copy"), exported)
+
+        copies = [await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(name)).checkpoint) for name in (7, "copy")]
+        assert copies[0] == copies[1]
+        assert {"h": 80_000 + len(copies[0][b"s:h"])} == await sequences.state_bytes(mesh.sequence("copy"))
 
     async def test_an_open_sequence_is_not_overwritten(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE, steps=2)

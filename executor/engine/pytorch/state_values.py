@@ -1,0 +1,43 @@
+"""The values of states as a model takes and returns them for a batch."""
+
+from __future__ import annotations
+
+import torch
+
+from executor.engine import shapes
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
+from shared.contract.model_config import StateSpec
+from shared.contract.tensors import Tensor
+
+Value = torch.Tensor | list[str]
+"""The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
+
+
+def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
+    """What is wrong with a model's output state for a batch of so many rows; None if nothing is."""
+    dtype = TORCH_TYPE[spec.datatype]
+    expected = f"expected {spec.datatype} {shapes.text((rows, *spec.dims))}"
+    if not isinstance(value, torch.Tensor):
+        return f"{expected}, got {type(value).__name__}"
+    if value.dtype is not dtype or value.dim() == 0 or value.shape[0] != rows:
+        return f"{expected}, got {DATATYPE.get(value.dtype, str(value.dtype))} {shapes.text(value.shape)}"
+    if not shapes.fits(value.shape[1:], spec.dims):
+        return f"{expected}, got {DATATYPE[value.dtype]} {shapes.text(value.shape)}"
+    return None
+
+
+def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape) -> list[Tensor]:
+    """A batch's state, [rows, *shape], as one tensor per row."""
+    raw = raw_of(value)
+    size = len(raw) // rows
+    name, datatype = spec.input_name, spec.datatype
+    return [Tensor(name, datatype, shape, bytes(raw[row * size : (row + 1) * size])) for row in range(rows)]
+
+
+def description(row: torch.Tensor) -> str:
+    """One line for the log: dtype, shape, mean and norm."""
+    values = row.to(torch.float64)
+    count = values.numel()
+    mean = float(values.mean()) if count else 0.0
+    norm = float(values.square().sum().sqrt())
+    return f"{DATATYPE[row.dtype]} {shapes.text(row.shape)} mean {mean:.6g} norm {norm:.6g}"
