@@ -17,9 +17,9 @@ class OnnxBackend:
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """Fills in inputs, outputs and the largest batch from the model. Raises ConfigError."""
-        from executor.engine.onnx import completion  # noqa: PLC0415 - the libraries come in with the first model
+        from executor.engine.onnx import loading  # noqa: PLC0415 - the libraries come in with the first model
 
-        return completion.completed(config_json, version_dir)
+        return loading.completed(config_json, version_dir)
 
     def load(self, request: LoadRequest) -> Engine:
         """Loads the model onto its device. Raises LoadError with the reason."""

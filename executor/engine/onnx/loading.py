@@ -1,183 +1,40 @@
-"""Makes an engine from an ONNX model, when the model is what its configuration says, in Triton's words.
-
-Source: Triton onnxruntime backend, onnxruntime.cc (ModelInstanceState, ValidateInputs, ValidateOutputs); Triton
-backend, backend_common.cc (CompareDimsSupported).
-"""
+"""Completes a configuration from an ONNX model, and makes an engine of one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from executor.engine import shapes
 from executor.engine.base import LoadRequest
-from executor.engine.batch_tensors import check_batch_tensors
-from executor.engine.onnx.forward import OnnxForward
-from executor.engine.onnx.session import OnnxModel, OnnxTensor, model_path, open_model, parameter_of, run_options_of
-from executor.engine.pytorch.arena import StateArena
-from executor.engine.pytorch.binding import Argument, Binding, Source, argument_sources
+from executor.engine.onnx.forward import forward_of
+from executor.engine.onnx.session import model_path, open_model, run_options_of
 from executor.engine.pytorch.engine import TorchEngine
-from executor.engine.pytorch.signature import config_type
-from shared.contract.errors import LoadError
-from shared.contract.model_config import BatchInput, ControlSpec, FixedShape, ModelConfig, StateSpec, TensorSpec
+from executor.engine.sessions import completion
+from executor.engine.sessions.checks import checked_call
+from executor.engine.sessions.loading import make_engine
+from executor.engine.sessions.signature import parameter_of
+from shared.contract.model_config import FixedShape
 
 FAILURE = "onnx runtime error"
 
 
+def completed(config_json: str, version_dir: Path) -> str:
+    """The configuration with what the model says. Raises ConfigError and LoadError."""
+    return completion.completed(
+        config_json,
+        lambda config: open_model(model_path(version_dir, config.get("default_model_filename", "")), config).signature,
+    )
+
+
 def load(request: LoadRequest) -> TorchEngine:
     """Loads the model onto its device. Raises LoadError with the reason."""
-    config, told = request.config, json.loads(request.config_json)
-    check_batch_tensors(config)
-    device, fixed_threads = torch.device(request.device), 0
+    config, told, fixed_threads = request.config, json.loads(request.config_json), 0
     if config.fixed_shape is not FixedShape.OFF:
         fixed_threads = int(parameter_of(told, "intra_op_thread_count") or "0") or 1
     path = model_path(request.model_dir / request.version, config.default_model_filename)
     model = open_model(path, told, request.device, fixed_threads=fixed_threads)
-    check_inputs(config, model)
-    check_outputs(config, model)
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    wanted = dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in states])
-    texts = {
-        name: _text_shape(config, name, source)
-        for name, source in argument_sources(config)
-        if source.datatype == "BYTES"
-    }
-    return TorchEngine(
-        config,
-        OnnxForward(model, device, texts, tuple(wanted), run_options_of(told)),
-        tuple(
-            Binding(Argument(name, None, required=name not in model.optional), name, source)
-            for name, source in argument_sources(config)
-        ),
-        {},
-        StateArena(states, request.slots, request.model_dir, device, request.state_value_bytes_max),
-        fixed_threads=fixed_threads,
-        failure=FAILURE,
-    )
-
-
-def check_inputs(config: ModelConfig, model: OnnxModel) -> None:
-    """Every input of the model is a tensor of the configuration, and the reverse. Raises LoadError."""
-    sources = argument_sources(config)
-    expected = [name for name, source in sources if not (isinstance(source, TensorSpec) and source.optional)]
-    for name, source in sources:
-        if isinstance(source, ControlSpec) and name not in model.inputs:
-            raise LoadError(f"configuration specified sequence control '{name}', but model does not provide that input")
-    if len(expected) != len(model.inputs):
-        raise LoadError(
-            f"unable to load model '{config.name}', configuration expects {len(expected)} inputs, model provides "
-            f"{len(model.inputs)}"
-        )
-    inputs = {**model.inputs, **model.optional}
-    for name, source in sources:
-        if name not in inputs:
-            raise LoadError(f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(inputs))}")
-        if isinstance(source, TensorSpec) and source.optional and config.max_batch_size:
-            raise LoadError(
-                f"unable to load model '{config.name}', optional input '{name}' is not supported for models that "
-                "support batching"
-            )
-        _check_type(config, "input", name, source.datatype, inputs[name])
-        _check_input_dims(config, name, source, inputs[name])
-
-
-def check_outputs(config: ModelConfig, model: OnnxModel) -> None:
-    """Every output and every next state of the configuration is an output of the model. Raises LoadError."""
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    wanted: list[tuple[str, str, Sequence[int]]] = [
-        (spec.name, spec.datatype, shapes.declared_by_model(spec)) for spec in config.outputs
-    ]
-    wanted += [(state.output_name, state.datatype, state.dims) for state in states]
-    cut = {name for output in config.batch_outputs for name in output.names}
-    for name, datatype, dims in wanted:
-        if name not in model.outputs:
-            allowed = ", ".join(sorted(model.outputs))
-            raise LoadError(f"unexpected inference output '{name}', allowed outputs are: {allowed}")
-        _check_type(config, "output", name, datatype, model.outputs[name])
-        if name not in cut:
-            check_dims(config, name, model.outputs[name].dims, dims)
-
-
-def _check_type(config: ModelConfig, kind: str, name: str, datatype: str, tensor: OnnxTensor) -> None:
-    if datatype != tensor.datatype:
-        raise LoadError(
-            f"unable to load model '{config.name}', configuration expects datatype {config_type(datatype)} for {kind} "
-            f"'{name}', model provides {config_type(tensor.datatype)}"
-        )
-
-
-def _check_input_dims(config: ModelConfig, name: str, source: Source, tensor: OnnxTensor) -> None:
-    match source:
-        case TensorSpec(allow_ragged_batch=True):
-            if tensor.dims != (-1,):
-                raise LoadError(
-                    f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
-                    f" for ragged input '{name}', model provides {shapes.text(tensor.dims)}"
-                )
-        case TensorSpec():
-            check_dims(config, name, tensor.dims, shapes.declared_by_model(source))
-        case StateSpec():
-            check_dims(config, name, tensor.dims, source.dims)
-        case ControlSpec():
-            dims = tensor.dims[1:] if config.max_batch_size else tensor.dims
-            if dims != (1,):
-                raise LoadError(
-                    f"unable to load model '{config.name}', sequence control '{name}' in model has dims "
-                    f"{shapes.text(dims)} but dims [1] is expected"
-                )
-        case BatchInput():
-            pass
-
-
-def check_dims(config: ModelConfig, name: str, model_dims: Sequence[int], dims: Sequence[int]) -> None:
-    """The model's shape of a tensor agrees with the configured one. Raises LoadError."""
-    where = f"model '{config.name}', tensor '{name}'"
-    if not config.max_batch_size and not model_dims:
-        if set(dims) - {1}:
-            raise LoadError(
-                f"unable to load model '{config.name}', scalar tensor '{name}', should only provide 1 in the model "
-                f"configuration when the model doesn't support batching. Model configuration provided: "
-                f"{shapes.text(dims)}."
-            )
-        return
-    if config.max_batch_size and (not model_dims or model_dims[0] != -1):
-        raise LoadError(
-            f"{where}: for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {shapes.text(model_dims)}"
-        )
-    whole = (-1, *dims) if config.max_batch_size else tuple(dims)
-    if len(whole) != len(model_dims) or any(
-        of_model not in (-1, given) for of_model, given in zip(model_dims, whole, strict=True)
-    ):
-        said = (
-            f"(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
-            f"complete shape {shapes.text(whole)})"
-            if config.max_batch_size
-            else f"(shape {shapes.text(whole)})"
-        )
-        raise LoadError(
-            f"{where}: the model expects {len(model_dims)} dimensions (shape {shapes.text(model_dims)}) but the model "
-            f"configuration specifies {len(whole)} dimensions {said}"
-        )
-
-
-def _text_shape(config: ModelConfig, name: str, source: Source) -> tuple[int, ...]:
-    """Shape of an input of strings, of which the engine knows the number: at most one dimension may be variable."""
-    match source:
-        case TensorSpec():
-            own = shapes.declared_by_model(source)
-        case StateSpec():
-            own = tuple(source.dims)
-        case ControlSpec():
-            own = (1,)
-        case BatchInput():
-            own = (-1,)
-    shape = (-1, *own) if config.max_batch_size else own
-    if shape.count(-1) > 1:
-        raise LoadError(
-            f"model '{config.name}': input '{name}' has strings and more than one variable dimension "
-            f"{shapes.text(shape)}, which the mesh cannot give to ONNX Runtime"
-        )
-    return shape
+    call = checked_call(config, model.signature)
+    forward = forward_of(model, call, torch.device(request.device), run_options_of(told))
+    return make_engine(request, call, forward, failure=FAILURE, fixed_threads=fixed_threads)

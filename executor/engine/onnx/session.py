@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import onnxruntime
 
+from executor.engine.sessions.signature import SessionTensor, Signature, parameter_of
 from shared.contract.errors import LoadError
 
 ort: Any = onnxruntime  # its stubs do not cover what is used here
@@ -44,25 +45,11 @@ _ARENA_STRATEGIES = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
 _CONV_SEARCHES = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
 
 
-class OnnxTensor(msgspec.Struct, frozen=True):
-    """An input or output of a model.
-
-    datatype  as on the wire: FP32, INT64, BYTES, ...
-    dims      with the batch dimension, if there is one; -1 is variable; empty for a scalar
-    """
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
-
-
 class OnnxModel(msgspec.Struct, frozen=True, eq=False):
-    """An open model. optional: inputs that have a value of their own (overridable initializers)"""
+    """An open model. Inputs that have a value of their own (overridable initializers) are optional."""
 
     session: Any
-    inputs: Mapping[str, OnnxTensor]
-    outputs: Mapping[str, OnnxTensor]
-    optional: Mapping[str, OnnxTensor]
+    signature: Signature
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -86,22 +73,12 @@ def open_model(path: Path, config: Mapping[str, Any], device: str = "cpu", *, fi
     try:
         options = _session_options(config, fixed_threads)
         session = ort.InferenceSession(str(path), options, providers=_providers(config, device))
-        return OnnxModel(
-            session,
-            _tensors(session.get_inputs()),
-            _tensors(session.get_outputs()),
-            _tensors(session.get_overridable_initializers()),
-        )
+        nodes = session.get_inputs(), session.get_outputs(), session.get_overridable_initializers()
+        return OnnxModel(session, Signature(*map(_tensors, nodes)))
     except LoadError:
         raise
     except Exception as error:  # ONNX Runtime has an exception class for each of its codes, and no common one
         raise LoadError(f"failed to load model '{path}': onnx runtime error: {error}") from error
-
-
-def parameter_of(config: Mapping[str, Any], name: str) -> str:
-    """A parameter's text; "" if it is not given."""
-    parameters: Mapping[str, Mapping[str, str]] = config.get("parameters") or {}
-    return parameters.get(name, {}).get("string_value", "")
 
 
 def _session_options(config: Mapping[str, Any], fixed_threads: int) -> Any:
@@ -173,12 +150,12 @@ def _flag(config: Mapping[str, Any], name: str) -> bool:
     return _TRUTH[text.lower()]
 
 
-def _tensors(nodes: Sequence[Any]) -> Mapping[str, OnnxTensor]:
+def _tensors(nodes: Sequence[Any]) -> Mapping[str, SessionTensor]:
     return {node.name: _tensor(node) for node in nodes}
 
 
-def _tensor(node: Any) -> OnnxTensor:
+def _tensor(node: Any) -> SessionTensor:
     if node.type not in WIRE_TYPE:
         raise LoadError(f"tensor '{node.name}' of the model is a {node.type}, which no request can carry")
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in node.shape)
-    return OnnxTensor(node.name, WIRE_TYPE[node.type], dims)
+    return SessionTensor(node.name, WIRE_TYPE[node.type], dims)

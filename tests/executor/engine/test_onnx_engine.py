@@ -10,7 +10,7 @@ import ml_dtypes
 import pytest
 
 from executor.engine.base import Engine, FixesShape, Row, RowError
-from executor.engine.onnx.completion import completed
+from executor.engine.onnx.loading import completed
 from executor.engine.onnx.session import open_model
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec

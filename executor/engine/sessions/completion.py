@@ -1,4 +1,4 @@
-"""Completes a configuration from an ONNX model: inputs, outputs, and whether it takes batches.
+"""Completes a configuration from a model's signature: inputs, outputs, and whether it takes batches.
 
 As Triton does, where inputs or outputs are missing. Unlike Triton, tensors that the configuration declares as states
 or controls are not declared as inputs and outputs once more.
@@ -9,40 +9,41 @@ Source: Triton onnxruntime backend, onnxruntime.cc (AutoCompleteConfig, AutoComp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from executor.engine.onnx.session import OnnxModel, OnnxTensor, model_path, open_model
 from executor.engine.pytorch.signature import config_type
+from executor.engine.sessions.signature import SessionTensor, Signature
 from shared.contract.errors import ConfigError
 
 BATCH_DEFAULT = 4
 """Triton's backend setting `default-max-batch-size`."""
 
 
-def completed(config_json: str, version_dir: Path) -> str:
+def completed(config_json: str, signature_of: Callable[[Mapping[str, Any]], Signature]) -> str:
     """The configuration with what the model says; Triton's JSON in, the same out.
 
-    raises  ConfigError for a batch size that the model cannot have; LoadError if the model cannot be opened
+    signature_of  opens the model that a decoded configuration describes
+    raises        ConfigError for a batch size that the model cannot have, and for a tensor that the model does not
+                  describe; LoadError if the model cannot be opened
     """
     config: dict[str, Any] = json.loads(config_json)
     has_inputs = bool(config.get("input") or config.get("batch_input"))
     if has_inputs and config.get("output"):
         return config_json
-    model = open_model(model_path(version_dir, config.get("default_model_filename", "")), config)
-    _complete_batch(config, model)
+    signature = signature_of(config)
+    _complete_batch(config, signature)
     taken_in, given_out = _taken(config)
     if not has_inputs:
-        _declare(config, "input", [tensor for name, tensor in model.inputs.items() if name not in taken_in])
+        _declare(config, "input", [tensor for name, tensor in signature.inputs.items() if name not in taken_in])
     if not config.get("output"):
-        _declare(config, "output", [tensor for name, tensor in model.outputs.items() if name not in given_out])
+        _declare(config, "output", [tensor for name, tensor in signature.outputs.items() if name not in given_out])
     return json.dumps(config)
 
 
-def _complete_batch(config: dict[str, Any], model: OnnxModel) -> None:
+def _complete_batch(config: dict[str, Any], signature: Signature) -> None:
     """A model takes batches if the first dimension of every tensor is variable."""
-    tensors = (*model.inputs.values(), *model.outputs.values())
+    tensors = (*signature.inputs.values(), *signature.outputs.values())
     if not all(tensor.dims and tensor.dims[0] == -1 for tensor in tensors):
         if int(config.get("max_batch_size", 0)):
             raise ConfigError(
@@ -64,10 +65,15 @@ def _taken(config: dict[str, Any]) -> tuple[set[str], set[str]]:
     return taken_in, {state.get("output_name", "") for state in states}
 
 
-def _declare(config: dict[str, Any], field: str, tensors: Iterable[OnnxTensor]) -> None:
+def _declare(config: dict[str, Any], field: str, tensors: Iterable[SessionTensor]) -> None:
     batched = int(config.get("max_batch_size", 0)) > 0
     declared: list[dict[str, Any]] = []
     for tensor in tensors:
+        if tensor.dims is None:
+            raise ConfigError(
+                f"autofill failed for model '{config.get('name')}': the model does not say how many dimensions its "
+                f"{field} '{tensor.name}' has; give the {field}s in the configuration"
+            )
         dims = list(tensor.dims[1:] if batched else tensor.dims)
         entry: dict[str, Any] = {"name": tensor.name, "data_type": config_type(tensor.datatype), "dims": dims or [1]}
         if batched and not dims:

@@ -1,0 +1,35 @@
+"""What a session takes and returns, and the parameters that say how it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class SessionTensor(msgspec.Struct, frozen=True):
+    """An input or output of a model.
+
+    datatype  as on the wire: FP32, INT64, BYTES, ...
+    dims      with the batch dimension, if there is one; -1 is variable; empty for a scalar; None if the model does not
+              say how many dimensions there are
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...] | None
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """Tensors by name. optional: inputs that a call may leave out"""
+
+    inputs: Mapping[str, SessionTensor]
+    outputs: Mapping[str, SessionTensor]
+    optional: Mapping[str, SessionTensor] = {}
+
+
+def parameter_of(config: Mapping[str, Any], name: str) -> str:
+    """A parameter's text in a decoded configuration; "" if it is not given."""
+    parameters: Mapping[str, Mapping[str, str]] = config.get("parameters") or {}
+    return parameters.get(name, {}).get("string_value", "")
