@@ -201,8 +201,8 @@ SERVED: dict[str, ServedField] = {
     "optimization.input_pinned_memory.enable": ServedField("Buffers of inputs may be pinned.", "true"),
     "optimization.output_pinned_memory.enable": ServedField("Buffers of outputs may be pinned.", "true"),
     "optimization.graph.level": ServedField(
-        "How far an `onnxruntime` model is optimized: -1 basic, 1 extended, 2 not at all, 0 everything. Other backends "
-        "do not rewrite graphs.",
+        "How far an `onnxruntime` model is optimized: -1 basic, 1 extended, 2 not at all, 0 everything. Of a "
+        "`tensorflow` model: XLA is off with -1, on with 1 and 2. Other backends do not rewrite graphs.",
         "0",
     ),
     "response_cache.enable": ServedField(

@@ -18,6 +18,9 @@ IDLE_DEFAULT_US = 1_000_000
 CPU_COUNT_DEFAULT = {"onnxruntime": 2, "tensorflow": 2}
 """Instances of a CPU group that says no count, where a backend wants more than one."""
 
+CPU_ONLY = frozenset({"openvino", "tensorflow"})
+"""Backends that compute on CPUs only: their groups of KIND_AUTO are CPU groups on executors with GPUs too."""
+
 
 def fill_identity(config: ConfigMessage, directory: str) -> None:
     """What must be known before version directories are looked at: the name and the version policy."""
@@ -67,7 +70,7 @@ def _fill_instance_groups(config: ConfigMessage, gpu_count: int) -> list[str]:
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == KIND["KIND_AUTO"]:
-            notes += _resolve_kind(group, gpu_count)
+            notes += _resolve_kind(group, 0 if config.backend in CPU_ONLY else gpu_count)
         if group.count < 1:
             group.count = CPU_COUNT_DEFAULT.get(config.backend, 1) if group.kind == KIND["KIND_CPU"] else 1
         if group.kind == KIND["KIND_GPU"] and not group.gpus:

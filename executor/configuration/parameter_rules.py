@@ -23,6 +23,8 @@ class For(StrEnum):
     PYTORCH = "`pytorch` models"
     PYTHON = "`python` models"
     ONNX = "`onnxruntime` models"
+    OPENVINO = "`openvino` models"
+    TENSORFLOW = "`tensorflow` models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,98 @@ PARAMETERS: tuple[Parameter, ...] = (
         "do_copy_in_default_stream", "`0` or `1`", "1", For.ONNX, "On a GPU: copies share the stream of computing."
     ),
     Parameter(
+        "INFERENCE_NUM_THREADS",
+        "integer",
+        "0",
+        For.OPENVINO,
+        "Threads that compute. 0: as many as there are cores; with `fixed_shape` 1.",
+    ),
+    Parameter("COMPILATION_NUM_THREADS", "integer", "0", For.OPENVINO, "Threads that compile the model. 0: as above."),
+    Parameter(
+        "NUM_STREAMS",
+        "integer, `AUTO` or `NUMA`",
+        "",
+        For.OPENVINO,
+        "Groups of threads. An instance runs one batch at a time, so 1 is enough. Without it OpenVINO decides.",
+    ),
+    Parameter("PERFORMANCE_HINT", "`LATENCY` or `THROUGHPUT`", "", For.OPENVINO, "What OpenVINO tunes the model for."),
+    Parameter(
+        "HINT_BF16",
+        "`YES`",
+        "",
+        For.OPENVINO,
+        "The model may be computed in bfloat16. Without it, it is computed in its own precision.",
+    ),
+    Parameter(
+        "RESHAPE_IO_LAYERS",
+        "`YES`",
+        "",
+        For.OPENVINO,
+        "The model's inputs take over the configuration's `dims`. Without it both must agree.",
+    ),
+    Parameter(
+        "SKIP_OV_DYNAMIC_BATCHSIZE",
+        "`YES`",
+        "",
+        For.OPENVINO,
+        "The model's first dimension stays as it is. Without it, it is made variable where `max_batch_size` is not 0.",
+    ),
+    Parameter(
+        "ENABLE_BATCH_PADDING",
+        "`YES`",
+        "",
+        For.OPENVINO,
+        "No effect: the model is given batches of every size, and none is filled up.",
+    ),
+    Parameter(
+        "CPU_EXTENSION_PATH", "absolute path", "", For.OPENVINO, "A shared library with operations of one's own."
+    ),
+    Parameter(
+        "TF_SIGNATURE_DEF",
+        "text",
+        "serving_default",
+        For.TENSORFLOW,
+        "The signature that is served. Without it, a model's only signature may have any name.",
+    ),
+    Parameter("TF_GRAPH_TAG", "text", "serve", For.TENSORFLOW, "The tag of the graph that is served."),
+    Parameter(
+        "TF_NUM_INTRA_THREADS",
+        "integer",
+        "0",
+        For.TENSORFLOW,
+        "Threads that compute one operator. 0: as many as there are cores. The first model of an executor decides.",
+    ),
+    Parameter(
+        "TF_NUM_INTER_THREADS",
+        "integer",
+        "0",
+        For.TENSORFLOW,
+        "Threads that compute operators beside each other. The first model of an executor decides, unless "
+        "`TF_USE_PER_SESSION_THREADS` is given.",
+    ),
+    Parameter(
+        "TF_USE_PER_SESSION_THREADS",
+        "`true`, `on`, `yes` or `1`",
+        "",
+        For.TENSORFLOW,
+        "Each instance has threads of its own for that.",
+    ),
+    Parameter(
+        "TF_INIT_OPS_FILE",
+        "file name",
+        "",
+        For.TENSORFLOW,
+        "Of a `tensorflow_graphdef`: a JSON file with the list `init_ops`, operations that run once after the load. It "
+        "lies with the version, or else with the model.",
+    ),
+    Parameter(
+        "MAX_SESSION_SHARE_COUNT",
+        "integer",
+        "1",
+        For.TENSORFLOW,
+        "No effect: each instance has a session of its own.",
+    ),
+    Parameter(
         STRATEGY,
         "path that ends in `.py`",
         "",
@@ -255,6 +349,12 @@ _LOG = ("sequence_log_steps", "sequence_log_bytes")
 _WHOLE_DIGITS_MAX = 18
 PYTHON = "python"
 """The one backend whose models may hand their state out."""
+_WITHOUT_EFFECT = (
+    (PYTHON, "EXECUTION_ENV_PATH", "the model runs in the executor's own environment"),
+    ("openvino", "ENABLE_BATCH_PADDING", "the model is given batches of every size"),
+    ("tensorflow", "MAX_SESSION_SHARE_COUNT", "each instance has a session of its own"),
+)
+"""Backend, parameter of it, and why it has no effect."""
 
 
 def check_parameters(config: ConfigMessage) -> list[str]:
@@ -280,8 +380,11 @@ def check_parameters(config: ConfigMessage) -> list[str]:
     ]
     if strategy is not None and not stateful and not config.HasField("dynamic_batching"):
         notes.append(f"parameter '{STRATEGY}' has no effect without dynamic_batching")
-    if "EXECUTION_ENV_PATH" in parameters:
-        notes.append("parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment")
+    notes += [
+        f"parameter '{name}' has no effect: {because}"
+        for backend, name, because in _WITHOUT_EFFECT
+        if name in parameters and config.backend == backend
+    ]
     return notes + (_recovery_notes(config, parameters) if stateful else [])
 
 

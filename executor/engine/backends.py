@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
+from executor.configuration.backends import remedy_of
 from executor.engine.base import Backend
 from executor.engine.onnx.backend import OnnxBackend
+from executor.engine.openvino.backend import OpenvinoBackend
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_completion import LIMIT_S
 from executor.engine.pytorch.backend import PytorchBackend
+from executor.engine.tensorflow.backend import TensorflowBackend
 from shared.contract.errors import LoadError
 
 ENTRY_POINT_GROUP = "seqmesh.backends"
+
+RUNTIMES = (
+    (PytorchBackend, ("torch",)),
+    (OnnxBackend, ("torch", "onnxruntime")),
+    (OpenvinoBackend, ("torch", "openvino")),
+    (TensorflowBackend, ("torch", "tensorflow")),
+)
+"""The built-in backends that need packages, with the modules of these. All keep their states in torch tensors."""
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +42,7 @@ def installed_backends(*, completion_limit_s: float = LIMIT_S) -> dict[str, Back
 
     A backend of another package that cannot be imported is logged and left out; the others stay.
     """
-    backends: dict[str, Backend] = {}
-    if importlib.util.find_spec("torch") is not None:
-        backends["pytorch"] = PytorchBackend()
-        if importlib.util.find_spec("onnxruntime") is not None:
-            backends["onnxruntime"] = OnnxBackend()
+    backends: dict[str, Backend] = {backend.name: backend() for backend, needed in RUNTIMES if _are_installed(needed)}
     backends["python"] = PythonBackend(completion_limit_s)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name in backends:
@@ -51,8 +59,14 @@ def find_backend(name: str) -> Backend:
     backends = installed_backends()
     backend = backends.get(name)
     if backend is None:
-        raise LoadError(f"backend '{name}' is not installed; available are: {', '.join(sorted(backends))}")
+        raise LoadError(
+            f"backend '{name}' is not installed; available are: {', '.join(sorted(backends))}{remedy_of(name)}"
+        )
     return backend
+
+
+def _are_installed(modules: Sequence[str]) -> bool:
+    return all(importlib.util.find_spec(module) is not None for module in modules)
 
 
 def _loaded(entry: EntryPoint) -> Backend | None:

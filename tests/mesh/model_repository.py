@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
-from tests.executor.engine import onnx_models
+import numpy as np
+
+from tests.executor.engine import onnx_models, openvino_models, tensorflow_models
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "deploy" / "models"
@@ -269,13 +273,15 @@ def add_stateless_model(repository: Path) -> str:
     return "add_sub"
 
 
-def add_onnx_model(repository: Path, name: str = "onnx_sum", *, idle_us: int) -> None:
-    """Adds the running sum as an ONNX model, whose configuration lacks what the model itself says."""
-    version = repository / name / "1"
-    version.mkdir(parents=True)
+SESSION_SUMS = ("onnx_sum", "openvino_sum", *(["tensorflow_sum"] if importlib.util.find_spec("tensorflow") else []))
+"""Running sums, one for each runtime that opens a model as a session. TensorFlow is not for every machine."""
+
+
+def add_session_models(repository: Path, *, idle_us: int) -> None:
+    """Adds `SESSION_SUMS`, with configurations that lack what the models themselves say."""
     batched = [onnx_models.BATCH, 1]
     onnx_models.save(
-        version / "model.onnx",
+        _session_model(repository, "onnx_sum", 'platform: "onnxruntime_onnx"', idle_us) / "model.onnx",
         [
             onnx_models.node("Add", ["SUM", "INPUT"], ["SUM_NEXT"]),
             onnx_models.node("Identity", ["SUM_NEXT"], ["OUTPUT"]),
@@ -283,13 +289,35 @@ def add_onnx_model(repository: Path, name: str = "onnx_sum", *, idle_us: int) ->
         [onnx_models.value(tensor, onnx_models.INT32, batched) for tensor in ("INPUT", "SUM")],
         [onnx_models.value(tensor, onnx_models.INT32, batched) for tensor in ("OUTPUT", "SUM_NEXT")],
     )
+    given, total = (openvino_models.value(tensor, np.int32, [-1, 1]) for tensor in ("INPUT", "SUM"))
+    after = openvino_models.op.add(given, total)
+    copy = openvino_models.op.multiply(after, np.int32(1))
+    folder = _session_model(repository, "openvino_sum", "", idle_us)
+    openvino_models.save(folder / "model.xml", [given, total], {"SUM_NEXT": after, "OUTPUT": copy})
+    if "tensorflow_sum" in SESSION_SUMS:
+        tf = tensorflow_models.library()
+        folder = _session_model(repository, "tensorflow_sum", 'platform: "tensorflow_savedmodel"', idle_us)
+        tensors = {tensor: (tf.int32, [None, 1]) for tensor in ("INPUT", "SUM")}
+
+        def step(**given: Any) -> Any:
+            next_sum = given["SUM"] + given["INPUT"]
+            return {"SUM_NEXT": next_sum, "OUTPUT": next_sum}
+
+        tensorflow_models.save(folder / "model.savedmodel", {"serving_default": (step, tensors)})
+
+
+def _session_model(repository: Path, name: str, platform: str, idle_us: int) -> Path:
+    """Writes the configuration; returns where the model belongs."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(f"""
-platform: "onnxruntime_onnx"
+{platform}
 max_batch_size: 4
 sequence_batching {{
   max_sequence_idle_microseconds: {idle_us}
   oldest {{ max_candidate_sequences: 16 }}
   state [ {{ input_name: "SUM", output_name: "SUM_NEXT", data_type: TYPE_INT32, dims: [ 1 ] }} ]
 }}
-parameters {{ key: "intra_op_thread_count" value: {{ string_value: "1" }} }}
+instance_group {{ count: 1 kind: KIND_CPU }}
 """)
+    return version

@@ -1,6 +1,6 @@
 """Real processes, a model of floating-point numbers: with `fixed_shape` a sequence's answers are the same, bit by bit,
-alone and among others, in any slot, after a takeover, and beside sequences of NaN. And an ONNX model, whose sums are
-right after a takeover.
+alone and among others, in any slot, after a takeover, and beside sequences of NaN. And models of the other runtimes,
+whose sums are right after a takeover.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tritonclient.http.aio as http_aio
 from tests.executor.engine.model_workshop import Workshop
 from tests.executor.engine.torch_modules import Gated
 from tests.mesh.conftest import remember
-from tests.mesh.model_repository import add_onnx_model
+from tests.mesh.model_repository import SESSION_SUMS, add_session_models
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import Callers, Traffic, make_plans
 
@@ -50,7 +50,7 @@ def gated_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh
     torch.manual_seed(7)
     workshop.script(MODEL, Gated())
     (directory / "models" / MODEL / "config.pbtxt").write_text(CONFIG)
-    add_onnx_model(directory / "models", idle_us=60_000_000)
+    add_session_models(directory / "models", idle_us=60_000_000)
     with running_mesh(directory / "data", [directory / "models"], executors=2) as mesh:
         yield mesh
 
@@ -125,17 +125,21 @@ async def test_answers_have_the_same_bits_alone_in_company_after_a_takeover_and_
 
 
 @pytest.mark.timeout(300)
-async def test_sums_of_an_onnx_model_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
+async def test_sums_of_every_runtime_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
     request: pytest.FixtureRequest, gated_mesh: RunningMesh, chance: random.Random
 ) -> None:
-    """Its configuration names neither backend nor inputs nor outputs: the model says them."""
+    """Their configurations name neither inputs nor outputs: the models say them."""
     mesh = remember(request, gated_mesh)
     executors = mesh.names("executor")
     await eventually(lambda: len(mesh.alive()) == len(executors), "both executors serve")
     async with Callers(mesh) as callers, asyncio.TaskGroup() as group:
-        traffic = Traffic("onnx_sum", callers, make_plans(chance, 24, shortest=20, longest=40), chance)
-        group.create_task(traffic.run())
-        await traffic.progress(0.3)
+        traffic = [
+            Traffic(model, callers, make_plans(chance, 24, shortest=20, longest=40), chance) for model in SESSION_SUMS
+        ]
+        for each in traffic:
+            group.create_task(each.run())
+        for each in traffic:
+            await each.progress(0.3)
         mesh.kill(chance.choice(executors))
 
-    assert 0 == traffic.repeated
+    assert [0] * len(SESSION_SUMS) == [each.repeated for each in traffic]

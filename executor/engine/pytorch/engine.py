@@ -1,4 +1,5 @@
-"""One instance of a model that is called with torch tensors: TorchScript, an exported program, or an ONNX session.
+"""One instance of a model that is called with torch tensors: TorchScript, an exported program, or a session of another
+runtime.
 
 Rows are concatenated along dim 0 and run as one batch; the state is gathered from the arena before, and scattered
 after. Per row, only its bytes are picked out of one buffer per tensor; everything else happens once per batch.
@@ -358,7 +359,7 @@ class TorchEngine:
             strings = [element.decode() for part in parts for element in bytes_elements(part)]
         except ValueError as error:
             raise BatchFailedError(
-                f"model '{self._config.name}': a BYTES input of a TorchScript model must be UTF-8: {error}",
+                f"model '{self._config.name}': a BYTES input must be UTF-8: {error}",
                 Code.INVALID_ARG,
             ) from error
         if len(strings) != element_count(shape):

@@ -33,3 +33,17 @@ def parameter_of(config: Mapping[str, Any], name: str) -> str:
     """A parameter's text in a decoded configuration; "" if it is not given."""
     parameters: Mapping[str, Mapping[str, str]] = config.get("parameters") or {}
     return parameters.get(name, {}).get("string_value", "")
+
+
+def used_names(config: Mapping[str, Any]) -> set[str]:
+    """Every name that a decoded configuration gives a tensor."""
+    batching: dict[str, Any] = config.get("sequence_batching") or {}
+    entries: list[dict[str, Any]] = [
+        *(config.get("input") or []),
+        *(config.get("output") or []),
+        *(batching.get("control_input") or []),
+        *(batching.get("state") or []),
+    ]
+    batched: list[dict[str, Any]] = [*(config.get("batch_input") or []), *(config.get("batch_output") or [])]
+    told = {str(entry[key]) for entry in entries for key in ("name", "input_name", "output_name") if key in entry}
+    return told.union(*(entry.get("target_name", []) for entry in batched))

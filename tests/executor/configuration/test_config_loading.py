@@ -246,7 +246,8 @@ def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, ba
             ["model.plan"],
             (
                 "unable to find backend 'tensorrt' for model 'm'; installed backends: python, pytorch (platform "
-                "pytorch_libtorch)"
+                "pytorch_libtorch); the mesh has no backend of its own for TensorRT: serve the model as ONNX, or "
+                "install a package that announces 'tensorrt' (docs/guides/backends.md)"
             ),
         ),
         (
@@ -254,7 +255,7 @@ def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, ba
             ["model.onnx"],
             (
                 "unable to find backend 'onnxruntime' for model 'm'; installed backends: python, pytorch (platform "
-                "pytorch_libtorch)"
+                "pytorch_libtorch); install it where the executor runs: pip install 'seqmesh[executor]'"
             ),
         ),
         (
@@ -262,7 +263,16 @@ def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, ba
             ["model.savedmodel"],
             (
                 "platform 'tensorflow_savedmodel' of model 'm' is not installed, and no file of an installed backend "
-                "stands in for it; installed backends: python, pytorch (platform pytorch_libtorch)"
+                "stands in for it; installed backends: python, pytorch (platform pytorch_libtorch); install it where "
+                "the executor runs: pip install 'seqmesh[tensorflow]'"
+            ),
+        ),
+        (
+            "",
+            ["model.xml"],
+            (
+                "unable to find backend 'openvino' for model 'm'; installed backends: python, pytorch (platform "
+                "pytorch_libtorch); install it where the executor runs: pip install 'seqmesh[openvino]'"
             ),
         ),
         (
@@ -299,6 +309,53 @@ def test_platform_that_is_not_installed_is_served_by_the_file_that_is_there(
 
     assert backend == config.backend
     assert (f"platform tensorflow_savedmodel is not installed; serving {file} with {backend}",) == config.notes
+
+
+WITH_TENSORFLOW = {"python": unchanged, "pytorch": unchanged, "tensorflow": unchanged}
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "platform", "filename"),
+    [
+        ("", ["model.savedmodel"], "tensorflow_savedmodel", "model.savedmodel"),
+        ("", ["model.graphdef"], "tensorflow_graphdef", "model.graphdef"),
+        ('backend: "tensorflow"', ["model.graphdef"], "tensorflow_graphdef", "model.graphdef"),
+        ('platform: "tensorflow_graphdef"', ["model.savedmodel"], "tensorflow_graphdef", "model.graphdef"),
+        (
+            'platform: "tensorflow_savedmodel" default_model_filename: "mine"',
+            ["mine", "model.pt"],
+            "tensorflow_savedmodel",
+            "mine",
+        ),
+        ('platform: "tensorflow_savedmodel"', [], "tensorflow_savedmodel", "model.savedmodel"),
+    ],
+)
+def test_the_two_kinds_of_tensorflow_models_are_told_apart(
+    load_text: LoadText, text: str, files: list[str], platform: str, filename: str
+) -> None:
+    config = load_text(f"{IO} {text}", files=files, backends=WITH_TENSORFLOW).config
+
+    assert ("tensorflow", platform, filename) == (config.backend, config.platform, config.default_model_filename)
+
+
+@pytest.mark.parametrize("told", ["", 'default_model_filename: "model.pt"'])
+def test_a_tensorflow_model_without_its_file_is_served_by_the_file_that_is_there(
+    load_text: LoadText, told: str
+) -> None:
+    """Installing TensorFlow takes no model away that another backend serves."""
+    text = f'{IO} platform: "tensorflow_savedmodel" {told}'
+
+    config = load_text(text, files=["model.pt"], backends=WITH_TENSORFLOW).config
+
+    assert "pytorch" == config.backend
+    assert ("platform tensorflow_savedmodel has no file here; serving model.pt with pytorch",) == config.notes
+
+
+@pytest.mark.parametrize("backend", ["openvino", "tensorflow"])
+def test_a_backend_for_cpus_has_cpu_instances_where_there_are_gpus(load_text: LoadText, backend: str) -> None:
+    config = load_text(f'{IO} backend: "{backend}"', backends={backend: unchanged}, gpu_count=2).config
+
+    assert [False] == [bool(group.gpus) for group in config.instance_groups]
 
 
 # Versions

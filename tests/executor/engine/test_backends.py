@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -29,16 +31,39 @@ def registered(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> No
 
 
 def test_pytorch_and_python_are_built_in() -> None:
-    assert {"onnxruntime", "pytorch", "python"} <= set(backends.installed_backends())
+    assert {"onnxruntime", "openvino", "pytorch", "python"} <= set(backends.installed_backends())
 
 
-def test_an_unknown_backend_is_refused_with_those_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """As in an executor where these are not installed."""
+    find = importlib.util.find_spec
+
+    def find_spec(name: str) -> ModuleSpec | None:
+        return None if name in modules else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("tensorflow", "; install it where the executor runs: pip install 'seqmesh[tensorflow]'"),
+        ("tensorrt", "; the mesh has no backend of its own for TensorRT: serve the model as ONNX, or install"),
+        ("abacus", "pytorch"),
+    ],
+)
+def test_an_unknown_backend_is_refused_with_those_available_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+) -> None:
     registered(monkeypatch)
+    without(monkeypatch, "tensorflow", "openvino")
 
-    with pytest.raises(
-        LoadError, match="backend 'tensorflow' is not installed; available are: onnxruntime, python, pytorch"
-    ):
-        backends.find_backend("tensorflow")
+    with pytest.raises(LoadError) as refused:
+        backends.find_backend(name)
+
+    told = f"backend '{name}' is not installed; available are: onnxruntime, python, pytorch"
+    assert refused.value.message.startswith(told)
+    assert remedy in refused.value.message
 
 
 def test_another_package_s_backend_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +80,7 @@ def test_a_backend_that_cannot_be_imported_takes_no_other_with_it(
     with caplog.at_level(logging.ERROR):
         found = backends.installed_backends()
 
-    assert {"onnxruntime", "pytorch", "python", "other"} == set(found)
+    assert {"onnxruntime", "openvino", "pytorch", "python", "other"} == set(found) - {"tensorflow"}
     assert "backend 'broken' of no_such_package:Backend cannot be imported" in caplog.text
 
 
@@ -70,12 +95,13 @@ def test_a_built_in_backend_cannot_be_replaced(
     assert "that name is taken" in caplog.text
 
 
-def test_an_executor_of_python_models_imports_no_torch_and_no_grpc() -> None:
+def test_an_executor_of_python_models_imports_no_other_runtime_and_no_grpc() -> None:
     """Each process that is started again after a crash pays for what it imports."""
     script = (
         "import sys, executor.service; from executor.engine.backends import find_backend; find_backend('python'); "
         "from executor.engine.python import triton_python_backend_utils; "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'tritonclient')))"
+        "absent = ('torch', 'onnxruntime', 'openvino', 'tensorflow', 'grpc', 'tritonclient'); "
+        "sys.exit(any(name in sys.modules for name in absent))"
     )
 
     assert 0 == subprocess.run([sys.executable, "-c", script], check=False).returncode
