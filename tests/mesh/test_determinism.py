@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,8 @@ from tests.mesh.traffic import Callers, Traffic, make_plans
 
 MODEL = "gated"
 STEPS = 24
+BACKEND_PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "backend"
+SUMS = (*SESSION_SUMS, "leaky_sum")
 CONFIG = """
 name: "gated"
 backend: "pytorch"
@@ -44,15 +50,30 @@ parameters { key: "checkpoint_interval" value { string_value: "3" } }
 
 @pytest.fixture(scope="module")
 def gated_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
-    """Two executors of six slots each."""
+    """Two executors of six slots each, in which the backend of examples/backend is installed."""
     directory = tmp_path_factory.mktemp("determinism")
     workshop = Workshop(directory / "models")
     torch.manual_seed(7)
     workshop.script(MODEL, Gated())
     (directory / "models" / MODEL / "config.pbtxt").write_text(CONFIG)
     add_session_models(directory / "models", idle_us=60_000_000)
-    with running_mesh(directory / "data", [directory / "models"], executors=2) as mesh:
+    site = installed(BACKEND_PACKAGE, directory)
+    with running_mesh(
+        directory / "data",
+        [directory / "models", BACKEND_PACKAGE / "models"],
+        executors=2,
+        environment={"PYTHONPATH": str(site)},
+    ) as mesh:
         yield mesh
+
+
+def installed(package: Path, directory: Path) -> Path:
+    """Installs a package as its user would, into a folder of its own. pip builds beside the sources, so in a copy."""
+    source, site = directory / "source", directory / "site"
+    shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--no-index", f"--target={site}", source], check=True)
+    return site
 
 
 class Caller:
@@ -128,18 +149,18 @@ async def test_answers_have_the_same_bits_alone_in_company_after_a_takeover_and_
 async def test_sums_of_every_runtime_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
     request: pytest.FixtureRequest, gated_mesh: RunningMesh, chance: random.Random
 ) -> None:
-    """Their configurations name neither inputs nor outputs: the models say them."""
+    """And of a backend that another package adds. Their configurations name neither inputs nor outputs: the models say
+    them.
+    """
     mesh = remember(request, gated_mesh)
     executors = mesh.names("executor")
     await eventually(lambda: len(mesh.alive()) == len(executors), "both executors serve")
     async with Callers(mesh) as callers, asyncio.TaskGroup() as group:
-        traffic = [
-            Traffic(model, callers, make_plans(chance, 24, shortest=20, longest=40), chance) for model in SESSION_SUMS
-        ]
+        traffic = [Traffic(model, callers, make_plans(chance, 24, shortest=20, longest=40), chance) for model in SUMS]
         for each in traffic:
             group.create_task(each.run())
         for each in traffic:
             await each.progress(0.3)
         mesh.kill(chance.choice(executors))
 
-    assert [0] * len(SESSION_SUMS) == [each.repeated for each in traffic]
+    assert [0] * len(SUMS) == [each.repeated for each in traffic]

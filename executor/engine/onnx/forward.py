@@ -13,18 +13,18 @@ import torch
 from executor.engine.onnx.session import OnnxModel, ort
 from executor.engine.pytorch.datatypes import TORCH_TYPE
 from executor.engine.sessions.checks import Call
-from executor.engine.sessions.forward import Lent, SessionForward, Value
+from executor.engine.sessions.forward import Compute, Lent, Value
 
 
-def forward_of(model: OnnxModel, call: Call, device: torch.device, run_options: Any) -> SessionForward:
+def compute_of(model: OnnxModel, call: Call, device: torch.device, run_options: Any) -> Compute:
     """The call of one session."""
     signature = model.signature
     tensors = (*signature.inputs.values(), *signature.optional.values())
     wanted = [signature.outputs[name] for name in call.outputs]
     if device.type != "cpu" or any(tensor.datatype == "BF16" for tensor in (*tensors, *wanted)):
-        return SessionForward(call, Bound(model, call, device, run_options))
+        return Bound(model, call, device, run_options)
     names = list(call.outputs)
-    return SessionForward(call, Lent(call, lambda arrays: model.session.run(names, arrays, run_options)))
+    return Lent(call, lambda arrays: model.session.run(names, arrays, run_options))
 
 
 class Bound:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from executor.engine.base import LoadRequest
-from executor.engine.onnx.forward import forward_of
+from executor.engine.onnx.forward import compute_of
 from executor.engine.onnx.session import model_path, open_model, run_options_of
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions import completion
@@ -36,5 +36,5 @@ def load(request: LoadRequest) -> TorchEngine:
     path = model_path(request.model_dir / request.version, config.default_model_filename)
     model = open_model(path, told, request.device, fixed_threads=fixed_threads)
     call = checked_call(config, model.signature)
-    forward = forward_of(model, call, torch.device(request.device), run_options_of(told))
-    return make_engine(request, call, forward, failure=FAILURE, fixed_threads=fixed_threads)
+    compute = compute_of(model, call, torch.device(request.device), run_options_of(told))
+    return make_engine(request, call, compute, failure=FAILURE, fixed_threads=fixed_threads)

@@ -12,7 +12,7 @@ from executor.engine.openvino.session import compiled, open_model, options_of, s
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions import completion
 from executor.engine.sessions.checks import checked_call
-from executor.engine.sessions.forward import Lent, SessionForward
+from executor.engine.sessions.forward import Lent
 from executor.engine.sessions.loading import existing, make_engine, refuse_gpu
 from executor.engine.sessions.signature import Signature
 from shared.contract.errors import LoadError
@@ -47,9 +47,7 @@ def load(request: LoadRequest) -> TorchEngine:
         )
     call = checked_call(config, signature_of(model, told))
     run = compiled(model, call, options, config.name)
-    return make_engine(
-        request, call, SessionForward(call, Lent(call, run)), failure=FAILURE, fixed_threads=fixed_threads
-    )
+    return make_engine(request, call, Lent(call, run), failure=FAILURE, fixed_threads=fixed_threads)
 
 
 def _path(version_dir: Path, config: Mapping[str, Any]) -> Path:

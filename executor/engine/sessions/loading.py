@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,14 +11,14 @@ from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.binding import Argument, Binding, argument_sources
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions.checks import Call
-from executor.engine.sessions.forward import Value
+from executor.engine.sessions.forward import Compute, SessionForward
 from shared.contract.errors import LoadError
 
 
 def make_engine(
-    request: LoadRequest, call: Call, forward: Callable[..., dict[str, Value]], *, failure: str, fixed_threads: int = 0
+    request: LoadRequest, call: Call, compute: Compute, *, failure: str, fixed_threads: int = 0
 ) -> TorchEngine:
-    """An engine that calls `forward` with the tensors of the configuration, by name.
+    """An engine that makes each call by `compute`, which is `Lent` or the runtime's own.
 
     failure        begins the error of a call that fails
     fixed_threads  as in `TorchEngine`
@@ -29,7 +28,7 @@ def make_engine(
     states = config.sequence_batching.states if config.sequence_batching else ()
     return TorchEngine(
         config,
-        forward,
+        SessionForward(call, compute),
         tuple(
             Binding(Argument(name, None, required=name not in call.signature.optional), name, source)
             for name, source in argument_sources(config)

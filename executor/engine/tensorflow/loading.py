@@ -11,7 +11,7 @@ from executor.engine.base import LoadRequest
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions import completion
 from executor.engine.sessions.checks import checked_call
-from executor.engine.sessions.forward import Lent, SessionForward
+from executor.engine.sessions.forward import Lent
 from executor.engine.sessions.loading import existing, make_engine, refuse_gpu
 from executor.engine.sessions.signature import Signature
 from executor.engine.tensorflow.session import TensorflowModel, open_graph, open_saved_model
@@ -57,7 +57,7 @@ def load(request: LoadRequest) -> TorchEngine:
             "sequences would share; export it with its states as inputs and outputs, and declare them in "
             "sequence_batching"
         )
-    return make_engine(request, call, SessionForward(call, Lent(call, model.run_of(call))), failure=FAILURE)
+    return make_engine(request, call, Lent(call, model.run_of(call)), failure=FAILURE)
 
 
 def _open(version_dir: Path, config: Mapping[str, Any]) -> TensorflowModel:

@@ -358,6 +358,23 @@ def test_a_backend_for_cpus_has_cpu_instances_where_there_are_gpus(load_text: Lo
     assert [False] == [bool(group.gpus) for group in config.instance_groups]
 
 
+@pytest.mark.parametrize(
+    ("backend", "name", "because"),
+    [
+        ("openvino", "ENABLE_BATCH_PADDING", "the model is given batches of every size"),
+        ("tensorflow", "MAX_SESSION_SHARE_COUNT", "each instance has a session of its own"),
+    ],
+)
+def test_a_parameter_without_effect_is_told_to_the_models_of_its_backend(
+    load_text: LoadText, backend: str, name: str, because: str
+) -> None:
+    text = f'{IO} backend: "{backend}" parameters {{ key: "{name}" value {{ string_value: "1" }} }}'
+
+    assert (f"parameter '{name}' has no effect: {because}",) == load_text(
+        text, backends={backend: unchanged}
+    ).config.notes
+
+
 # Versions
 
 

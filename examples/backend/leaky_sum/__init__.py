@@ -1,0 +1,1 @@
+"""A backend of seqmesh, to copy from."""
