@@ -16,6 +16,7 @@ from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from shared.contract.tensors import from_numpy, to_numpy
 from tests.design.weighted_sum_backend import WeightedSumBackend, WeightedSumEngine
+from tests.markdown_pages import ALL_BLOCKS, ROOT
 
 CONFIG = """
 backend: "weighted_sum"
@@ -115,3 +116,17 @@ def test_a_file_that_is_no_model_fails_the_load(tmp_path: Path) -> None:
 
     with pytest.raises(LoadError, match=r"model\.weighted_sum: could not convert"):
         ModelRepository((tmp_path,), Devices()).load("broken")
+
+
+def test_the_guide_shows_the_example_as_it_is() -> None:
+    """Parts of docs/guides/backends.md stand word for word in the files of examples/backend that their marks name."""
+    shown = {
+        (mark.removeprefix("not run: "), block.text)
+        for block in ALL_BLOCKS
+        if block.page == "docs/guides/backends.md"
+        for mark in block.marks
+        if mark.startswith("not run: examples/")
+    }
+
+    assert 5 == len(shown)
+    assert [] == [name for name, text in shown if text not in (ROOT / name).read_text()]

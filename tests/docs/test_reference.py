@@ -31,8 +31,9 @@ def test_there_are_no_other_pages() -> None:
 
 def test_the_defaults_of_parameters_are_the_configurations() -> None:
     config = ModelConfig("m", "pytorch", "", 8, (), (), sequence_batching=SequenceBatching(Direct(), 1))
-    # Those of ONNX models go to ONNX Runtime as they are.
-    numbers = {each.name: each.default for each in PARAMETERS if each.default.isdigit() and each.of is not For.ONNX}
+    # These go to a runtime as they are.
+    others = (For.ONNX, For.OPENVINO, For.TENSORFLOW)
+    numbers = {each.name: each.default for each in PARAMETERS if each.default.isdigit() and each.of not in others}
 
     assert "0" == numbers.pop("orphan_grace_microseconds") == str(config.orphan_grace_ms)
     assert numbers == {name: str(getattr(config, name)) for name in numbers}

@@ -14,7 +14,7 @@ from executor.engine.sessions import completion
 from executor.engine.sessions.checks import checked_call
 from executor.engine.sessions.forward import Lent
 from executor.engine.sessions.loading import existing, make_engine, refuse_gpu
-from executor.engine.sessions.signature import SessionTensor, Signature
+from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import LoadError
 
 
@@ -31,7 +31,7 @@ class Session:
         def tensors(*names: str) -> dict[str, SessionTensor]:
             return {name: SessionTensor(name, datatype, (-1, 1)) for name in names}
 
-        self.signature = Signature(inputs=tensors("INPUT", "SUM"), outputs=tensors("OUTPUT", "SUM_NEXT"))
+        self.signature = SessionSignature(inputs=tensors("INPUT", "SUM"), outputs=tensors("OUTPUT", "SUM_NEXT"))
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         """Runs one batch: arrays by name -> the outputs that are wanted, in that order. What it raises fails the batch,

@@ -12,11 +12,11 @@ import torch
 
 from executor.engine.onnx.session import OnnxModel, ort
 from executor.engine.pytorch.datatypes import TORCH_TYPE
-from executor.engine.sessions.checks import Call
+from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Compute, Lent, Value
 
 
-def compute_of(model: OnnxModel, call: Call, device: torch.device, run_options: Any) -> Compute:
+def compute_of(model: OnnxModel, call: SessionCall, device: torch.device, run_options: Any) -> Compute:
     """The call of one session."""
     signature = model.signature
     tensors = (*signature.inputs.values(), *signature.optional.values())
@@ -30,7 +30,7 @@ def compute_of(model: OnnxModel, call: Call, device: torch.device, run_options: 
 class Bound:
     """Calls a session by io binding."""
 
-    def __init__(self, model: OnnxModel, call: Call, device: torch.device, run_options: Any) -> None:
+    def __init__(self, model: OnnxModel, call: SessionCall, device: torch.device, run_options: Any) -> None:
         self._session = model.session
         self._datatypes = {name: call.signature.outputs[name].datatype for name in call.outputs}
         self._device = device

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import onnxruntime
 
-from executor.engine.sessions.signature import SessionTensor, Signature, parameter_of
+from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of
 from shared.contract.errors import LoadError
 
 ort: Any = onnxruntime  # its stubs do not cover what is used here
@@ -49,7 +49,7 @@ class OnnxModel(msgspec.Struct, frozen=True, eq=False):
     """An open model. Inputs that have a value of their own (overridable initializers) are optional."""
 
     session: Any
-    signature: Signature
+    signature: SessionSignature
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -74,7 +74,7 @@ def open_model(path: Path, config: Mapping[str, Any], device: str = "cpu", *, fi
         options = _session_options(config, fixed_threads)
         session = ort.InferenceSession(str(path), options, providers=_providers(config, device))
         nodes = session.get_inputs(), session.get_outputs(), session.get_overridable_initializers()
-        return OnnxModel(session, Signature(*map(_tensors, nodes)))
+        return OnnxModel(session, SessionSignature(*map(_tensors, nodes)))
     except LoadError:
         raise
     except Exception as error:  # ONNX Runtime has an exception class for each of its codes, and no common one

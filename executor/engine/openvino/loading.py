@@ -14,7 +14,7 @@ from executor.engine.sessions import completion
 from executor.engine.sessions.checks import checked_call
 from executor.engine.sessions.forward import Lent
 from executor.engine.sessions.loading import existing, make_engine, refuse_gpu
-from executor.engine.sessions.signature import Signature
+from executor.engine.sessions.signature import SessionSignature
 from shared.contract.errors import LoadError
 from shared.contract.model_config import FixedShape
 
@@ -25,7 +25,7 @@ FAILURE = "openvino error"
 def completed(config_json: str, version_dir: Path) -> str:
     """The configuration with what the model says. Raises ConfigError and LoadError."""
 
-    def opened(config: Mapping[str, Any]) -> Signature:
+    def opened(config: Mapping[str, Any]) -> SessionSignature:
         return signature_of(open_model(_path(version_dir, config), config), config)
 
     return completion.completed(config_json, opened)

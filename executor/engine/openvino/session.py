@@ -14,9 +14,9 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from executor.engine.sessions.checks import Call
+from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Run
-from executor.engine.sessions.signature import SessionTensor, Signature, parameter_of, used_names
+from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of, used_names
 from shared.contract.errors import LoadError
 
 log = logging.getLogger(__name__)
@@ -95,16 +95,16 @@ def options_of(config: Mapping[str, Any], *, fixed_threads: int) -> dict[str, st
     return options
 
 
-def signature_of(model: Any, config: Mapping[str, Any]) -> Signature:
+def signature_of(model: Any, config: Mapping[str, Any]) -> SessionSignature:
     """The model's tensors, under those of their names that the configuration uses.
     Raises LoadError for one that no request can carry.
     """
     used = used_names(config)
     inputs, outputs = ([_tensor(port, used) for port in ports] for ports in (model.inputs, model.outputs))
-    return Signature({tensor.name: tensor for tensor in inputs}, {tensor.name: tensor for tensor in outputs})
+    return SessionSignature({tensor.name: tensor for tensor in inputs}, {tensor.name: tensor for tensor in outputs})
 
 
-def compiled(model: Any, call: Call, options: Mapping[str, str], name: str) -> Run:
+def compiled(model: Any, call: SessionCall, options: Mapping[str, str], name: str) -> Run:
     """The call of a model on the CPU. Raises LoadError if OpenVINO cannot compile the model."""
     try:
         request = ov.Core().compile_model(model, "CPU", dict(options)).create_infer_request()

@@ -14,24 +14,24 @@ from executor.engine import shapes
 from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.pytorch.binding import Source, argument_sources
 from executor.engine.pytorch.signature import config_type
-from executor.engine.sessions.signature import SessionTensor, Signature
+from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
 
 
-class Call(msgspec.Struct, frozen=True):
+class SessionCall(msgspec.Struct, frozen=True):
     """What each call of a session is given, and asked for.
 
     outputs      names of the outputs and next states that the configuration wants
     text_shapes  shapes of the inputs of BYTES, by name, each with at most one dimension of -1
     """
 
-    signature: Signature
+    signature: SessionSignature
     outputs: tuple[str, ...]
     text_shapes: Mapping[str, tuple[int, ...]]
 
 
-def checked_call(config: ModelConfig, signature: Signature) -> Call:
+def checked_call(config: ModelConfig, signature: SessionSignature) -> SessionCall:
     """The call of a model that is what its configuration says. Raises LoadError if it is not."""
     check_batch_tensors(config)
     _check_inputs(config, signature)
@@ -43,10 +43,10 @@ def checked_call(config: ModelConfig, signature: Signature) -> Call:
         for name, source in argument_sources(config)
         if source.datatype == "BYTES"
     }
-    return Call(signature, tuple(wanted), texts)
+    return SessionCall(signature, tuple(wanted), texts)
 
 
-def _check_inputs(config: ModelConfig, model: Signature) -> None:
+def _check_inputs(config: ModelConfig, model: SessionSignature) -> None:
     """Every input of the model is a tensor of the configuration, and the reverse. Raises LoadError."""
     sources = argument_sources(config)
     expected = [name for name, source in sources if not (isinstance(source, TensorSpec) and source.optional)]
@@ -71,7 +71,7 @@ def _check_inputs(config: ModelConfig, model: Signature) -> None:
         _check_input_dims(config, name, source, inputs[name])
 
 
-def _check_outputs(config: ModelConfig, model: Signature) -> None:
+def _check_outputs(config: ModelConfig, model: SessionSignature) -> None:
     """Every output and every next state of the configuration is an output of the model. Raises LoadError."""
     states = config.sequence_batching.states if config.sequence_batching else ()
     wanted: list[tuple[str, str, Sequence[int]]] = [

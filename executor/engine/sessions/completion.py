@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from executor.engine.pytorch.signature import config_type
-from executor.engine.sessions.signature import SessionTensor, Signature
+from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import ConfigError
 
 BATCH_DEFAULT = 4
 """Triton's backend setting `default-max-batch-size`."""
 
 
-def completed(config_json: str, signature_of: Callable[[Mapping[str, Any]], Signature]) -> str:
+def completed(config_json: str, signature_of: Callable[[Mapping[str, Any]], SessionSignature]) -> str:
     """The configuration with what the model says; Triton's JSON in, the same out.
 
     signature_of  opens the model that a decoded configuration describes
@@ -41,7 +41,7 @@ def completed(config_json: str, signature_of: Callable[[Mapping[str, Any]], Sign
     return json.dumps(config)
 
 
-def _complete_batch(config: dict[str, Any], signature: Signature) -> None:
+def _complete_batch(config: dict[str, Any], signature: SessionSignature) -> None:
     """A model takes batches if the first dimension of every tensor is variable."""
     tensors = (*signature.inputs.values(), *signature.outputs.values())
     if not all(tensor.dims and tensor.dims[0] == -1 for tensor in tensors):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor.engine.sessions.checks import Call
+from executor.engine.sessions.checks import SessionCall
 
 Value = torch.Tensor | list[str]
 """A tensor; of BYTES, its elements in order."""
@@ -18,13 +18,13 @@ Compute = Callable[[Mapping[str, Value]], Mapping[str, Value]]
 """One call of a session: its inputs by name -> the wanted outputs by name."""
 
 Run = Callable[[Mapping[str, NDArray[Any]]], Sequence[NDArray[Any]]]
-"""The same with arrays: its inputs by name -> `Call.outputs`, in their order."""
+"""The same with arrays: its inputs by name -> `SessionCall.outputs`, in their order."""
 
 
 class SessionForward:
     """The call of one session, as `TorchEngine` makes it."""
 
-    def __init__(self, call: Call, compute: Compute) -> None:
+    def __init__(self, call: SessionCall, compute: Compute) -> None:
         self._compute = compute
         tensors = {**call.signature.inputs, **call.signature.optional}
         self._scalars = {name for name, tensor in tensors.items() if tensor.dims == ()}
@@ -46,7 +46,7 @@ class Lent:
     has no bfloat16: such a tensor travels as int16 with the same bits.
     """
 
-    def __init__(self, call: Call, run: Run) -> None:
+    def __init__(self, call: SessionCall, run: Run) -> None:
         self._run = run
         self._text_shapes = call.text_shapes
         self._outputs = [(name, call.signature.outputs[name].datatype) for name in call.outputs]

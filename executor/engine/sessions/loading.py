@@ -10,13 +10,13 @@ from executor.engine.base import LoadRequest
 from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.binding import Argument, Binding, argument_sources
 from executor.engine.pytorch.engine import TorchEngine
-from executor.engine.sessions.checks import Call
+from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Compute, SessionForward
 from shared.contract.errors import LoadError
 
 
 def make_engine(
-    request: LoadRequest, call: Call, compute: Compute, *, failure: str, fixed_threads: int = 0
+    request: LoadRequest, call: SessionCall, compute: Compute, *, failure: str, fixed_threads: int = 0
 ) -> TorchEngine:
     """An engine that makes each call by `compute`, which is `Lent` or the runtime's own.
 

@@ -21,7 +21,7 @@ class SessionTensor(msgspec.Struct, frozen=True):
     dims: tuple[int, ...] | None
 
 
-class Signature(msgspec.Struct, frozen=True):
+class SessionSignature(msgspec.Struct, frozen=True):
     """Tensors by name. optional: inputs that a call may leave out"""
 
     inputs: Mapping[str, SessionTensor]

@@ -13,7 +13,7 @@ from executor.engine.sessions import completion
 from executor.engine.sessions.checks import checked_call
 from executor.engine.sessions.forward import Lent
 from executor.engine.sessions.loading import existing, make_engine, refuse_gpu
-from executor.engine.sessions.signature import Signature
+from executor.engine.sessions.signature import SessionSignature
 from executor.engine.tensorflow.session import TensorflowModel, open_graph, open_saved_model
 from executor.engine.tensorflow.variables import written_variable
 from shared.contract.errors import LoadError
@@ -29,7 +29,7 @@ def completed(config_json: str, version_dir: Path) -> str:
     Raises ConfigError and LoadError.
     """
 
-    def opened(config: Mapping[str, Any]) -> Signature:
+    def opened(config: Mapping[str, Any]) -> SessionSignature:
         model = _open(version_dir, config)
         model.session.close()
         return model.signature

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.engine.sessions.checks import Call
+from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Run
-from executor.engine.sessions.signature import SessionTensor, Signature, parameter_of, used_names
+from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of, used_names
 from shared.contract.errors import LoadError
 
 # Its C++ library writes to stderr, past the log; what is wrong is raised as well.
@@ -60,11 +60,11 @@ class TensorflowModel(msgspec.Struct, frozen=True, eq=False):
     """An open model. feeds, fetches: the graph's names (`node:0`) of the inputs, and of the outputs"""
 
     session: Any
-    signature: Signature
+    signature: SessionSignature
     feeds: Mapping[str, str]
     fetches: Mapping[str, str]
 
-    def run_of(self, call: Call) -> Run:
+    def run_of(self, call: SessionCall) -> Run:
         """The call of the session."""
         inputs = [(name, tensor.datatype == "BF16") for name, tensor in call.signature.inputs.items()]
         outputs = [call.signature.outputs[name].datatype == "BF16" for name in call.outputs]
@@ -101,7 +101,7 @@ def open_saved_model(path: Path, config: Mapping[str, Any]) -> TensorflowModel:
         for each in infos
     )
     feeds, fetches = ({name: info.name for name, info in each.items()} for each in infos)
-    return TensorflowModel(session, Signature(inputs, outputs), feeds, fetches)
+    return TensorflowModel(session, SessionSignature(inputs, outputs), feeds, fetches)
 
 
 def open_graph(path: Path, config: Mapping[str, Any]) -> TensorflowModel:
@@ -131,7 +131,7 @@ def open_graph(path: Path, config: Mapping[str, Any]) -> TensorflowModel:
     used = used_names(config)
     required = {name: tensor for name, tensor in inputs.items() if name in used}
     spare = {name: tensor for name, tensor in inputs.items() if name not in used}
-    signature = Signature(required, outputs, spare)
+    signature = SessionSignature(required, outputs, spare)
     return TensorflowModel(
         session, signature, {name: f"{name}:0" for name in inputs}, {name: f"{name}:0" for name in outputs}
     )
