@@ -4,8 +4,8 @@ An engine is one instance of one version of a model on one device. It knows noth
 it is given rows, and each row may name a slot of its state arena. A backend is found by the entry-point group
 `seqmesh.backends`; the built-in ones are registered in `backends.py`.
 
-An engine gets one call at a time, on a thread of its own. Short batches of one that `OnlyComputes` may run on the event
-loop's thread.
+An engine gets one call at a time, on a thread of its own, which has made it and closes it. Short batches of one that
+`OnlyComputes` may run on the event loop's thread.
 
 Objects that are made once per row are msgspec structs: a frozen dataclass takes fourteen times as long to make.
 """

@@ -30,6 +30,7 @@ from executor.models.slots import slots_within
 from executor.models.warmup import warm_up
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import DeviceLostError, Devices
+from executor.workers.engine_thread import EngineThread
 from executor.workers.readiness import Readiness
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, LoadError, MeshError, sendable
@@ -415,6 +416,7 @@ class ModelRepository:
         slots = slots_within(config, self.state_bytes_max)
         engines: list[Engine] = []
         workers: list[EngineWorker] = []
+        threads: list[EngineThread] = []
         try:
             for name, device in self.devices.places(config):
                 if config.fixed_shape is not FixedShape.OFF and device == "cpu":
@@ -429,16 +431,21 @@ class ModelRepository:
                     slots=slots,
                     state_value_bytes_max=self.value_bytes_max,
                 )
-                engines.append(backend.load(request))
-                warm_up(engines[-1], config, loaded.model_dir, name)
-                settle_shape(engines[-1], config, name, slots)
+                # A model may keep what belongs to the thread that made it: a connection of sqlite3, thread-local data.
+                thread = EngineThread(name)
+                threads.append(thread)
+                engines.append(thread.run(backend.load, request))
+                thread.run(warm_up, engines[-1], config, loaded.model_dir, name)
+                thread.run(settle_shape, engines[-1], config, name, slots)
                 index = InstanceIndex(len(workers))
-                workers.append(EngineWorker(engines[-1], config.name, name, index, self.devices))
+                workers.append(EngineWorker(engines[-1], config.name, name, index, self.devices, thread))
             config = with_methods(config, engines)
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:
-            for engine in engines:
-                engine.close()
+            for engine, thread in zip(engines, threads, strict=False):  # the last thread may have no engine
+                thread.run(engine.close)
+            for thread in threads:
+                thread.stop()
             raise
         bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
         statistics = StatisticsRecorder(load, self.metrics, bounds_ms)

@@ -49,18 +49,18 @@ class EngineThread:
         self._calls.put(make)
         return future
 
-    def run(self, call: Callable[[], None]) -> None:
-        """As `start`, for a caller that may block: returns when the call has been made, and raises what it raised."""
-        done: Future[None] = Future()
+    def run(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """As `start`, for a caller that may block: returns what the call returns, and raises what it raises."""
+        done: Future[R] = Future()
 
         def make() -> None:
             try:
-                done.set_result(call())
+                done.set_result(call(*arguments, **named))
             except BaseException as failure:  # noqa: BLE001 - as above
                 done.set_exception(failure)
 
         self._calls.put(make)
-        done.result()
+        return done.result()
 
     def stop(self) -> None:
         """The thread ends after the calls that it was given."""

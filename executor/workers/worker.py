@@ -88,8 +88,16 @@ class SavedState(msgspec.Struct, frozen=True, eq=False):
 class EngineWorker:
     """Calls one engine, one call at a time."""
 
-    def __init__(self, engine: Engine, model: str, name: str, index: InstanceIndex, devices: Devices = NO_GPUS) -> None:
-        """devices: checked after a failure"""
+    def __init__(
+        self,
+        engine: Engine,
+        model: str,
+        name: str,
+        index: InstanceIndex,
+        devices: Devices = NO_GPUS,
+        thread: EngineThread | None = None,
+    ) -> None:
+        """devices: checked after a failure. thread: on which the engine was made; a new one by default"""
         self.name = name
         self._model = model
         self.index = index
@@ -103,7 +111,7 @@ class EngineWorker:
             self.readiness = Readiness(engine.is_ready, name)
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
-        self._thread = EngineThread(name)
+        self._thread = thread or EngineThread(name)
         self._pace = Pace() if isinstance(engine, OnlyComputes) and engine.only_computes else None
         self.running: EngineCall | None = None
         """The call that runs now: a batch, or a state that is loaded."""
