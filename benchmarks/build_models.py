@@ -59,8 +59,10 @@ def seeded_lstm() -> StackedLstm:
 def build(directory: Path) -> None:
     """Writes the models of `models/` with what they need. Models of these names are overwritten."""
     shutil.copytree(MODELS, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for device in directory.glob("device_*/1"):
-        shutil.copy(MODELS / "accumulate" / "1" / "model.py", device / "accumulate.py")
+    for derived in (*directory.glob("device_*/1"), directory / "interpreter" / "1"):
+        shutil.copy(MODELS / "accumulate" / "1" / "model.py", derived / "accumulate.py")
+    for name in ("accumulate", "interpreter"):
+        _in_processes(directory / name, f"{name}_process")
     # The version directory is not in the repository: git keeps no empty directories.
     (directory / "lstm_512" / "1").mkdir(exist_ok=True)
     with warnings.catch_warnings():
@@ -69,6 +71,15 @@ def build(directory: Path) -> None:
         scripted = torch.jit.script(seeded_lstm())
         for path in ("lstm_512/1/model.pt", "lstm_512_python/1/lstm.pt"):
             scripted.save(str(directory / path))
+
+
+def _in_processes(model: Path, name: str) -> None:
+    """Copies a model; each instance of the copy is a process of its own."""
+    copy = model.with_name(name)
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    config = (model / "config.pbtxt").read_text().replace(f'name: "{model.name}"', f'name: "{name}"')
+    parameter = 'parameters { key: "instance_process" value { string_value: "true" } }'
+    (copy / "config.pbtxt").write_text(f"{config}\n{parameter}\n")
 
 
 def main() -> None:

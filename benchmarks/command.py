@@ -40,6 +40,9 @@ Tells per cell: steps per second, median and 99th percentile, mean batch, CPU mi
 of the client (client and servers share this machine), Redis commands and bytes per step. A `*` marks a throughput that
 other processes disturbed. Writes results.json, results.md and plot.png.
 
+--models accumulate,accumulate_process measures what a process for an instance costs; interpreter,interpreter_process
+what it gains where two instances compute in Python.
+
 --models device_direct,device_oldest measures what an accelerator bounds: 5 ms a batch of up to 4 rows, so 800 steps a
 second and executor at most, if every batch is full.
 
@@ -50,7 +53,8 @@ MODELS = ("accumulate", "lstm_512")
 DEVICE_MODELS = ("device_direct", "device_oldest")
 TRITON_MODELS = ("accumulate", "lstm_512_python", *DEVICE_MODELS)
 """Models that Triton can serve here: the wheel's Triton has the Python backend only."""
-ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python", *DEVICE_MODELS)
+PROCESS_MODELS = ("accumulate_process", "interpreter", "interpreter_process")
+ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python", *DEVICE_MODELS, *PROCESS_MODELS)
 CONCURRENCIES = "1,8,32,128"
 QUICK_CONCURRENCIES = "1,32"
 PAGING_CALLERS = 512

@@ -56,6 +56,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         metrics=parse_metrics_config(settings.metrics_config),
         value_bytes_max=bytes_max,
         state_bytes_max=settings.state_bytes_max,
+        call_limit_s=settings.batch_limit_s,
         reloads=settings.model_control_mode != "none",
     )
     if repository.mentions("fixed_shape"):

@@ -43,8 +43,8 @@ class ExecutorSettings(MetricsSettings):
     )
     backend_directory: tuple[Path, ...] = setting(
         (),
-        help="Where backends have files of their own, each in a folder of its name: their batch strategies. May be "
-        "repeated (in the environment: separated by ':').",
+        help="Where backends have files of their own, each in a folder of its name: their batch strategies, or the "
+        "model.py that is the backend. May be repeated (in the environment: separated by ':').",
         unit="dir",
         group="Models",
     )
@@ -104,7 +104,8 @@ class ExecutorSettings(MetricsSettings):
         0.0,
         help="A model's call (a batch, or a state that is restored) that takes longer has hung. Then the executor "
         "gives its lease up, so that others take over at once, and ends, because a thread cannot be stopped. Whoever "
-        "started the executor starts it again. The limit must be longer than any batch may ever take. 0: off.",
+        "started the executor starts it again. Of an instance that is a process, that process alone ends. The limit "
+        "must be longer than any batch may ever take. 0: off.",
         unit="s",
         group="Step loop",
         minimum=0.0,

@@ -90,6 +90,7 @@ STARTS_PROCESSES = frozenset(
         "executor/engine/test_backends.py",
         "executor/engine/test_mkl.py",
         "executor/engine/test_model_completion.py",
+        "executor/engine/test_process_engine.py",
         "executor/models/test_configuration_choice.py",
         "executor/test_health.py",
         "shared/process/test_lifecycle.py",

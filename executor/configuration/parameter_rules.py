@@ -44,6 +44,9 @@ class Parameter:
 
 
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+PROCESS = "instance_process"
+CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
@@ -335,11 +338,27 @@ PARAMETERS: tuple[Parameter, ...] = (
         "It has no effect without `dynamic_batching`.",
     ),
     Parameter(
-        "EXECUTION_ENV_PATH",
+        ENVIRONMENT,
         "path",
         "",
         For.PYTHON,
-        "No effect: the mesh does not unpack environments. The model runs in the executor's own.",
+        "The environment that the model runs in: a folder (conda or venv), or an archive by conda-pack. "
+        "`$$TRITON_MODEL_DIRECTORY` in it is the model's folder. Each instance is a process of its own then.",
+    ),
+    Parameter(
+        PROCESS,
+        "`true` or `false`",
+        "false",
+        For.PYTHON,
+        "`true`: each instance is a process of its own. A crash or a leak hurts that instance alone, and no other code "
+        "waits for its interpreter.",
+    ),
+    Parameter(
+        CPU_INPUTS,
+        "`yes` or `no`",
+        "yes",
+        For.PYTHON,
+        "`no` has no effect: inputs are on the CPU.",
     ),
 )
 """Every parameter that the mesh reads."""
@@ -385,6 +404,12 @@ def check_parameters(config: ConfigMessage) -> list[str]:
         for backend, name, because in _WITHOUT_EFFECT
         if name in parameters and config.backend == backend
     ]
+    if ENVIRONMENT in parameters and parameters.get(PROCESS) == "false":
+        raise ConfigError(
+            f"parameter '{ENVIRONMENT}' of {model} needs a process for each instance, and '{PROCESS}' says 'false'"
+        )
+    if parameters.get(CPU_INPUTS) == "no":
+        notes.append(f"parameter '{CPU_INPUTS}' has no effect: inputs are on the CPU")
     return notes + (_recovery_notes(config, parameters) if stateful else [])
 
 
@@ -423,6 +448,8 @@ _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     "fixed_shape": ("true, rows or false", lambda text: text in list(FixedShape)),
     "virtual_slots": ("'true' or 'false'", lambda text: text in ("true", "false")),
     "batch_gathering": ("'on' or 'off'", lambda text: text in ("on", "off")),
+    PROCESS: ("'true' or 'false'", lambda text: text in ("true", "false")),
+    CPU_INPUTS: ("'yes' or 'no'", lambda text: text in ("yes", "no")),
     "orphan_grace_microseconds": ("a non-negative integer", _is_whole),
     "retry_replies": (
         f"an integer from 1 to {RETRY_IDS}",

@@ -1,4 +1,4 @@
-"""Which backends there are: the built-in ones, and those that other packages add.
+"""Which backends there are: the built-in ones, those that other packages add, and those written as a `model.py`.
 
 A package adds a backend by an entry point in the group `seqmesh.backends`. The entry point's name is what `backend:`
 says in a configuration; its object is a `Backend`, or a class of one without arguments. Nothing here imports torch: the
@@ -11,12 +11,14 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from executor.configuration.backends import remedy_of
 from executor.engine.base import Backend
 from executor.engine.onnx.backend import OnnxBackend
 from executor.engine.openvino.backend import OpenvinoBackend
 from executor.engine.python.backend import PythonBackend
+from executor.engine.python.model import MODEL_FILE
 from executor.engine.python.model_completion import LIMIT_S
 from executor.engine.pytorch.backend import PytorchBackend
 from executor.engine.tensorflow.backend import TensorflowBackend
@@ -35,15 +37,21 @@ RUNTIMES = (
 log = logging.getLogger(__name__)
 
 
-def installed_backends(*, completion_limit_s: float = LIMIT_S) -> dict[str, Backend]:
+def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: float = LIMIT_S) -> dict[str, Backend]:
     """Every backend that can load a model here, by name. The built-in ones come first, and cannot be replaced.
 
+    folders             where python-based backends are: NAME/model.py serves the models of the backend NAME
     completion_limit_s  how long a python model may take to complete its configuration
 
     A backend of another package that cannot be imported is logged and left out; the others stay.
     """
     backends: dict[str, Backend] = {backend.name: backend() for backend, needed in RUNTIMES if _are_installed(needed)}
     backends["python"] = PythonBackend(completion_limit_s)
+    for name, code in _python_based(folders).items():
+        if name in backends:
+            log.warning("backend %r in %s is ignored: that name is taken", name, code)
+            continue
+        backends[name] = PythonBackend(completion_limit_s, name, code)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name in backends:
             log.warning("backend %r of %s is ignored: that name is taken", entry.name, entry.value)
@@ -54,9 +62,9 @@ def installed_backends(*, completion_limit_s: float = LIMIT_S) -> dict[str, Back
     return backends
 
 
-def find_backend(name: str) -> Backend:
+def find_backend(name: str, folders: Sequence[Path] = ()) -> Backend:
     """The backend of that name. Raises LoadError that names those available."""
-    backends = installed_backends()
+    backends = installed_backends(folders)
     backend = backends.get(name)
     if backend is None:
         raise LoadError(
@@ -67,6 +75,15 @@ def find_backend(name: str) -> Backend:
 
 def _are_installed(modules: Sequence[str]) -> bool:
     return all(importlib.util.find_spec(module) is not None for module in modules)
+
+
+def _python_based(folders: Sequence[Path]) -> dict[str, Path]:
+    """The code of each python-based backend, by its name; the first folder that has a name wins."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for code in sorted(folder.glob(f"*/{MODEL_FILE}")):
+            found.setdefault(code.parent.name, code)
+    return found
 
 
 def _loaded(entry: EntryPoint) -> Backend | None:

@@ -27,7 +27,7 @@ from shared.contract.tensors import Tensor
 from shared.statistics.tally import MemoryUse
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a batch; or a null row, which is padding that no model result may depend on.
 
     inputs    by name; each tensor with its leading batch dimension if the model has one (a stateless request may bring
@@ -55,7 +55,7 @@ class Row(msgspec.Struct, frozen=True):
     parameters: Mapping[str, str | int | bool | float] = {}
 
 
-class RowError(msgspec.Struct, frozen=True):
+class RowError(msgspec.Struct, frozen=True, array_like=True):
     """Why one row has no result. The row's state stays as it was.
 
     code         a `shared.contract.errors.Code`
@@ -69,7 +69,7 @@ class RowError(msgspec.Struct, frozen=True):
     lost: bool = False
 
 
-class RowResult(msgspec.Struct, frozen=True):
+class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """One row's outputs, in the order of the model's configuration; only declared outputs, and only those asked for.
 
     states  the implicit state after this step, by the state's *input* name, without the batch dimension: bytes,
@@ -90,7 +90,7 @@ class RowResult(msgspec.Struct, frozen=True):
     grown: Sequence[GrownState] = ()
 
 
-class Timings(msgspec.Struct, frozen=True):
+class Timings(msgspec.Struct, frozen=True, array_like=True):
     """Where a batch's time went, nanoseconds: making tensors, the model itself, taking results apart."""
 
     compute_input_ns: int
@@ -163,6 +163,26 @@ class OnlyComputes(Protocol):
 
     @property
     def only_computes(self) -> bool: ...
+
+
+@runtime_checkable
+class LimitsCalls(Protocol):
+    """An engine that ends a call that does not return, by itself: its executor need not end with it."""
+
+    def limit_calls(self, limit_s: float) -> None:
+        """From now on a call may take so long; 0: for ever."""
+        ...
+
+
+@runtime_checkable
+class SeesCancellation(Protocol):
+    """An engine whose model may ask whether anybody still waits for a row."""
+
+    def cancel(self, row: Row) -> None:
+        """Nobody waits for this row, which `run` was given, any more. Changes nothing if it does not run now. May be
+        called from another thread, while a batch runs.
+        """
+        ...
 
 
 @runtime_checkable
@@ -256,6 +276,7 @@ class LoadRequest:
     slots   sequences whose states it may be given (0 for a stateless model). There may be 262,144: an engine takes
             memory for them as they are used
     state_value_bytes_max  largest state tensor of one sequence: a step that leaves a larger one fails
+    code  of a python-based backend: the backend's `model.py`, in the place of one in `model_dir`
     """
 
     config: ModelConfig
@@ -266,6 +287,7 @@ class LoadRequest:
     device: str
     slots: int
     state_value_bytes_max: int = VALUE_BYTES_MAX
+    code: Path | None = None
 
 
 class Backend(Protocol):

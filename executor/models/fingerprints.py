@@ -22,6 +22,7 @@ BATCHED_BY = ("direct", "oldest", "max_sequence_idle_microseconds")
 PARAMETERS = (
     "batch_gathering",
     "checkpoint_interval",
+    "instance_process",
     "orphan_grace_microseconds",
     "retry_replies",
     "retry_reply_bytes",

@@ -139,13 +139,15 @@ class ModelRepository:
     unloaded  by name: versions that were taken out of service
     retired   versions that were unloaded or replaced, to be closed once nothing runs on them any more
     loading   names that are being loaded now
-    backend_dirs  folders that hold, in a folder of each backend's name, the backend's batch strategy
+    backend_dirs  folders that hold, in a folder of each backend's name, the backend's batch strategy, or the `model.py`
+                  that is the backend
     config_name    name of the configurations that are read in place of config.pbtxt
     auto_complete  models may complete their configurations
     completion_limit_s  how long a python model may take for that
     metrics        which latencies are counted
     value_bytes_max  largest state tensor of one sequence
     state_bytes_max  bytes of the states that an instance holds, where they decide about its slots (`slots_within`)
+    call_limit_s     how long a call may take, for engines that end late calls themselves
     reloads        models may be loaded again; if not, no state can come from another load
     """
 
@@ -158,6 +160,7 @@ class ModelRepository:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     value_bytes_max: int = VALUE_BYTES_MAX
     state_bytes_max: int = 0
+    call_limit_s: float = 0.0
     reloads: bool = True
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
@@ -325,7 +328,7 @@ class ModelRepository:
             write_files(folder, files or {})
         if folder is None:
             raise NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
-        installed = installed_backends(completion_limit_s=self.completion_limit_s)
+        installed = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
         backends = {key: backend.auto_complete for key, backend in installed.items()}
         try:
             return load_model_config(
@@ -412,7 +415,7 @@ class ModelRepository:
         config = loaded.config
         if config.ensemble:
             return ServedVersion(config, load.version, (), 0, StatisticsRecorder(load, self.metrics), present)
-        backend = find_backend(config.backend)
+        backend = find_backend(config.backend, self.backend_dirs)
         slots = slots_within(config, self.state_bytes_max)
         engines: list[Engine] = []
         workers: list[EngineWorker] = []
@@ -438,7 +441,9 @@ class ModelRepository:
                 thread.run(warm_up, engines[-1], config, loaded.model_dir, name)
                 thread.run(settle_shape, engines[-1], config, name, slots)
                 index = InstanceIndex(len(workers))
-                workers.append(EngineWorker(engines[-1], config.name, name, index, self.devices, thread))
+                workers.append(
+                    EngineWorker(engines[-1], config.name, name, index, self.devices, thread, self.call_limit_s)
+                )
             config = with_methods(config, engines)
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:

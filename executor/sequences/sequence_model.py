@@ -46,7 +46,7 @@ from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep
-from executor.engine.base import BatchResult, RowError, RowResult
+from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.models.repository import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
@@ -58,7 +58,7 @@ from executor.workers.first_batch import CountWaiting
 from executor.workers.worker import EngineWorker, SavedState
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.contract.messages import InboxStep, InferMessage
+from shared.contract.messages import InboxCancelled, InboxStep, InferMessage
 from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
 from shared.store.scripts import CommitCode, KeptReplies, StepCommit
@@ -72,6 +72,7 @@ class GivenBatch(NamedTuple):
     """A batch that the engine was given. at_ns: when, wall clock"""
 
     batch: RunBatch
+    rows: Sequence[Row]
     result: asyncio.Future[BatchResult]
     at_ns: int
 
@@ -231,7 +232,7 @@ class SequenceModel:
     def _give(self, instance: Instance, batch: RunBatch) -> None:
         rows = [self._rows.of(member) if member is not None else self._rows.null for member in batch.members]
         result = instance.worker.run(rows, [member is not None and member.save for member in batch.members])
-        instance.given.append(GivenBatch(batch, result, time.time_ns()))
+        instance.given.append(GivenBatch(batch, rows, result, time.time_ns()))
         instance.idle.clear()
 
     async def _conclude(self, instance: Instance, given: GivenBatch) -> None:
@@ -294,7 +295,19 @@ class SequenceModel:
             self.leave_due.set()
         if isinstance(event, QueuedStep) and event.step.suspicion:
             self.trial_due.set()
+        if isinstance(event, InboxCancelled):
+            self._cancel_running(event)
         return gone
+
+    def _cancel_running(self, event: InboxCancelled) -> None:
+        """Tells the model, if it runs the step: it may want to stop."""
+        for instance in self._instances:
+            for given in instance.given:
+                for member, row in zip(given.batch.members, given.rows, strict=True):
+                    if member is not None and member.owned.sequence == event.sequence:
+                        step = member.queued.step
+                        if (step.epoch, step.step) == (event.epoch, event.step):
+                            instance.worker.cancel(row)
 
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
         """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""

@@ -25,11 +25,13 @@ from executor.engine.base import (
     ChecksReadiness,
     Engine,
     HandsOutState,
+    LimitsCalls,
     MeasuresMemory,
     OnlyComputes,
     ReleasesSequences,
     Row,
     RowError,
+    SeesCancellation,
     Timings,
 )
 from executor.workers.devices import NO_GPUS, Devices
@@ -96,8 +98,11 @@ class EngineWorker:
         index: InstanceIndex,
         devices: Devices = NO_GPUS,
         thread: EngineThread | None = None,
+        call_limit_s: float = 0.0,
     ) -> None:
-        """devices: checked after a failure. thread: on which the engine was made; a new one by default"""
+        """devices: checked after a failure. thread: on which the engine was made; a new one by default. call_limit_s:
+        how long a call may take, for an engine that ends late calls itself
+        """
         self.name = name
         self._model = model
         self.index = index
@@ -110,11 +115,17 @@ class EngineWorker:
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
+        self._cancels = engine if isinstance(engine, SeesCancellation) else None
+        self._limits = isinstance(engine, LimitsCalls)
+        if isinstance(engine, LimitsCalls):
+            engine.limit_calls(call_limit_s)
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = thread or EngineThread(name)
         self._pace = Pace() if isinstance(engine, OnlyComputes) and engine.only_computes else None
         self.running: EngineCall | None = None
-        """The call that runs now: a batch, or a state that is loaded."""
+        """The call that runs now: a batch, or a state that is loaded. None for an engine that ends late calls itself:
+        nobody else is to look after it.
+        """
         self._began_s = self._took_s = 0.0
 
     @property
@@ -194,7 +205,7 @@ class EngineWorker:
         # The event loop reads these fields at any time. So `_began_s` is set before `running`, and `_took_s` before
         # `running` ends.
         began_s = self._began_s = time.monotonic()
-        self.running = EngineCall(self.name, threading.get_ident())
+        self.running = None if self._limits else EngineCall(self.name, threading.get_ident())
         try:
             return call(*arguments, **named)
         except (Exception, SystemExit):
@@ -207,6 +218,11 @@ class EngineWorker:
     def describe_state(self, slot: SlotIndex) -> asyncio.Future[str]:
         """A line for the log about a slot's state, before any batch that is run after this call."""
         return self._thread.start(self._engine.describe_state, slot)
+
+    def cancel(self, row: Row) -> None:
+        """Nobody waits for a row any more: its model may ask for that while the row runs."""
+        if self._cancels is not None:
+            self._cancels.cancel(row)
 
     def release(self, sequence: SequenceId) -> None:
         """Has the model forget a sequence, after what it runs now and before any batch that is run after this call."""

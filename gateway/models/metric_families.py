@@ -488,4 +488,5 @@ def unreadable_families(observed: Observed) -> list[Family]:
 
 def custom_families(observed: Observed) -> list[Family]:
     """The families that python models define themselves, added up over all executors."""
-    return [Family(each.name, each.kind, each.help, each.samples) for each in merged_families(observed.reports)]
+    merged = merged_families(report.families for report in observed.reports)
+    return [Family(each.name, each.kind, each.help, each.samples) for each in merged]

@@ -337,6 +337,14 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return int(self.parameters.get("checkpoint_interval", "1"))
 
     @property
+    def instance_process(self) -> bool:
+        """Whether each instance of a python model is a process of its own (parameter `instance_process`). By default
+        it is if the model has an environment of its own.
+        """
+        default = "true" if "EXECUTION_ENV_PATH" in self.parameters else "false"
+        return self.parameters.get("instance_process", default) == "true"
+
+    @property
     def retry_replies(self) -> int:
         """Replies of a sequence that are kept for retries (parameter `retry_replies`)."""
         return int(self.parameters.get("retry_replies", RETRY_REPLIES))

@@ -6,7 +6,7 @@ and for how long: `shared.store.reporting`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -84,12 +84,12 @@ encode_report = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(ExecutorReport).decode
 
 
-def merged_families(reports: Sequence[ExecutorReport]) -> list[CustomFamily]:
-    """The metrics of models on all executors: samples of the same name and labels are added."""
+def merged_families(reports: Iterable[Iterable[CustomFamily]]) -> list[CustomFamily]:
+    """The metrics of models of several processes: samples of the same name and labels are added."""
     families: dict[str, CustomFamily] = {}
     sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for report in reports:
-        for family in report.families:
+        for family in report:
             families.setdefault(family.name, family)
             values = sums.setdefault(family.name, {})
             for sample in family.samples:

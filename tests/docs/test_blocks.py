@@ -37,7 +37,7 @@ FOREIGN_OPTIONS = {
     # of its load tool
     "--shared-memory",
     # of pip, docker and pytest
-    *("--require-hashes", "--build", "--wait", "--scale", "--extra-index-url"),
+    *("--require-hashes", "--build", "--wait", "--scale", "--extra-index-url", "--shm-size"),
 }
 
 

@@ -105,6 +105,29 @@ class TritonPythonModel(Sample):
                 ctypes.PyDLL(None).sleep(600)
         return super().execute(requests)
 '''
+PATIENT_MODEL = """
+import time
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+from sample_model import TritonPythonModel as Sample
+
+
+class TritonPythonModel(Sample):
+    # The sample, but one number makes it wait until nobody waits for the answer any more.
+
+    def execute(self, requests):
+        for request in requests:
+            deadline = time.monotonic() + 60
+            while {number} in pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy():
+                Path("{begun}").touch()
+                if request.is_cancelled():
+                    error = pb_utils.TritonError("stopped", pb_utils.TritonError.CANCELLED)
+                    return [pb_utils.InferenceResponse(error=error) for _ in requests]
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.005)
+        return super().execute(requests)
+"""
 ENDLESS_MODEL = '''
 
 
@@ -197,6 +220,16 @@ def add_sum_model(
     return name
 
 
+def put_in_processes(repository: Path, *models: str, instances: int = 1) -> None:
+    """Makes each instance of these models a process of its own."""
+    for model in models:
+        config = repository / model / "config.pbtxt"
+        text = config.read_text()
+        text = re.sub(r"^instance_group.*?\]$", "", text, flags=re.MULTILINE | re.DOTALL)
+        text += '\nparameters: { key: "instance_process", value: { string_value: "true" } }\n'
+        config.write_text(f"{text}instance_group [ {{ count: {instances} kind: KIND_CPU }} ]\n")
+
+
 def add_hanging_models(repository: Path, sleeper: str) -> None:
     """Puts `running_sum` and `add_sub` into a repository; both hang when they are given `HANGS`.
 
@@ -208,6 +241,17 @@ def add_hanging_models(repository: Path, sleeper: str) -> None:
         version = repository / name / "1"
         (version / "model.py").rename(version / "sample_model.py")
         (version / "model.py").write_text(HANGING_MODEL.format(input=tensor, number=HANGS, sleeper=sleeper))
+
+
+def add_patient_model(repository: Path, name: str, begun: Path) -> str:
+    """Puts a running sum into a repository that waits for a cancellation when it is given `HANGS`, and makes a file
+    when it begins to; returns its name.
+    """
+    add_sum_model(repository, name)
+    version = repository / name / "1"
+    (version / "model.py").rename(version / "sample_model.py")
+    (version / "model.py").write_text(PATIENT_MODEL.format(number=HANGS, begun=begun))
+    return name
 
 
 def add_endless_model(repository: Path) -> str:

@@ -1,9 +1,12 @@
-"""The backend `python`: models written as Triton's `model.py` (triton-spec 8)."""
+"""The backend `python`: models written as Triton's `model.py` (triton-spec 8); and the backends that are such a file
+themselves, and serve any number of models (Triton's python-based backends).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +14,24 @@ from executor.engine.base import Engine, LoadRequest
 from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model import model_path
 from executor.engine.python.model_completion import LIMIT_S, completed_apart
+from executor.engine.python.process.engine import ProcessEngine
+from executor.engine.python.process.environments import environment_of
 from shared.contract.errors import LoadError
 
 log = logging.getLogger(__name__)
 
 
 class PythonBackend:
-    """Runs `TritonPythonModel` in the executor's own process.
+    """Runs `TritonPythonModel` in the executor's own process, or in one for each instance (`instance_process`).
 
     completion_limit_s  how long a model may take to complete its configuration
+    name, code  of a python-based backend: its `model.py`. Models have none of their own then
     """
 
-    name = "python"
-
-    def __init__(self, completion_limit_s: float = LIMIT_S) -> None:
+    def __init__(self, completion_limit_s: float = LIMIT_S, name: str = "python", code: Path | None = None) -> None:
+        self.name = name
         self._completion_limit_s = completion_limit_s
+        self._code = code
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """The configuration as the model's `auto_complete_config` completes it; unchanged if the model has none.
@@ -34,11 +40,13 @@ class PythonBackend:
         long; LoadError if it cannot be imported.
         """
         config: dict[str, Any] = json.loads(config_json)
-        path = model_path(version_dir, config.get("default_model_filename", ""))
+        path = self._code or model_path(version_dir, config.get("default_model_filename", ""))
         # A process and an import can take seconds; most models have no such function.
         if b"auto_complete_config" not in path.read_bytes():
             return config_json
-        return completed_apart(config_json, path, self._completion_limit_s)
+        parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        environment = environment_of(parameters, version_dir.parent)
+        return completed_apart(config_json, path, self._completion_limit_s, environment)
 
     def load(self, request: LoadRequest) -> Engine:
         """Imports and initialises one instance. Raises LoadError with the model's own error."""
@@ -53,4 +61,8 @@ class PythonBackend:
                 "request apart",
                 request.config.name,
             )
-        return PythonEngine(request)
+        if self._code is not None:
+            request = replace(request, code=self._code)
+        if not request.config.instance_process:
+            return PythonEngine(request)
+        return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))

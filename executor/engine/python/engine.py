@@ -25,7 +25,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -107,11 +106,17 @@ class PythonEngine:
             names=(*inputs, *false_controls, *states),
             outputs=[spec.name for spec in config.outputs],
             batched=self._batched,
+            cancelled={},
         )
-        path = model_path(request.model_dir / request.version, config.default_model_filename)
+        self._running: Sequence[Row] = ()
+        version_dir = request.model_dir / request.version
+        path = request.code or model_path(version_dir, config.default_model_filename)
         self.only_computes = only_computes(path.read_bytes())
         """See `base.OnlyComputes`."""
-        self._model_dir = str(path.parent)
+        self._code_dir = path.parent
+        # As in Triton: a python-based backend serves many models, and asks in whose folder it is to look.
+        self._model_dir = str(version_dir if request.code else path.parent)
+        interface.model_names[self._model_dir] = config.name
         self._model_class = import_model_class(path)
         keep_importable(path.parent)
         try:
@@ -156,6 +161,20 @@ class PythonEngine:
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
+        self._running = rows
+        try:
+            return self._run(rows, want_state)
+        finally:
+            self._running = ()
+            self._sources.cancelled.clear()
+
+    def cancel(self, row: Row) -> None:
+        """See `base.SeesCancellation`."""
+        if any(one is row for one in self._running):
+            # With the row itself, so that no other row has its id.
+            self._sources.cancelled[id(row)] = row
+
+    def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         if self._fixed:
             return self._run_apart(rows, want_state, Timings(0, 0, 0), self._call_rows)
         result, raised = self._run_once(rows, want_state)
@@ -313,7 +332,7 @@ class PythonEngine:
                     self._model.finalize()
             except Exception:  # the model's own code
                 log.exception("finalize of model instance '%s' failed", self._instance)
-        forget(self._model_class, Path(self._model_dir))
+        forget(self._model_class, self._code_dir)
 
     # --- the batch
 
@@ -477,6 +496,7 @@ class Sources:
 
     names    in the order in which they are looked up: inputs, controls, states
     outputs  names of the declared outputs: a request that names none gets all of them
+    cancelled  rows that run now, and for which nobody waits any more, by their id as objects
     """
 
     model: str
@@ -487,6 +507,7 @@ class Sources:
     names: Sequence[str]
     outputs: Sequence[str]
     batched: bool
+    cancelled: dict[int, Row]
 
 
 class Columns(dict[str, interface.Column]):
@@ -658,6 +679,10 @@ class RowRequest(interface.InferenceRequest):
 
     def parameters(self) -> str:
         return interface.json.dumps(dict(self._row.parameters))
+
+    def is_cancelled(self) -> bool:
+        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
+        return id(self._row) in self.columns.sources.cancelled
 
     def requested_output_names(self) -> list[str]:
         """What the caller asked for; all outputs when he named none, as in Triton."""

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 
 from executor.engine.python.model import error_text, forget, import_model_class, model_dir_known
+from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
 
 LIMIT_S = 60.0
 """Time for starting Python, importing the model and running the function. Triton allows 30 s for starting."""
 
-_ROOT = Path(__file__).resolve().parents[3]
 _FAILSAFE_S = 5.0
 """How long after the limit the process ends itself, if it holds the interpreter's lock and the executor is gone."""
 _PARENT_POLL_S = 0.5
@@ -45,7 +45,9 @@ class CompletionResult(msgspec.Struct, frozen=True):
     is_import_error: bool = False
 
 
-def completed_apart(config_json: str, path: Path, limit_s: float = LIMIT_S) -> str:
+def completed_apart(
+    config_json: str, path: Path, limit_s: float = LIMIT_S, environment: Environment = EXECUTORS_OWN
+) -> str:
     """The configuration as the model in that file completes it; Triton's JSON in, and out. Blocks.
 
     Raises ConfigError if the model refuses the configuration, or its process ends early or is late; LoadError if the
@@ -53,10 +55,10 @@ def completed_apart(config_json: str, path: Path, limit_s: float = LIMIT_S) -> s
     """
     name = _name(config_json)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(path), str(limit_s + _FAILSAFE_S)],
+        environment.command(__name__, [str(path), str(limit_s + _FAILSAFE_S)]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=_environment(),
+        env=environment.variables,
         start_new_session=True,
     )
     try:
@@ -139,12 +141,6 @@ def _name(config_json: str) -> str:
     return json.loads(config_json).get("name", "")
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment; with this package importable, wherever the executor was started."""
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kills the process, if it still runs, and what it started."""
     if process.poll() is None:
@@ -159,7 +155,3 @@ def _status(code: int) -> str:
     if code >= 0:
         return f"exit status {code}"
     return f"signal {-code} ({signal.Signals(-code).name})"
-
-
-if __name__ == "__main__":
-    main()

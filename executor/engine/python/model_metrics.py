@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from shared.statistics.reports import CustomFamily, Sample
+from shared.statistics.reports import CustomFamily, Sample, merged_families
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -67,11 +67,29 @@ _families: dict[str, _Family] = {}
 _families_lock = threading.Lock()
 
 
+_reported: dict[object, tuple[CustomFamily, ...]] = {}
+"""What processes of instances have reported last."""
+
+
 def custom_families() -> tuple[CustomFamily, ...]:
-    """The families of every model of this process, for the executor's report."""
+    """The families of every model of this process and of its instances' processes, for the executor's report."""
     with _families_lock:
         families = list(_families.values())
-    return tuple(family.report() for family in families)
+        reported = list(_reported.values())
+    own = tuple(family.report() for family in families)
+    return tuple(merged_families([own, *reported])) if reported else own
+
+
+def report_families(process: object, families: tuple[CustomFamily, ...]) -> None:
+    """All families of an instance's process, as they are now."""
+    with _families_lock:
+        _reported[process] = families
+
+
+def forget_reported(process: object) -> None:
+    """The process has ended."""
+    with _families_lock:
+        _reported.pop(process, None)
 
 
 def _family(name: str, description: str, kind: str) -> _Family:

@@ -97,6 +97,9 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 current_model_dir: ContextVar[str] = ContextVar("current_model_dir")
 """Set by the engine around every call into a model; read by `get_model_dir`."""
 
+model_names: dict[str, str] = {}
+"""Set by the engine: the model of a directory, for log lines."""
+
 
 class TritonError:
     """An error of one request, with a code of Triton's (class constants)."""
@@ -349,7 +352,9 @@ class InferenceRequest:
         return self._trace
 
     def is_cancelled(self) -> bool:
-        """False: a step that reached the model is always finished, because it may be committed."""
+        """Whether the caller of a sequence's step has gone while it runs. What the model answers then is committed as
+        always: a result moves the state on, an error does not.
+        """
         return False
 
     def exec(self, decoupled: bool = False) -> Any:
@@ -426,7 +431,7 @@ class InferenceResponse:
 
 
 class Logger:
-    """The executor's log, under the logger `seqmesh.model`."""
+    """The executor's log, under the logger `seqmesh.model`, with the model's name."""
 
     INFO = "INFO"
     WARNING = "WARNING"
@@ -442,7 +447,9 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: str = INFO) -> None:
-        logging.getLogger("seqmesh.model").log(Logger._LEVELS[level], "%s", message, stacklevel=2)
+        name = model_names.get(current_model_dir.get(""), "")
+        fields = {"model": name} if name else {}
+        logging.getLogger("seqmesh.model").log(Logger._LEVELS[level], "%s", message, extra={"fields": fields})
 
     @staticmethod
     def log_info(message: str) -> None:

@@ -580,8 +580,8 @@ def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
             "parameter 'TRITON_BATCH_STRATEGY_PATH' has no effect without dynamic_batching",
         ),
         (
-            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }',
-            "parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment",
+            'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }',
+            "parameter 'FORCE_CPU_ONLY_INPUT_TENSORS' has no effect: inputs are on the CPU",
         ),
         (
             'parameters { key: "checkpoint_interval" value { string_value: "4" } }',

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -84,11 +85,16 @@ def plain_config(
 
 
 class Workshop:
-    """A model repository in a directory; the engines it loads are closed with the test. device: on which they run."""
+    """A model repository in a directory; the engines it loads are closed with the test.
+
+    device       on which they run
+    own_process  each instance of a python model is a process of its own
+    """
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
         self.directory = directory
         self.device = device
+        self.own_process = False
         self.engines: list[Engine] = []
 
     def version_dir(self, name: str) -> Path:
@@ -131,6 +137,8 @@ class Workshop:
         state_value_bytes_max: int = VALUE_BYTES_MAX,
     ) -> Engine:
         """One instance of the model."""
+        if self.own_process and config.backend == "python":
+            config = msgspec.structs.replace(config, parameters={**config.parameters, "instance_process": "true"})
         engine = find_backend(config.backend).load(
             LoadRequest(
                 config=config,

@@ -1,0 +1,1 @@
+"""An instance of a python model in a process of its own."""

@@ -1,0 +1,126 @@
+"""The environment of a python model (`EXECUTION_ENV_PATH`): its own interpreter and packages.
+
+A path is a folder (a conda environment, unpacked, or a venv) or an archive of one, as `conda-pack` makes it.
+`$$TRITON_MODEL_DIRECTORY` in it is the model's folder. An archive is unpacked once for all instances that use it at the
+same time, into a folder that goes with the last of them.
+
+Source: Triton python_backend, README.md ("Creating Custom Execution Environments"), pb_env.cc.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tarfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from weakref import WeakValueDictionary, finalize
+
+from shared.contract.errors import LoadError
+
+PARAMETER = "EXECUTION_ENV_PATH"
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+ROOT = Path(__file__).resolve().parents[4]
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+
+LENT = ("msgspec", "xxhash")
+"""Packages of the executor that another environment may use."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Environment:
+    """An interpreter. folder: of its environment; None: the executor's own"""
+
+    python: str
+    folder: Path | None = None
+
+    def command(self, module: str, arguments: Sequence[str] = (), answer_socket: int | None = None) -> list[str]:
+        """The command line that runs `main` of a module of the executor. answer_socket: see `bootstrap.tell`"""
+        start = {
+            "root": str(ROOT),
+            "module": module,
+            "arguments": list(arguments),
+            "socket": answer_socket,
+            "version": list(sys.version_info[:2]),
+            "lent": {name: str(_folder_of(name)) for name in LENT},
+        }
+        return [self.python, str(BOOTSTRAP), json.dumps(start)]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The process's environment variables."""
+        own = dict(os.environ)
+        if self.folder is None:
+            return own
+        # What `activate` would set. The executor's own path is no business of a foreign interpreter.
+        for name in ("PYTHONPATH", "PYTHONHOME"):
+            own.pop(name, None)
+        own["PYTHONNOUSERSITE"] = "1"
+        own["VIRTUAL_ENV"] = own["CONDA_PREFIX"] = str(self.folder)
+        own["PATH"] = os.pathsep.join([str(self.folder / "bin"), own.get("PATH", os.defpath)])
+        libraries = [str(self.folder / "lib"), *filter(None, [own.get("LD_LIBRARY_PATH", "")])]
+        own["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
+        return own
+
+
+EXECUTORS_OWN = Environment(sys.executable)
+
+_unpacked: WeakValueDictionary[tuple[str, int, int], Environment] = WeakValueDictionary()
+_unpacking = threading.Lock()
+
+
+def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environment:
+    """The environment that a model's parameters name; the executor's own if they name none. May unpack an archive.
+
+    Raises LoadError for a path where there is none.
+    """
+    given = parameters.get(PARAMETER, "")
+    if not given:
+        return EXECUTORS_OWN
+    path = Path(given.replace(MODEL_DIRECTORY, str(model_dir)))
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.is_file():
+        raise LoadError(f"parameter '{PARAMETER}' names {path}, and there is no such folder or archive")
+    with _unpacking:
+        found = path.stat()
+        key = (str(path.resolve()), found.st_mtime_ns, found.st_size)
+        environment = _unpacked.get(key)
+        if environment is None:
+            environment = _unpacked[key] = _from_archive(path)
+        return environment
+
+
+def _from_archive(path: Path) -> Environment:
+    folder = Path(mkdtemp(prefix="seqmesh-environment-"))
+    try:
+        with tarfile.open(path) as archive:
+            # An environment is code that runs as the executor: links to an interpreter elsewhere are its own affair.
+            archive.extractall(folder, filter="tar")
+        environment = _in_folder(folder)
+    except (OSError, tarfile.TarError, LoadError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, LoadError):
+            raise
+        raise LoadError(f"parameter '{PARAMETER}': {path} cannot be unpacked: {error}") from error
+    finalize(environment, shutil.rmtree, folder, ignore_errors=True)
+    return environment
+
+
+def _in_folder(folder: Path) -> Environment:
+    python = folder / "bin" / "python"
+    if not os.access(python, os.X_OK):
+        raise LoadError(f"parameter '{PARAMETER}': the environment has no interpreter {python}")
+    return Environment(str(python), folder)
+
+
+def _folder_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.origin is not None, f"the executor itself has {package}"
+    return Path(spec.origin).parent

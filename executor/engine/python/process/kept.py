@@ -1,0 +1,188 @@
+"""What an executor keeps of the sequences of an instance, so that a new process goes on where the last one ended.
+
+    states   the model declares its sequences' state: the state after each step, by slot
+    methods  the model hands its state out: what its method gave after each step, by correlation id
+    replay   the steps since START that succeeded, by correlation id, within the bounds of the model's log
+    nothing  the state was in the process alone: the sequence is lost, as with an executor
+    none     a stateless model: there is nothing to go on with
+
+So the end of an instance's process costs a sequence what the end of its executor would, and its commits need not know
+of it: nothing that was committed is run again for a caller. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Protocol
+
+from executor.engine.base import Row, RowError, RowResult
+from executor.engine.python.process.messages import Call, LoadStates, Restore, Run
+from shared.contract.ids import CorrelationId
+from shared.contract.model_config import ModelConfig
+from shared.contract.tensors import Tensor
+
+States = Mapping[str, Tensor]
+Result = RowResult | RowError
+
+
+class Kept(Protocol):
+    """wants_states: whether a result must bring the state after its step"""
+
+    wants_states: bool
+
+    def key(self, row: Row) -> Hashable:
+        """What the row's sequence is known by; None for a row that no state outlives."""
+        ...
+
+    def ran(self, row: Row, result: Result) -> None:
+        """Notes what became of a row that has a key."""
+        ...
+
+    def forget(self, key: Hashable) -> None:
+        """The sequence has left."""
+        ...
+
+    def calls(self, key: Hashable) -> Sequence[Call] | None:
+        """The calls that bring a new process to where the sequence is; None if that cannot be."""
+        ...
+
+
+def kept_of(config: ModelConfig, *, hands_out_state: bool) -> Kept:
+    """What is kept of the sequences of a model."""
+    batching = config.sequence_batching
+    if batching is None:
+        return NothingToKeep()
+    if batching.states:
+        return KeptStates()
+    if hands_out_state:
+        return KeptByMethods()
+    if config.replays:
+        return KeptForReplay(config.sequence_log_steps, config.sequence_log_bytes)
+    return LostWithProcess()
+
+
+class NothingToKeep:
+    wants_states = False
+
+    def key(self, row: Row) -> Hashable:
+        return None
+
+    def ran(self, row: Row, result: Result) -> None:
+        return
+
+    def forget(self, key: Hashable) -> None:
+        return
+
+    def calls(self, key: Hashable) -> Sequence[Call] | None:
+        return ()
+
+
+class KeptStates:
+    wants_states = True
+
+    def __init__(self) -> None:
+        self._states: dict[Hashable, States] = {}
+
+    def key(self, row: Row) -> Hashable:
+        return row.slot
+
+    def put(self, slot: int, states: States) -> None:
+        """A state that came from elsewhere."""
+        self._states[slot] = states
+
+    def ran(self, row: Row, result: Result) -> None:
+        if isinstance(result, RowError):
+            return
+        # The first pass of an iterative step begins from the initial state, and so does a repetition of it.
+        if row.end or (row.start and result.again):
+            self._states.pop(row.slot, None)
+        elif not result.again:
+            self._states[row.slot] = result.states
+
+    def forget(self, key: Hashable) -> None:
+        self._states.pop(key, None)
+
+    def calls(self, key: Hashable) -> Sequence[Call] | None:
+        states = self._states.get(key)
+        assert isinstance(key, int), "a slot"
+        return () if states is None else (LoadStates([key], [states]),)
+
+
+class _ByCorrelationId:
+    def key(self, row: Row) -> Hashable:
+        return None if row.slot is None else row.correlation_id
+
+
+class KeptByMethods(_ByCorrelationId):
+    wants_states = True
+
+    def __init__(self) -> None:
+        self._states: dict[Hashable, bytes] = {}
+
+    def put(self, correlation_id: CorrelationId, state: bytes) -> None:
+        """A state that came from elsewhere."""
+        self._states[correlation_id] = state
+
+    def ran(self, row: Row, result: Result) -> None:
+        if row.end or not result.model_state:
+            self._states.pop(row.correlation_id, None)
+        else:
+            self._states[row.correlation_id] = result.model_state
+
+    def forget(self, key: Hashable) -> None:
+        self._states.pop(key, None)
+
+    def calls(self, key: Hashable) -> Sequence[Call] | None:
+        state = self._states.get(key)
+        assert isinstance(key, int | str), "a correlation id"
+        return None if state is None else (Restore(key, state),)
+
+
+class KeptForReplay(_ByCorrelationId):
+    """steps_max, bytes_max: of the inputs of one sequence; one that has more is lost with the process"""
+
+    wants_states = False
+
+    def __init__(self, steps_max: int, bytes_max: int) -> None:
+        self._steps_max = steps_max
+        self._bytes_max = bytes_max
+        self._steps: dict[Hashable, list[Row]] = {}
+        self._bytes: dict[Hashable, int] = {}
+
+    def ran(self, row: Row, result: Result) -> None:
+        key = row.correlation_id
+        if row.start:
+            self._steps[key], self._bytes[key] = [], 0
+        if row.end or key not in self._steps:
+            self.forget(key)
+            return
+        if isinstance(result, RowError):
+            # It left the state as it was, as replay asks of a model; a START has left none.
+            if row.start:
+                self.forget(key)
+            return
+        self._steps[key].append(row)
+        self._bytes[key] += sum(len(tensor.raw) for tensor in row.inputs.values())
+        if len(self._steps[key]) > self._steps_max or self._bytes[key] > self._bytes_max:
+            self.forget(key)
+
+    def forget(self, key: Hashable) -> None:
+        self._steps.pop(key, None)
+        self._bytes.pop(key, None)
+
+    def calls(self, key: Hashable) -> Sequence[Call] | None:
+        steps = self._steps.get(key)
+        return None if steps is None else [Run([row], [False]) for row in steps]
+
+
+class LostWithProcess(_ByCorrelationId):
+    wants_states = False
+
+    def ran(self, row: Row, result: Result) -> None:
+        return
+
+    def forget(self, key: Hashable) -> None:
+        return
+
+    def calls(self, key: Hashable) -> Sequence[Call] | None:
+        return None

@@ -1,0 +1,526 @@
+"""Python models whose instances are processes: as in the executor's own process, and better off when they break."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import time
+import venv
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import executor.engine.python.process.engine as process_engine
+from executor.engine.backends import find_backend
+from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowResult, SeesCancellation
+from executor.engine.python.backend import PythonBackend
+from executor.engine.python.model_metrics import custom_families
+from executor.engine.python.process.engine import ProcessEngine
+from shared.contract.errors import LoadError
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import from_numpy, to_numpy
+from shared.statistics.reports import CustomFamily
+from tests.executor.engine.model_workshop import Workshop, plain_config, sequence_config
+from tests.executor.engine.test_python_engine import (
+    test_every_datatype_passes_through_input_state_and_output_bit_by_bit,
+    test_the_running_sum_written_for_triton_runs_unchanged,
+    test_whatever_a_model_says_can_be_answered,
+)
+
+__all__ = [  # these hold for an engine in a process too, with the workshop below
+    "test_every_datatype_passes_through_input_state_and_output_bit_by_bit",
+    "test_the_running_sum_written_for_triton_runs_unchanged",
+    "test_whatever_a_model_says_can_be_answered",
+]
+
+MODEL = """
+    import os
+    import signal
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.sums = {{}}
+            self.name = args["model_name"]
+
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+            match value.item():
+                case 1001:
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                case 1002:
+                    os._exit(3)
+                case 1003:
+                    time.sleep(600)
+                case 1004:
+                    value = np.full((1, 1), os.getpid(), np.int32)
+            return self.sum(request, value)
+    {method}
+"""
+DECLARED = """
+        def sum(self, request, value):
+            total = pb_utils.get_input_tensor_by_name(request, "SUM").as_numpy() + value
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", total), pb_utils.Tensor("SUM_NEXT", total)])
+"""
+OWN = """
+        def sum(self, request, value):
+            id = request.correlation_id()
+            if id:  # null rows are requests too
+                self.sums[id] = value if request.flags() & 1 else self.sums[id] + value
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.sums.get(id, value))])
+"""
+METHODS = f"""{OWN}
+        def checkpoint(self, correlation_id):
+            return {{"sum": self.sums[correlation_id]}}
+
+        def restore(self, correlation_id, state):
+            self.sums[correlation_id] = state["sum"]
+"""
+STATELESS = """
+        def sum(self, request, value):
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value)])
+"""
+CRASHES, EXITS, HANGS, PID = 1001, 1002, 1003, 1004
+
+
+@pytest.fixture
+def workshop(workshop: Workshop) -> Workshop:
+    workshop.own_process = True
+    return workshop
+
+
+def sum_config(*, declares: bool, recovery: str = "", direct: bool = False) -> ModelConfig:
+    return sequence_config(
+        "sum",
+        "python",
+        inputs=[TensorSpec("INPUT", "INT32", (1,))],
+        outputs=[TensorSpec("OUTPUT", "INT32", (1,))],
+        states=[StateSpec("SUM", "SUM_NEXT", "INT32", (1,))] if declares else (),
+        parameters={"sequence_recovery": recovery} if recovery else {},
+        direct=direct,
+    )
+
+
+def loaded(workshop: Workshop, method: str, config: ModelConfig) -> ProcessEngine:
+    workshop.python(config.name, textwrap.dedent(MODEL).format(method=textwrap.indent(textwrap.dedent(method), "    ")))
+    engine = workshop.load(config)
+    assert isinstance(engine, ProcessEngine)
+    return engine
+
+
+def row(slot: int, value: int, *, start: bool = False, end: bool = False) -> Row:
+    inputs = {"INPUT": from_numpy("INPUT", np.array([[value]], np.int32))}
+    return Row(inputs, slot=slot, start=start, end=end, correlation_id=slot + 1)
+
+
+def answers(engine: ProcessEngine, *rows: Row) -> list[int | str]:
+    """Sums, or what is said in place of one."""
+    results = engine.run(rows, [False] * len(rows)).rows
+    return [
+        to_numpy(result.outputs[0]).item() if isinstance(result, RowResult) else result.message
+        for result in results
+        if result is not None
+    ]
+
+
+def kill(engine: ProcessEngine) -> None:
+    pid = pid_of(engine)
+    os.kill(pid, signal.SIGKILL)
+    while f"{pid} " in Path(f"/proc/{pid}/stat").read_text() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        time.sleep(0.001)
+
+
+def pid_of(engine: ProcessEngine) -> int:
+    assert engine._process is not None
+    return engine._process.pid
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        (DECLARED, sum_config(declares=True)),
+        (DECLARED, sum_config(declares=True, direct=True)),
+        (METHODS, sum_config(declares=False)),
+        (OWN, sum_config(declares=False, recovery="replay")),
+        (OWN, sum_config(declares=False, recovery="replay", direct=True)),
+    ],
+)
+def test_sequences_go_on_in_another_process(workshop: Workshop, method: str, config: ModelConfig) -> None:
+    """Whether it ended between two batches or in one; a step that ends it twice fails, and its neighbours do not."""
+    engine = loaded(workshop, method, config)
+    assert [1, 2] == answers(engine, row(0, 1, start=True), row(1, 2, start=True))
+    kill(engine)
+    assert [11, 22] == answers(engine, row(0, 10), row(1, 20))
+
+    first, second, third = answers(engine, row(0, 100), row(1, CRASHES), row(2, 3, start=True))
+    assert (111, 3) == (first, third)
+    assert "ended with signal 11 (SIGSEGV) while it ran this request, for the second time" in str(second)
+    assert [222, 1111, 8] == answers(engine, row(1, 200), row(0, 1000), row(2, 5))
+    assert ["ended with exit status 3" in str(text) for text in answers(engine, row(0, EXITS))] == [True]
+    assert [1112, 223] == answers(engine, row(0, 1, end=True), row(1, 1))
+
+
+def test_a_state_that_the_process_alone_held_is_lost_with_it_and_sequences_that_begin_are_not(
+    workshop: Workshop,
+) -> None:
+    engine = loaded(workshop, OWN, sum_config(declares=False))
+    assert [1, 2] == answers(engine, row(0, 1, start=True), row(1, 2, start=True))
+    kill(engine)
+
+    (lost,) = engine.run([row(0, 1)], [False]).rows
+    assert isinstance(lost, RowError)
+    assert lost.lost
+    assert "only that process held the sequence's state" in lost.message
+    results = engine.run([row(2, 7, start=True), row(1, 1)], [False, False]).rows
+    assert [False, True] == [isinstance(result, RowError) for result in results]
+    assert [8] == answers(engine, row(2, 1))
+
+
+def test_states_that_come_from_elsewhere_reach_the_next_process(workshop: Workshop) -> None:
+    """Also those that come while there is none."""
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    state = {"SUM": from_numpy("SUM", np.array([40], np.int32))}
+    engine.load_states([3], [state])
+    kill(engine)
+    engine.load_states([4], [state])
+
+    assert [41, 42] == answers(engine, row(3, 1), row(4, 2))
+
+
+def test_a_batch_that_hangs_ends_its_process_alone_and_says_where(
+    workshop: Workshop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    assert isinstance(engine, LimitsCalls)
+    assert [1] == answers(engine, row(0, 1, start=True))
+    engine.limit_calls(0.5)
+
+    (first, second) = answers(engine, row(0, HANGS), row(1, 5, start=True))
+    assert "did not come back within 0.5 s and was ended while it ran this request, for the second time" in str(first)
+    assert 5 == second
+    assert [3] == answers(engine, row(0, 2))
+    assert "in answer" in capfd.readouterr().err
+
+
+def test_processes_that_cannot_start_are_waited_for_and_the_instance_is_not_ready(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    assert [5] == answers(engine, row(0, 5, start=True))
+    assert engine.is_ready()
+    path = workshop.version_dir("sum") / "model.py"
+    code = path.read_text()
+    path.write_text("raise ValueError('it is broken now')")
+    kill(engine)
+
+    text = [answers(engine, row(0, 1)) for _ in range(3)][-1]
+    assert "has no process: the last one could not be started again: " in str(text)
+    assert "it is broken now" in str(text)
+    assert not engine.is_ready()
+    path.write_text(code)
+    now = time.monotonic()
+    monkeypatch.setattr(process_engine.time, "monotonic", lambda: now + 60)
+    assert engine.is_ready()
+    assert [6] == answers(engine, row(0, 1)), "its state waited"
+
+
+def test_large_tensors_pass_through_shared_memory(workshop: Workshop) -> None:
+    config = plain_config(
+        "echo", "python", inputs=[TensorSpec("INPUT", "FP32", (-1,))], outputs=[TensorSpec("OUTPUT", "FP32", (-1,))]
+    )
+    workshop.python(
+        "echo",
+        """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                given = [pb_utils.get_input_tensor_by_name(request, "INPUT") for request in requests]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", one.as_numpy())]) for one in given]
+        """,
+    )
+    engine = workshop.load(config)
+    values = np.arange(3_000_000, dtype=np.float32)
+    for size in (3_000_000, 1, 20_000):
+        sent = from_numpy("INPUT", values[:size].reshape(1, -1))
+        (result,) = engine.run([Row({"INPUT": sent})], [False]).rows
+        assert isinstance(result, RowResult)
+        assert sent.raw == result.outputs[0].raw
+
+
+def test_each_instance_has_its_process_and_nothing_is_left_when_they_are_closed(workshop: Workshop) -> None:
+    config = sum_config(declares=True)
+    engines = [loaded(workshop, DECLARED, config) for _ in range(2)]
+    pids = [answers(engine, row(0, PID, start=True))[0] for engine in engines]
+    assert [pid_of(engine) for engine in engines] == pids
+    assert os.getpid() not in pids
+
+    os.kill(pid_of(engines[0]), signal.SIGKILL)
+    assert [8] == answers(engines[1], row(1, 8, start=True)), "the other one hears nothing of it"
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for engine in engines:
+        engine.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) < before
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.python(
+        "talker",
+        """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                family = pb_utils.MetricFamily("process_test_seen", "seen", pb_utils.MetricFamily.COUNTER)
+                self.seen = family.Metric({"who": "me"})
+
+            def execute(self, requests):
+                self.seen.increment(len(requests))
+                pb_utils.Logger.log_warn("odd")
+                pb_utils.Logger.log_verbose("fine")
+                pb_utils.Logger.log_error(pb_utils.get_model_dir())
+                return [pb_utils.InferenceResponse([]) for _ in requests]
+        """,
+    )
+    config = plain_config("talker", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "FP32", (1,))])
+    caplog.set_level(logging.DEBUG, logger="seqmesh.model")
+    engine = workshop.load(config)
+    engine.run([Row({})], [False])
+    deadline = time.monotonic() + 60
+    families: list[CustomFamily] = []
+    while time.monotonic() < deadline:
+        families = [family for family in custom_families() if family.name == "process_test_seen"]
+        if families and families[0].samples[0].value == 1 and len(caplog.records) >= 3:
+            break
+        time.sleep(0.05)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "seqmesh.model"]
+    assert [("WARNING", "odd"), ("DEBUG", "fine"), ("ERROR", str(workshop.version_dir("talker")))] == said
+    assert "talker" == vars(caplog.records[-1])["fields"]["model"]
+    assert 1 == families[0].samples[0].value
+    engine.close()
+    assert "process_test_seen" not in [family.name for family in custom_families()]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"ended with signal 11 \(SIGSEGV\)"),
+        ("import os; os._exit(5)", "ended with exit status 5"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why_and_the_executor_lives(
+    workshop: Workshop, source: str, problem: str
+) -> None:
+    workshop.python("sum", source)
+
+    with pytest.raises(LoadError, match=problem):
+        workshop.load(sum_config(declares=True))
+
+
+@pytest.mark.parametrize("own_process", [False, True])
+def test_a_model_sees_that_nobody_waits_for_a_row_any_more(workshop: Workshop, own_process: bool) -> None:
+    """Only for the row that was cancelled, and only while it runs."""
+    workshop.own_process = own_process
+    workshop.python(
+        "patient",
+        """
+        import time
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                deadline = time.monotonic() + 60
+                while requests[0].request_id() and time.monotonic() < deadline:
+                    if any(request.is_cancelled() for request in requests):
+                        break
+                    time.sleep(0.001)
+                seen = [np.array([[request.is_cancelled()]]) for request in requests]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", one)]) for one in seen]
+        """,
+    )
+    config = plain_config("patient", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "BOOL", (1,))])
+    engine = workshop.load(config)
+    assert isinstance(engine, SeesCancellation)
+    rows = [Row({}, request_id="waits"), Row({}, request_id="waits")]
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        while not cancelled.wait(0.01):
+            engine.cancel(rows[1])
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    seen = engine.run(rows, [False, False]).rows
+    cancelled.set()
+    thread.join()
+    engine.cancel(rows[1])
+    again = engine.run([Row({}), Row({})], [False, False]).rows
+    for expected, results in (([False, True], seen), ([False, False], again)):
+        assert expected == [isinstance(one, RowResult) and to_numpy(one.outputs[0]).item() for one in results]
+
+
+ORPHAN = """
+import sys, time
+sys.path[:0] = {path!r}
+from pathlib import Path
+from tests.executor.engine.test_process_engine import DECLARED, loaded, sum_config, pid_of
+from tests.executor.engine.model_workshop import Workshop
+workshop = Workshop(Path({directory!r}))
+workshop.own_process = True
+engine = loaded(workshop, DECLARED, sum_config(declares=True))
+print(pid_of(engine), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_ends_with_its_executor_and_leaves_no_memory(tmp_path: Path) -> None:
+    """Also if the executor is killed without warning; the memory has no name that could stay."""
+    shm = set(Path("/dev/shm").iterdir())
+    code = ORPHAN.format(path=[path for path in sys.path if path], directory=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert shm >= set(Path("/dev/shm").iterdir())
+
+
+PACKAGE = "unheard_of_package"
+IN_ENVIRONMENT = f"""
+    import sys
+    import numpy as np
+    import {PACKAGE}
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            import {PACKAGE}
+            config.set_max_batch_size({PACKAGE}.ANSWER)
+            return config
+
+        def execute(self, requests):
+            try:
+                import redis
+            except ImportError:
+                found = {PACKAGE}.ANSWER
+            else:
+                found = 0
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array([[found]], np.int32))])
+                for _ in requests
+            ]
+"""
+
+
+def make_environment(folder: Path, *packages: str) -> None:
+    """A venv with a package of its own, and some of those of the tests."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / f"{PACKAGE}.py").write_text("ANSWER = 42")
+    for package in packages:
+        shutil.copytree(
+            Path(next(iter(__import__(package).__path__))), site / package, ignore=shutil.ignore_patterns("tests")
+        )
+        libraries = Path(next(iter(__import__(package).__path__))).with_name(f"{package}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, site / libraries.name)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_model_runs_in_an_environment_of_its_own(workshop: Workshop, packed: bool) -> None:
+    """A folder, or an archive of one; it sees nothing of the executor's packages."""
+    workshop.own_process = False
+    workshop.python("foreign", IN_ENVIRONMENT)
+    folder = workshop.directory / "foreign" / "environment"
+    make_environment(folder, "numpy")
+    if packed:
+        with tarfile.open(folder.with_suffix(".tar.gz"), "w:gz", compresslevel=1) as archive:
+            archive.add(folder, ".")
+        shutil.rmtree(folder)
+    path = f"$$TRITON_MODEL_DIRECTORY/environment{'.tar.gz' if packed else ''}"
+    config = ModelConfig(
+        "foreign",
+        "python",
+        "",
+        8,
+        (),
+        (TensorSpec("OUTPUT", "INT32", (1,)),),
+        parameters={"EXECUTION_ENV_PATH": path},
+    )
+    config_json = json.dumps(
+        {"name": "foreign", "parameters": {"EXECUTION_ENV_PATH": {"string_value": path}}, "max_batch_size": 0}
+    )
+    completed = PythonBackend().auto_complete(config_json, workshop.version_dir("foreign"))
+    assert 42 == json.loads(completed)["max_batch_size"]
+
+    engine = workshop.load(config)
+    (result,) = engine.run([Row({})], [False]).rows
+    assert isinstance(result, RowResult), result
+    assert 42 == to_numpy(result.outputs[0]).item()
+
+
+def test_an_environment_that_lacks_something_says_what(workshop: Workshop) -> None:
+    workshop.python("foreign", IN_ENVIRONMENT)
+    make_environment(workshop.directory / "env")
+    config = plain_config("foreign", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "INT32", (1,))])
+    parameters = {"EXECUTION_ENV_PATH": str(workshop.directory / "env")}
+
+    with pytest.raises(LoadError, match=r"has Python 3\.\d+ and lacks numpy \(the executor has Python 3"):
+        workshop.load(msgspec.structs.replace(config, parameters=parameters))
+
+
+BACKEND = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.text = f"{args['model_name']} {pb_utils.get_model_dir()}"
+
+        def execute(self, requests):
+            told = np.array([[self.text]], np.object_)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", told)]) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("own_process", [False, True])
+def test_a_folder_with_a_model_py_is_a_backend_for_many_models(workshop: Workshop, own_process: bool) -> None:
+    backends = workshop.directory / "backends"
+    (backends / "tells").mkdir(parents=True)
+    (backends / "tells" / "model.py").write_text(textwrap.dedent(BACKEND))
+    backend = find_backend("tells", [backends])
+
+    for name in ("one", "two"):
+        version = workshop.version_dir(name)
+        outputs = [TensorSpec("OUTPUT", "BYTES", (1,))]
+        config = plain_config(name, "tells", inputs=[], outputs=outputs)
+        if own_process:
+            config = msgspec.structs.replace(config, parameters={"instance_process": "true"})
+        engine = backend.load(LoadRequest(config, "{}", version.parent, "1", f"{name}_0_0", "cpu", 0))
+        (result,) = engine.run([Row({})], [False]).rows
+        assert isinstance(result, RowResult), result
+        assert f"{name} {version}".encode() == to_numpy(result.outputs[0]).item()
+        engine.close()

@@ -1,0 +1,195 @@
+"""The parts of an instance's process that need none: frames from a damaged process, what is kept, when to restart."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor.engine.base import Row, RowError, RowResult, Timings
+from executor.engine.python.process import messages
+from executor.engine.python.process.environments import EXECUTORS_OWN, environment_of
+from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory
+from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
+from executor.engine.python.process.messages import LoadStates, Ran, Restore, Run
+from executor.engine.python.process.restarts import AT_ONCE, DELAY_MAX_S, Restarts
+from shared.contract.errors import LoadError
+from shared.contract.tensors import Tensor
+
+Ends = tuple[Frames, Frames]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """The executor's end and the process's."""
+    one, other = socket.socketpair()
+    there, back = SharedMemory.made(), SharedMemory.made()
+    made = (
+        Frames(one, there, back),
+        Frames(other, SharedMemory(os.dup(back.descriptor)), SharedMemory(os.dup(there.descriptor))),
+    )
+    yield made
+    for end in made:
+        end.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 3 << 20, KEPT_BYTES + 1])
+def test_a_frame_arrives_as_it_was_sent_whatever_went_before(ends: Ends, size: int) -> None:
+    for content in (b"a" * (2 << 20), os.urandom(size), b"short", os.urandom(size)):
+        ends[0].send(content)
+        assert content == ends[1].receive(bytes)
+
+
+def test_a_segment_gives_the_memory_of_a_large_frame_back() -> None:
+    segment = SharedMemory.made()
+    segment.write(b"x" * (KEPT_BYTES + 1))
+    segment.write(b"y" * INLINE_BYTES)
+
+    assert os.fstat(segment.descriptor).st_blocks * 512 <= 2 * INLINE_BYTES
+    segment.close()
+
+
+def test_nobody_can_cut_off_what_another_reads(ends: Ends) -> None:
+    """A read behind the end of the file would end the reader with SIGBUS."""
+    segment = SharedMemory.made()
+    segment.write(b"x" * INLINE_BYTES)
+
+    with pytest.raises(PermissionError):
+        os.truncate(segment.descriptor, 0)
+    segment.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack("<BQ", 0, INLINE_BYTES + 1),  # longer than any that goes through the socket
+        struct.pack("<BQ", 0, (1 << 64) - 1),
+        struct.pack("<BQ", 1, 1),  # in a segment that has nothing
+        struct.pack("<BQ", 1, (1 << 64) - 1),
+        struct.pack("<BQ", 7, 1) + b"x",  # nowhere
+        struct.pack("<BQ", 0, 4) + b"\xff\xff\xff\xff",  # no msgpack
+        struct.pack("<BQ", 0, 0),
+        struct.pack("<BQ", 0, 2) + b"\x91\x07",  # no answer
+        struct.pack("<BQ", 0, 100) + b"x",  # cut off
+        b"\x00",
+        b"",
+    ],
+)
+def test_what_is_no_answer_is_an_error_and_nothing_worse(ends: Ends, sent: bytes) -> None:
+    ends[1].socket.sendall(sent)
+    ends[1].socket.shutdown(socket.SHUT_WR)
+
+    with pytest.raises(FrameError):
+        ends[0].receive(messages.decode_answer)
+
+
+def test_messages_arrive_as_they_were() -> None:
+    row = Row({"X": Tensor("X", "FP32", (1, 1), b"1234")}, slot=3, start=True, correlation_id="é", parameters={"a": 1})
+    null = Row({}, null=True)
+    run = Run([row, null], [True, False])
+    ran = Ran(
+        [RowResult([Tensor("Y", "BYTES", (0,), b"")], grown=[]), None],
+        {1: RowError("INTERNAL", "no")},
+        Timings(1, 2, 3),
+    )
+
+    assert run == messages.decode_call(messages.encode(run))
+    assert ran == messages.decode_answer(messages.encode(ran))
+
+
+STATE = {"S": Tensor("S", "INT32", (1,), b"1234")}
+OTHER = {"S": Tensor("S", "INT32", (1,), b"5678")}
+FAILED = RowError("INTERNAL", "it failed")
+
+
+def step(*, start: bool = False, end: bool = False, size: int = 4) -> Row:
+    inputs = {"X": Tensor("X", "UINT8", (size,), bytes(size))}
+    return Row(inputs, slot=2, start=start, end=end, correlation_id=7)
+
+
+def test_declared_states_are_those_after_the_last_step_that_succeeded() -> None:
+    kept = KeptStates()
+    assert () == kept.calls(2), "the initial state, which every process has"
+    kept.ran(step(start=True), RowResult((), STATE))
+    kept.ran(step(), FAILED)
+    assert (LoadStates([2], [STATE]),) == kept.calls(2)
+
+    kept.ran(step(start=True), RowResult((), again=True))
+    assert () == kept.calls(2), "a later pass of a START begins from the initial state"
+    kept.ran(step(), RowResult((), OTHER))
+    kept.ran(step(), RowResult((), again=True))
+    assert (LoadStates([2], [OTHER]),) == kept.calls(2)
+    kept.ran(step(end=True), RowResult((), STATE))
+    assert () == kept.calls(2)
+
+
+def test_of_methods_the_last_that_they_gave_is_kept_also_after_a_failed_step() -> None:
+    kept = KeptByMethods()
+    assert None is kept.calls(7)
+    kept.ran(step(start=True), RowResult((), model_state=b"a"))
+    kept.ran(step(), RowError("INTERNAL", "it failed", model_state=b"b"))
+    assert (Restore(7, b"b"),) == kept.calls(7)
+
+    kept.ran(step(), RowError("INTERNAL", "it failed", lost=True))
+    assert None is kept.calls(7)
+
+
+def test_a_replay_has_the_steps_that_succeeded_since_start_within_its_bounds() -> None:
+    kept = KeptForReplay(steps_max=3, bytes_max=100)
+    kept.ran(step(), RowResult(()))
+    assert None is kept.calls(7), "its START was elsewhere"
+    first, second = step(start=True), step(size=5)
+    kept.ran(first, RowResult(()))
+    kept.ran(step(), FAILED)
+    kept.ran(second, RowResult(()))
+    assert [Run([first], [False]), Run([second], [False])] == kept.calls(7)
+
+    for _ in range(2):
+        kept.ran(step(), RowResult(()))
+    assert None is kept.calls(7), "too many steps"
+    kept.ran(first, RowResult(()))
+    kept.ran(step(size=97), RowResult(()))
+    assert None is kept.calls(7), "too many bytes"
+    kept.ran(first, FAILED)
+    assert None is kept.calls(7), "a failed START leaves no state"
+
+
+def test_processes_that_run_nothing_are_replaced_ever_more_slowly() -> None:
+    restarts = Restarts()
+    for _ in range(10):
+        restarts.ran()
+        restarts.ended("was killed", 100.0)
+        assert 0 == restarts.wait_s(100.0), "it had run something"
+
+    waits: list[float] = []
+    for _ in range(14):
+        restarts.ended("was killed", 100.0)
+        waits.append(restarts.wait_s(100.0))
+    assert [0.0] * (AT_ONCE - 2) == waits[: AT_ONCE - 2]
+    assert waits == sorted(waits)
+    assert DELAY_MAX_S == waits[-1]
+    assert 0 == restarts.wait_s(100.0 + DELAY_MAX_S)
+    restarts.ran()
+    restarts.ended("was killed", 200.0)
+    assert 0 == restarts.wait_s(200.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/nowhere/env.tar.gz", "names /nowhere/env.tar.gz, and there is no such folder or archive"),
+        ("$$TRITON_MODEL_DIRECTORY/empty", "the environment has no interpreter"),
+        ("$$TRITON_MODEL_DIRECTORY/text.tar.gz", "cannot be unpacked"),
+    ],
+)
+def test_a_path_without_an_environment_says_so(tmp_path: Path, path: str, problem: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.tar.gz").write_text("no archive")
+
+    with pytest.raises(LoadError, match=problem):
+        environment_of({"EXECUTION_ENV_PATH": path}, tmp_path)
+    assert EXECUTORS_OWN is environment_of({}, tmp_path)
