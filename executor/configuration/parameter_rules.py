@@ -369,7 +369,6 @@ _WHOLE_DIGITS_MAX = 18
 PYTHON = "python"
 """The one backend whose models may hand their state out."""
 _WITHOUT_EFFECT = (
-    (PYTHON, "EXECUTION_ENV_PATH", "the model runs in the executor's own environment"),
     ("openvino", "ENABLE_BATCH_PADDING", "the model is given batches of every size"),
     ("tensorflow", "MAX_SESSION_SHARE_COUNT", "each instance has a session of its own"),
 )
