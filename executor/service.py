@@ -10,8 +10,12 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
+from executor.calls.client import CallClient
+from executor.calls.gateways import Gateways
+from executor.calls.watch import DeadlockWatch
 from executor.connections import RedisConnections
 from executor.engine.mkl import ask_for_fixed_products
+from executor.engine.python.calls import install
 from executor.lease.control import Control
 from executor.lease.draining import Draining
 from executor.lease.hung_calls import HungCallError
@@ -41,10 +45,10 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs the executor until it is told to stop."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = replace(settings, name=settings.name_of("executor"))
-    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=settings.name) as (redis, keys):
-        bytes_max = await value_bytes_max(redis)
-    client = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
-    connections = RedisConnections(lambda run: client(run=run), keys, bytes_max)
+    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=settings.name) as (found, keys):
+        bytes_max = await value_bytes_max(found)
+    redis = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
+    connections = RedisConnections(lambda run: redis(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
     repository = ModelRepository(
         settings.models,
@@ -66,9 +70,18 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     tasks.start(process.run(), name="settings")
     tasks.start(tell(connections.commands, keys), name="unreadable values")
     tasks.start(Company(connections.commands, keys, "executor", settings.name).run(), name="company")
+    client = CallClient(
+        Gateways(settings, connections.commands, keys),
+        timeout_s=settings.call_timeout_secs,
+        headers=settings.call_metadata,
+    )
+    tasks.start(DeadlockWatch(client, connections).run(), name="deadlocks")
     try:
-        await _serve(settings, connections, repository, tracing, tasks, stop)
+        with install(client):
+            await _serve(settings, connections, repository, tracing, client, tasks, stop)
     finally:
+        # First: a model that waits for an answer would hold up the end of its instance.
+        await client.close()
         await repository.close()
         await connections.close()
         await asyncio.to_thread(tracing.shutdown)
@@ -79,6 +92,7 @@ async def _serve(
     connections: RedisConnections,
     repository: ModelRepository,
     tracing: Tracing,
+    client: CallClient,
     tasks: Tasks,
     stop: Stop,
 ) -> None:
@@ -91,7 +105,9 @@ async def _serve(
     while await _is_wanted(connections, draining, stop):
         # Of the registration before this one nothing runs any more.
         await repository.close_retired()
-        registration = Registration(settings, connections, repository, tracing, applied(), changed)
+        registration = Registration(
+            settings, connections, repository, tracing, applied(), changed, calls=lambda: client.edges
+        )
         draining.executor = registration.executor
         await _live(registration, applied, changed, settings, draining, stop)
 

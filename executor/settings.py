@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import click
+
 from shared.settings import MetricsSettings, lease_setting, setting
 
 ModelControlMode = Literal["none", "explicit", "poll"]
@@ -110,6 +112,46 @@ class ExecutorSettings(MetricsSettings):
         group="Step loop",
         minimum=0.0,
     )
+    calls_through: tuple[str, ...] = setting(
+        (),
+        help="Gateway through which this executor's models call other models: grpc://HOST:PORT, or grpcs:// for TLS. "
+        "May be repeated (in the environment: separated by ','). Without it: those that the mesh names, one on this "
+        "machine first.",
+        unit="URL",
+        group="Calls between models",
+    )
+    call_timeout_secs: float = setting(
+        300.0,
+        help="How long a model's call of another model may take, with all the calls that follow from it. Then it is "
+        "answered with an error.",
+        unit="s",
+        group="Calls between models",
+        minimum=0.001,
+    )
+    call_header: tuple[str, ...] = setting(
+        (),
+        help="Metadata of calls between models, for gateways with --restricted-api: NAME=VALUE. May be repeated (in "
+        "the environment: separated by ',').",
+        unit="NAME=VALUE",
+        group="Calls between models",
+        secret=True,
+    )
+    call_root_cert: str = setting(
+        "",
+        help="Authorities (PEM) that sign the certificates of gateways whose gRPC port speaks TLS; without it, those "
+        "of the system.",
+        unit="file",
+        group="Calls between models",
+    )
+    call_client_cert: str = setting(
+        "",
+        help="Certificate (PEM) that calls between models show to a gateway with --grpc-use-ssl-mutual.",
+        unit="file",
+        group="Calls between models",
+    )
+    call_client_key: str = setting(
+        "", help="Private key of --call-client-cert (PEM).", unit="file", group="Calls between models"
+    )
     drain_timeout_s: float = setting(
         10.0,
         help="Time to finish the running batch and hand sequences over when told to stop. Sequences whose state only "
@@ -118,3 +160,10 @@ class ExecutorSettings(MetricsSettings):
         group="Step loop",
         minimum=0.0,
     )
+
+    @property
+    def call_metadata(self) -> dict[str, str]:
+        """`call_header`, read. Raises click.UsageError."""
+        if not all("=" in header for header in self.call_header):
+            raise click.UsageError("--call-header must be NAME=VALUE")
+        return dict(header.split("=", 1) for header in self.call_header)

@@ -27,6 +27,7 @@ from gateway.bounds import descriptors
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
+from gateway.call_address import call_address
 from gateway.exposure import Exposure
 from gateway.grpc.server import serve_grpc
 from gateway.grpc.servicer import InferenceServicer
@@ -103,6 +104,7 @@ class Core:
     sequences: Sequences
     memory: MemoryBound
     unread: UnreadAnswers
+    company: Company
 
 
 async def serve(
@@ -186,6 +188,7 @@ async def running_core(
         )
         stored_settings = StoredSettings(redis, keys)
         process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
+        company = Company(redis, keys, "gateway", name)
         await replies.open()
         await catalog.refresh()
         background = [
@@ -199,7 +202,7 @@ async def running_core(
             tasks.start(Unserved(catalog, lambda: replies.unanswered, dispatch.withdraw).run(), name="unserved"),
             tasks.start(process.run(), name="settings"),
             tasks.start(tell(redis, keys), name="unreadable values"),
-            tasks.start(Company(redis, keys, "gateway", name).run(), name="company"),
+            tasks.start(company.run(), name="company"),
             tasks.start(memory.run(), name="memory"),
         ]
         try:
@@ -215,6 +218,7 @@ async def running_core(
                 Sequences(redis, keys, membership),
                 memory,
                 unread,
+                company,
             )
         finally:
             for task in background:
@@ -309,11 +313,13 @@ async def _serve_ports(
         grpc=addresses.grpc_port,
         metrics=addresses.metrics_port,
     )
+    core.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc.port))
     if on_ready is not None:
         on_ready(addresses)
     try:
         await stop.wait()
         core.inference.stopping = True
+        core.company.takes_calls("")
         logs.info("draining", in_flight=core.inference.in_flight)
         # Requests without an answer at the end of the grace fail then. The servers stop LAST_WORD_S later, so that the
         # errors still reach the clients.

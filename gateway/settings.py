@@ -44,6 +44,14 @@ class GatewaySettings(MetricsSettings):
     metrics_port: int = setting(
         8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
     )
+    grpc_advertise: str = setting(
+        "",
+        help="host:port by which executors reach the gRPC port, for models that call other models; 'none': this "
+        "gateway takes no calls. Without it: the address that the port listens on, or where that is every interface, "
+        "the one by which this gateway reaches Redis.",
+        unit="host:port",
+        group="Addresses",
+    )
     server_id: str = setting(
         "triton",
         help="Name of the server in its metadata. Clients written for Triton compare it with Triton's.",

@@ -21,10 +21,26 @@ import msgspec
 
 from shared.contract.ids import CorrelationId
 from shared.contract.limits import VALUE_BYTES_MAX
+from shared.contract.messages import InferMessage
 from shared.contract.model_config import ModelConfig
 from shared.contract.state_fields import GrownState
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import MemoryUse
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What names a row's request in the mesh: the same whoever runs it, and how often.
+
+    name     of the sequence, or of the stateless request
+    step     the step's number in the sequence's record; 0 for a stateless request
+    passes   how often the step was run before without being answered (`iterative_sequence`)
+    message  the request as the mesh holds it
+    """
+
+    name: str
+    step: int
+    passes: int
+    message: InferMessage
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +55,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     start     begin from the initial state instead of the arena's content
     end       the sequence's last step
     outputs   names that the caller asked for; empty means all
+    origin    None for a row of no request: padding, trials and warm-up
     """
 
     inputs: Mapping[str, Tensor]
@@ -53,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     timeout_us: int = 0
     priority: int = 0
     parameters: Mapping[str, str | int | bool | float] = {}
+    origin: Origin | None = None
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):

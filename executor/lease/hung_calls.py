@@ -5,6 +5,7 @@ that other executors take over at once. The step or request that hangs counts as
 bounds how often it is tried (`LOST_OWNERS_MAX`, `LOST_EXECUTORS_MAX`).
 
 Time is counted in looks, not by a clock: while the process itself was frozen, it did not wait for its model.
+An instance that waits for another model's answer has not hung: that call has a deadline of its own.
 A call that keeps the interpreter's lock, or runs on the event loop, stops the looks as well. Then a timer of the C
 library, which needs no interpreter, ends the process; the lease has ended by itself, because nobody could renew it.
 """
@@ -18,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 
+from executor.engine.python.calls import waits
 from executor.workers.worker import EngineCall, EngineWorker
 
 LOOKS_PER_LIMIT = 8
@@ -51,7 +53,9 @@ async def watch(workers: Callable[[], Iterable[EngineWorker]], limit_s: float) -
         while True:
             # Each look starts the timer again; it fires only if no look comes for so long.
             faulthandler.dump_traceback_later(HELD_UP_LIMITS * limit_s, exit=True)
-            call = hung.look(running for worker in workers() if (running := worker.running) is not None)
+            waiting = {wait.thread for wait in waits()}
+            running = (call for worker in workers() if (call := worker.running) is not None)
+            call = hung.look(call for call in running if call.thread not in waiting)
             if call is not None:
                 return call
             await asyncio.sleep(interval_s)

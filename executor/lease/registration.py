@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,7 @@ class Registration:
     """One registration of this executor, with everything that it owns.
 
     changed  set when there is something to announce
+    calls    which model has called which
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Registration:
         tracing: Tracing,
         applied: Applied,
         changed: asyncio.Event,
+        calls: Callable[[], Collection[tuple[str, str]]] = tuple,
     ) -> None:
         self.executor = ExecutorId(f"{settings.name}-{secrets.token_hex(4)}")
         self._settings = settings
@@ -110,6 +112,7 @@ class Registration:
             repository,
             changed,
             tombstone_ms=tombstone_ms,
+            calls=calls,
         )
         self._tallies = Tallies(connections.scripts, connections.keys)
         self._reporter = Reporter(

@@ -15,13 +15,14 @@ ends its idle sequences itself; the others are ended with their next step. The s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
+from executor.calls.deadlocks import in_order
 from executor.connections import RedisConnections, insist
 from executor.models.repository import ModelRepository, ServedVersion
 from executor.sequences.arrivals import fetch_checkpoints, try_suspects
@@ -90,8 +91,11 @@ class Serving:
         changed: asyncio.Event,
         *,
         tombstone_ms: int,
+        calls: Callable[[], Collection[tuple[str, str]]] = tuple,
     ) -> None:
+        """calls: which model has called which"""
         self._executor = executor
+        self._calls = calls
         self._tombstone_ms = tombstone_ms
         self._connections = connections
         self._inbox = inbox
@@ -169,7 +173,9 @@ class Serving:
         batch of any other model is running.
         """
         self._staying = frozenset(staying)
-        for model in self._all():
+        # Callers first: what they wait for may run here alone.
+        order = in_order(dict.fromkeys(model.model for model in self._all()), self._calls())
+        for model in sorted(self._all(), key=lambda model: order.index(model.model)):
             if model.model not in staying:
                 await model.quiet()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from executor.core.actions import BatchMember
 from executor.core.controls import ControlTensors
-from executor.engine.base import Row, RowError
+from executor.engine.base import Origin, Row, RowError
 from shared.contract.errors import Code
 from shared.contract.messages import UNREADABLE, InboxStep, InferMessage, StepFlag
 from shared.contract.model_config import ModelConfig
@@ -48,4 +48,5 @@ class RowMaker:
             timeout_us=message.timeout_us,
             priority=message.priority,
             parameters=message.parameters,
+            origin=Origin(step.sequence, step.step, member.owned.passes, message),
         )

@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from executor.engine.base import Row, RowError
+from executor.engine.base import Origin, Row, RowError
 from executor.models.custom_batching import StrategyError
 from executor.models.repository import ServedVersion
 from executor.stateless.work_source import WorkSource, takers_of
@@ -271,7 +271,7 @@ class WorkModel:
     async def _compute(
         self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]
     ) -> tuple[list[WorkDone], bytes]:
-        rows = [_row(message) for _, message in batch]
+        rows = [_row(id, message) for id, message in batch]
         sizes = [rows_of(self.config, message.inputs) for _, message in batch]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
@@ -308,7 +308,7 @@ class WorkModel:
             self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=batch_size)
 
 
-def _row(message: InferMessage) -> Row:
+def _row(id: RequestId, message: InferMessage) -> Row:
     return Row(
         inputs={tensor.name: tensor for tensor in message.inputs},
         start=bool(message.flags & StepFlag.START),
@@ -319,4 +319,6 @@ def _row(message: InferMessage) -> Row:
         timeout_us=message.timeout_us,
         priority=message.priority,
         parameters=message.parameters,
+        # A call that is made again is another request of the queue, but the same call.
+        origin=Origin(message.call or id, 0, 0, message),
     )

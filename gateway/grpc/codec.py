@@ -91,6 +91,7 @@ def decode_request(
         parameters={**custom, **metadata.forwarded} if metadata.forwarded else custom,
         session_id=metadata.session_id,
         trace_headers=metadata.trace_headers,
+        origin=metadata.call,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.requests.forwarding import forwarded
+from shared.contract.calls import CALL_KEY, CallOrigin, read_call
 
 TRACE_KEYS = frozenset({"traceparent", "tracestate"})
 """W3C trace context; gRPC's metadata keys are lower-case already."""
@@ -21,12 +22,14 @@ class CallMetadata:
     """The metadata keys that have a meaning for the mesh. All others are ignored.
 
     forwarded  keys and values that become parameters of each request
+    call       of a call that a model made: its name and who waits for it; None for a client's
     """
 
     trace_headers: Mapping[str, str]
     session_id: str | None = None
     status_on_error: bool = False
     forwarded: Mapping[str, str] = field(default_factory=dict[str, str])
+    call: CallOrigin | None = None
 
 
 NO_METADATA = CallMetadata({})
@@ -39,9 +42,10 @@ def call_metadata(
     """Reads a call's metadata. Binary values (of keys that end in -bin) are ignored.
 
     forward  keys that match this pattern become parameters
-    raises   RequestError for such a key that already has a meaning as a parameter
+    raises   RequestError for such a key that already has a meaning as a parameter, and for what is no call's origin
     """
     trace: dict[str, str] = {}
+    call: CallOrigin | None = None
     session_id: str | None = None
     status_on_error = False
     texts = [(key, value) for key, value in pairs or () if isinstance(value, str)]
@@ -52,7 +56,16 @@ def call_metadata(
             session_id = value
         elif key == STATUS_ON_ERROR_KEY:
             status_on_error = value.lower() == "true"
+        elif key == CALL_KEY:
+            call = read_call(value)
     parameters = forwarded(texts, forward) if forward is not None else {}
-    if not trace and session_id is None and not status_on_error and not parameters:
+    if not trace and session_id is None and not status_on_error and not parameters and call is None:
         return NO_METADATA
-    return CallMetadata(trace, session_id, status_on_error, parameters)
+    return CallMetadata(trace, session_id, status_on_error, parameters, call)
+
+
+def with_deadline(metadata: CallMetadata, left_s: float | None, now_ns: int) -> CallMetadata:
+    """The metadata of a model's call, with the deadline of its RPC. left_s: until then; None: there is none"""
+    if metadata.call is None or left_s is None:
+        return metadata
+    return replace(metadata, call=replace(metadata.call, deadline_ms=int(now_ns / 1e6 + left_s * 1000)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ from gateway.grpc.codec import decode_request, encode_answer, requested_forms
 from gateway.grpc.connections import GrpcConnections, client_port
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
-from gateway.grpc.metadata import SESSION_KEY, call_metadata
+from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with_deadline
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, InferResponse, pb, pb_grpc
 from gateway.grpc.repository import load_parameters, unloads_dependents
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
@@ -41,7 +42,8 @@ from gateway.requests.inference import Inference
 from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
 from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
-from shared.contract.errors import Code, RequestError, UnavailableError
+from shared.contract.calls import ACCEPTED, ANSWERED_KEY, REFUSED
+from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.store.release import RELEASE
 
 # ruff: noqa: N802  (handlers are named by the protocol)
@@ -128,12 +130,17 @@ class InferenceServicer(_base):
         with it the request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward), self._regions)
+        call = decode_request(request, self._metadata_of(context), self._regions)
         forms = requested_forms(request, self._regions)
         del request  # its tensors are in the call: keeping both would double them while the answer is awaited
         if has_many_strings(call):
             call = await asyncio.to_thread(with_strings_read, call)
-        answer = await self._inference.submit(call)
+        try:
+            answer = await self._inference.submit(call)
+        except MeshError as error:
+            if call.origin is not None and (error.accepted or isinstance(error, NotReadyError)):
+                context.set_trailing_metadata(((ANSWERED_KEY, ACCEPTED if error.accepted else REFUSED),))
+            raise
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
         size = sum([len(output.raw) for output in answer.message.outputs])
@@ -157,7 +164,7 @@ class InferenceServicer(_base):
             raise UnavailableError(SHUTTING_DOWN)
         if self._compression is not None:
             context.set_compression(self._compression)
-        metadata = call_metadata(context.invocation_metadata(), self._forward)
+        metadata = self._metadata_of(context)
         connection = self._inference.connection()
         submit = functools.partial(self._inference.submit, connection=connection)
         stream = InferStream(
@@ -176,6 +183,12 @@ class InferenceServicer(_base):
         finally:
             self._streams.discard(stream)
             connection.end()
+
+    def _metadata_of(self, context: Context) -> CallMetadata:
+        metadata = call_metadata(context.invocation_metadata(), self._forward)
+        if metadata.call is None:
+            return metadata
+        return with_deadline(metadata, context.time_remaining(), time.time_ns())
 
     def _cut(self, context: Context) -> None:
         self.connections.cut(client_port(context))

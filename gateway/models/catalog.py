@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from gateway.models.ensembles import unavailable_ensembles
 from gateway.models.versions import check_version_text
-from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
+from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.contract.messages import ModelRecord, RepositoryEntry
 from shared.process import logs
 from shared.store.membership import Member, Membership
@@ -162,7 +162,7 @@ class Catalog:
         if version:
             if record is None or version not in record.versions:
                 return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
-            return UnavailableError(f"{about} version {version} is not at ready state")
+            return NotReadyError(f"{about} version {version} is not at ready state")
         if record is not None and (self.view.ready.get(model) or not self.live_members()):
             # The executors that have it loaded are being drained, or no executor lives.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.models.versions import check_version_text
 from shared.contract.batch_shape import ShapeKeys, rows_of
+from shared.contract.calls import NO_CALL, CallOrigin
 from shared.contract.errors import Code, RequestError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX
@@ -66,6 +67,7 @@ class InferCall(msgspec.Struct, frozen=True):
     trace_headers    the client's `traceparent` and `tracestate`, lower-case names
     string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
     part             of a stateful step of an ensemble; None for what a client sent
+    origin           of a call that a model made; None for what a client sent
     """
 
     model: str
@@ -84,6 +86,7 @@ class InferCall(msgspec.Struct, frozen=True):
     trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     string_problems: Mapping[str, str] | None = None
     part: EnsemblePart | None = None
+    origin: CallOrigin | None = None
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -529,6 +532,7 @@ def _message(
     own_sequence: bool = False,
     flags: int = 0,
 ) -> InferMessage:
+    origin = call.origin or NO_CALL
     return InferMessage(
         model=call.model,
         version=version,
@@ -544,4 +548,7 @@ def _message(
         keep_reply=bool(call.request_id) or call.expected_step is not None,
         own_sequence=own_sequence,
         flags=flags,
+        call=origin.name,
+        chain=origin.chain,
+        deadline_ms=origin.deadline_ms,
     )

@@ -32,7 +32,7 @@ from gateway.requests.refusals import refusal
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import lookup_of
 from gateway.requests.waiting import Accepted, PendingRequest
-from shared.contract.errors import Code, Reason, UnavailableError
+from shared.contract.errors import Code, NotReadyError, Reason, UnavailableError
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
@@ -316,7 +316,7 @@ class Dispatch:
                 self._accepted(pending, Accepted())
                 self._watch_timeout(pending)
             else:
-                pending.failed(UnavailableError(with_id(pending.call.request_id, "Exceeds maximum queue size")))
+                pending.failed(NotReadyError(with_id(pending.call.request_id, "Exceeds maximum queue size")))
 
     def _settle_step(self, pending: PendingRequest, outcome: Submitted) -> None:
         if outcome.code is SubmitCode.LATE:

@@ -4,6 +4,7 @@
     ├── RequestError               fix the request: INVALID_ARG, NOT_FOUND, UNSUPPORTED, ALREADY_EXISTS
     │   └── SequenceError          why a step of a sequence was not done: reason + last committed step (`OUTCOMES`)
     ├── UnavailableError           try again later: a bound was reached, a service is missing
+    │   └── NotReadyError          ... and no other gateway would say otherwise
     ├── ModelError                 the model itself failed: INTERNAL
     └── LoadError                  a model cannot be loaded
         └── ConfigError            ... because its configuration is wrong
@@ -270,6 +271,10 @@ class UnavailableError(MeshError):
     """Nothing is wrong with the request; the mesh cannot take it now."""
 
     code = Code.UNAVAILABLE
+
+
+class NotReadyError(UnavailableError):
+    """The mesh cannot take it now, and every gateway would say so: its model is not served, or its queue is full."""
 
 
 class ModelError(MeshError):

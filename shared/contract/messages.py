@@ -56,6 +56,9 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     cache_bytes  bytes that the cache may hold, if the answer is stored
     flags        START and END of a stateless request: they mean nothing to the mesh, but its model can read them. The
                  flags of a step are in its stream entry
+    call         of a call that a model made: its name, the same when the model's step runs again; "" for a client's
+    chain        of a call: the models that wait for its answer, the first caller first (`shared.contract.calls`)
+    deadline_ms  of a call: wall clock, ms, after which nobody waits for its answer; 0: none
     """
 
     model: str
@@ -74,6 +77,9 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     cache_key: str = ""
     cache_bytes: int = 0
     flags: int = 0
+    call: str = ""
+    chain: tuple[str, ...] = ()
+    deadline_ms: int = 0
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):

@@ -7,8 +7,10 @@ is logged once, and `seqmesh drain --list` shows it.
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 from redis.exceptions import RedisError
@@ -28,13 +30,22 @@ LINE_LENGTH_MAX = 512
 
 
 class ServiceLine(msgspec.Struct, frozen=True):
-    """What a service tells of itself. service: gateway, scheduler or executor; told_ms: clock of Redis"""
+    """What a service tells of itself.
+
+    service  gateway, scheduler or executor
+    told_ms  clock of Redis
+    host     name of the machine that it runs on
+    grpc     of a gateway: where executors reach its gRPC port, for models that call others: `grpc://HOST:PORT`, or
+             `grpcs:` where the port speaks TLS; "": it takes no calls
+    """
 
     service: str
     name: str
     release: str
     format: str
     told_ms: int
+    host: str = ""
+    grpc: str = ""
 
 
 _decoder = msgspec.json.Decoder(ServiceLine)
@@ -49,6 +60,13 @@ class Company:
         # Several processes may have one name; each has a line of its own.
         self._id = f"{name}-{uuid.uuid4().hex[:8]}"
         self._heard: set[tuple[str, str, str]] = set()
+        self._grpc = ""
+        self._changed = asyncio.Event()
+
+    def takes_calls(self, grpc: str) -> None:
+        """Tells from now on, and at once, where executors reach this gateway (`ServiceLine.grpc`)."""
+        self._grpc = grpc
+        self._changed.set()
 
     async def run(self) -> None:
         """Writes this service's line at intervals, for ever; removes it at the end.
@@ -61,7 +79,9 @@ class Company:
                     self.hear(await self.tell())
                 except (RedisError, OSError) as error:
                     logs.debug("release not told", cause=str(error))
-                await asyncio.sleep(TELL_EVERY_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), TELL_EVERY_S)
+                self._changed.clear()
         finally:
             await self._leave()
 
@@ -70,7 +90,7 @@ class Company:
         and `agree` raise.
         """
         now_ms = await redis_now_ms(self._redis)
-        line = ServiceLine(self._service, self._name, RELEASE, FORMAT, now_ms)
+        line = ServiceLine(self._service, self._name, RELEASE, FORMAT, now_ms, socket.gethostname(), self._grpc)
         await self._redis.hset(self._keys.services, self._id, msgspec.json.encode(line))
         # After the line, and `seqmesh reshard` looks for lines after it has claimed the keys: one sees the other.
         await agree(self._redis, self._keys.prefix, self._keys.shards)

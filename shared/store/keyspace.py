@@ -33,7 +33,7 @@ TYPES = {
     kind: type_
     for type_, kinds in {
         "hash": "seq checkpoint line work:meta work:messages work:held work:takers work:early cache:entries "
-        "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings",
+        "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls",
         "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway",
         "stream": "parked starts feed inbox replies control",
         "zset": "deadlines work:queue work:deadlines work:order cache:used",
@@ -111,6 +111,7 @@ class Keyspace:
         self.wanted = f"{self._mesh_base}wanted"
         self.kept = f"{self._mesh_base}kept"
         self.settings = f"{self._mesh_base}settings"
+        self.calls = f"{self._mesh_base}calls"
 
     def shard_ids(self) -> list[ShardId]:
         return [ShardId(shard) for shard in range(self.shards)]

@@ -65,6 +65,11 @@ ADDED: Mapping[str, int] = {
     "EnsembleStep.inputs": 1,
     "EnsembleStep.outputs": 1,
     "StateSpec.growable": 1,
+    "InferMessage.call": 1,
+    "InferMessage.chain": 1,
+    "InferMessage.deadline_ms": 1,
+    "ServiceLine.host": 1,
+    "ServiceLine.grpc": 1,
 }
 """`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 

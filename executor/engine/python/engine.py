@@ -21,6 +21,7 @@ no state may know its sequences by their positions: its request keeps its positi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,9 @@ from numpy.typing import NDArray
 from executor.engine import shapes
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
+from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as interface
+from executor.engine.python.coroutines import Coroutines
 from executor.engine.python.model import (
     error_text,
     forget,
@@ -75,6 +78,7 @@ class PythonEngine:
         batching = config.sequence_batching
         self._config = config
         self._instance = request.instance_name
+        self._coroutines = Coroutines()
         self._batched = config.max_batch_size > 0
         self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
         self._shapes = RowShapes(config)
@@ -146,7 +150,7 @@ class PythonEngine:
         if not callable(getattr(model_class, "execute", None)):
             raise LoadError(f"model '{request.config.name}': TritonPythonModel has no method execute")
         try:
-            with model_dir_known(self._model_dir):
+            with model_dir_known(self._model_dir), calls.no_calls():
                 model = model_class()
                 if hasattr(model, "initialize"):
                     model.initialize(arguments)
@@ -215,7 +219,7 @@ class PythonEngine:
         if self._held is not None:
             self._held.give(batch)
         called = time.perf_counter_ns()
-        responses = self._responses(requests)
+        responses = self._responses(requests, batch)
         returned = time.perf_counter_ns()
         for position, index, count in members:
             if isinstance(responses, RowError):
@@ -328,10 +332,11 @@ class PythonEngine:
         """Calls `finalize`; an exception is logged, because no caller is left."""
         if hasattr(self._model, "finalize"):
             try:
-                with model_dir_known(self._model_dir):
+                with model_dir_known(self._model_dir), calls.no_calls():
                     self._model.finalize()
             except Exception:  # the model's own code
                 log.exception("finalize of model instance '%s' failed", self._instance)
+        self._coroutines.close()
         forget(self._model_class, self._code_dir)
 
     # --- the batch
@@ -366,13 +371,19 @@ class PythonEngine:
         assert row.slot is not None, "a row that goes on from implicit state has a slot"
         return self._states.at(row.slot)
 
-    def _responses(self, requests: list[RowRequest]) -> Sequence[object] | RowError:
+    def _responses(self, requests: list[RowRequest], batch: Sequence[Row]) -> Sequence[object] | RowError:
         token = interface.current_model_dir.set(self._model_dir)
+        execution = calls.Execution(self._config.name, self._instance, batch)
+        running = calls.execution.set(execution)
         try:
             responses = self._model.execute(requests)
+            if asyncio.iscoroutine(responses):
+                responses = self._coroutines.run(responses)
         except Exception as error:  # noqa: BLE001 - the model's own code: every row of the call fails, as in Triton
             return self._call_error(error_text(error))
         finally:
+            calls.execution.reset(running)
+            execution.over()
             interface.current_model_dir.reset(token)
         if not isinstance(responses, list | tuple):
             return self._call_error(
@@ -579,10 +590,11 @@ def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = (
             arrays = _buffer(datatype, parts).reshape((len(parts), *leading, *shape))
             made = interface.TypedTensor
             return [made(name, array, datatype) for array in arrays]
-    return [None if tensor is None else _single(name, tensor, leading) for tensor in tensors]
+    return [None if tensor is None else tensor_of(name, tensor, leading) for tensor in tensors]
 
 
-def _single(name: str, tensor: Tensor, leading: shapes.Shape) -> interface.Tensor:
+def tensor_of(name: str, tensor: Tensor, leading: shapes.Shape = ()) -> interface.Tensor:
+    """A tensor as the model gets it; writable."""
     if tensor.datatype == "BYTES":
         array = to_numpy(tensor).reshape((*leading, *tensor.shape))
     else:
@@ -655,8 +667,12 @@ class RowRequest(interface.InferenceRequest):
     def preferred_memory(self) -> None:
         return None
 
-    def trace(self) -> None:
-        return None
+    def trace(self) -> calls.RequestTrace | None:
+        """For a call that belongs to this request, whatever else is in the batch."""
+        running = calls.execution.get()
+        if running is None or self._row.origin is None:
+            return None
+        return calls.RequestTrace(running, self._row.origin)
 
     def request_id(self) -> str:
         return self._row.request_id

@@ -18,9 +18,9 @@ MODULES = """
 """What it may import."""
 FILES = """
     open input exec eval compile breakpoint __import__ load loadtxt genfromtxt fromfile memmap open_memmap DataSource
-    save savez savez_compressed savetxt tofile dump ctypeslib f2py
+    save savez savez_compressed savetxt tofile dump ctypeslib f2py InferenceRequest async_exec
 """
-"""Names in these modules, and among Python's own, that lead to files, or to other code."""
+"""Names in these modules, and among Python's own, that lead to files, to other code, or to other models."""
 
 _modules, _files = frozenset(MODULES.split()), frozenset(FILES.split())
 

@@ -2,7 +2,7 @@
 
 The engine registers this module in `sys.modules` under that name before it imports a model, so existing models run
 unchanged. Written from the documented interface of Triton's python backend; nothing of it is copied. What has no
-meaning inside a mesh executor (calling other models, decoupled responses) is refused with a reason, never ignored.
+meaning inside a mesh executor (decoupled responses) is refused with a reason, never ignored.
 
 Tensors are numpy arrays underneath. BF16 has no numpy type: such a tensor is read and made through DLPack.
 """
@@ -264,7 +264,7 @@ class _Given(dict[str, Column]):
 
 
 class InferenceRequest:
-    """A request, as the model gets it. A request that a model makes itself cannot be executed: see `exec`."""
+    """A request, as the model gets it; or one that a model makes itself, to call another model (`exec`)."""
 
     __slots__ = (
         "_correlation_id",
@@ -358,12 +358,18 @@ class InferenceRequest:
         return False
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Not supported."""
-        raise _unsupported("business logic scripting (InferenceRequest.exec)")
+        """Calls the request's model, and waits for its InferenceResponse; if decoupled, returns an iterator of its
+        responses. What fails is the response's error. See docs/guides/calls.md.
+        """
+        from executor.engine.python import model_calls
 
-    async def async_exec(self, decoupled: bool = False) -> Any:
-        """Not supported."""
-        raise _unsupported("business logic scripting (InferenceRequest.async_exec)")
+        return model_calls.execute(self, decoupled=decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """As `exec`, for a coroutine to await. The call is made at once, whenever it is awaited."""
+        from executor.engine.python import model_calls
+
+        return model_calls.execute_async(self, decoupled=decoupled)
 
     def get_response_sender(self) -> Any:
         """Not supported."""

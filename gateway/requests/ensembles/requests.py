@@ -247,6 +247,7 @@ class EnsembleRequest:
             outputs=step.outputs,
             parameters=call.parameters,
             trace_headers={"traceparent": self._span.traceparent} if self._span.traceparent else call.trace_headers,
+            origin=call.origin.within(str(step.index)) if call.origin is not None else None,
             # Admission has walked the client's, and an executor's are right.
             string_problems={tensor.name: "" for tensor in step.inputs},
         )

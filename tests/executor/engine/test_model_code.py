@@ -40,6 +40,9 @@ def test_a_model_that_keeps_to_itself_only_computes() -> None:
         "        self.table = np.load('table.npy')",
         "        __import__('time').sleep(1)",
         "async def elsewhere(): ...",
+        "        return [pb_utils.InferenceRequest(model_name='other') for _ in requests]",
+        "        requests[0].exec()",
+        "        requests[0].async_exec(decoupled=True)",
         "this is no Python",
     ],
 )

@@ -430,7 +430,7 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
             "Unsupported numpy type complex128 of tensor 'y'",
         ),
         ("raise pb_utils.TritonModelException('my reason')", "message: TritonModelException: my reason"),
-        ("request.exec()", "business logic scripting (InferenceRequest.exec) is not supported by seqmesh"),
+        ("request.exec()", "BLS is only supported during the 'execute' function."),
         ("pb_utils.load_model('other')", "(load_model) is not supported by seqmesh"),
         ("request.get_response_sender()", "decoupled responses"),
     ],

@@ -84,7 +84,7 @@ def test_what_only_decoupled_models_and_other_memories_need_is_told_by_name() ->
     assert 0 == pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU).memory_type_id
 
 
-def test_a_request_of_the_model_s_own_can_be_made_but_not_executed() -> None:
+def test_a_request_of_the_model_s_own() -> None:
     request = pb_utils.InferenceRequest("id", 7, [pb_utils.Tensor("x", np.zeros(1))], ["y"], "other", flags=1)
 
     assert ("id", 7, ["y"], 1) == (
@@ -94,8 +94,6 @@ def test_a_request_of_the_model_s_own_can_be_made_but_not_executed() -> None:
         request.flags(),
     )
     assert pb_utils.get_input_tensor_by_name(request, "x") is request.inputs()[0]
-    with pytest.raises(pb_utils.TritonModelException, match="not supported"):
-        request.exec()
 
 
 @pytest.mark.parametrize("name", ["load_model", "unload_model", "is_model_ready"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.grpc.metadata import NO_METADATA, CallMetadata, call_metadata
+from gateway.grpc.metadata import NO_METADATA, CallMetadata, call_metadata, with_deadline
+from shared.contract.calls import CALL_KEY, CallOrigin, call_value
 
 
 def test_metadata_without_meaning_gives_the_shared_empty_value() -> None:
@@ -27,6 +28,18 @@ def test_trace_context_session_and_error_mode_are_read() -> None:
     )
 
     assert expected == call_metadata(pairs)
+
+
+def test_a_call_of_a_model_is_read_with_the_deadline_of_its_rpc() -> None:
+    origin = CallOrigin("call-1", ("a", "b#1f"))
+    read = call_metadata(((CALL_KEY, call_value(origin.name, origin.chain)),))
+
+    assert origin == read.call
+    assert read is with_deadline(read, None, 0)
+    late = with_deadline(read, 1.5, 10**15).call
+    assert late is not None
+    assert 10**9 + 1500 == late.deadline_ms
+    assert NO_METADATA is with_deadline(NO_METADATA, 1.5, 10**15)
 
 
 def test_any_other_value_leaves_errors_in_the_stream() -> None:

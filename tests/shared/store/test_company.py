@@ -11,7 +11,7 @@ import pytest
 
 from deploy.operate.drain import mixture
 from shared.store import reading
-from shared.store.company import FORGET_AFTER_MS, Company, ServiceLine, services
+from shared.store.company import FORGET_AFTER_MS, TELL_EVERY_S, Company, ServiceLine, services
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import UnfitRedisError
 from shared.store.release import FORMAT, RELEASE
@@ -52,6 +52,20 @@ async def test_a_mixture_is_logged_when_it_comes_and_shown_to_operators(
     )
     shown = f"release 9.9.9, format 1.99: executor-1, executor-1\nrelease {RELEASE}, format {FORMAT}: gateway-1\n"
     assert shown == mixture(await services(redis, keys))
+
+
+async def test_a_gateway_tells_where_it_takes_calls_at_once(redis: Any, keys: Keyspace) -> None:
+    company = Company(redis, keys, "gateway", "gateway-1")
+    telling = asyncio.create_task(company.run())
+    try:
+        for address in ("grpc://10.0.0.1:8001", ""):
+            company.takes_calls(address)
+            async with asyncio.timeout(TELL_EVERY_S - 1):
+                while [address] != [line.grpc for line in await services(redis, keys)]:
+                    await asyncio.sleep(0.02)
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
 
 
 async def test_who_is_silent_or_unreadable_is_forgotten(

@@ -38,6 +38,7 @@ from executor.engine.python.process.messages import (
     ReleaseSequences,
     Restore,
     Run,
+    travelling,
 )
 from executor.engine.python.process.restarts import Restarts
 from shared.contract.errors import Code, LoadError, MeshError, ModelError
@@ -226,7 +227,7 @@ class ProcessEngine:
         self._number += 1
         self._running = given
         try:
-            ran = self._call(process, Run(given, wants, self._number))
+            ran = self._call(process, Run(travelling(given), wants, self._number))
         finally:
             self._running = ()
         if not isinstance(ran, Ran) or len(ran.rows) != len(rows):
@@ -292,7 +293,7 @@ class ProcessEngine:
             return call
         (row,) = call.rows
         alone, _ = self._alone(row, row.slot or 0)
-        return Run(alone, [False] * len(alone))
+        return Run(travelling(alone), [False] * len(alone))
 
     # -- states ---------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,11 @@ class Run(Message, frozen=True):
     number: int = 0
 
 
+def travelling(rows: Sequence[Row]) -> list[Row]:
+    """Rows as they go to the process: without their origins, because nothing calls other models from there."""
+    return [row if row.origin is None else msgspec.structs.replace(row, origin=None) for row in rows]
+
+
 class LoadStates(Message, frozen=True):
     """See `Engine.load_states`."""
 

@@ -1,0 +1,234 @@
+"""Makes the calls of this executor's models through a gateway, on the event loop.
+
+A call is an RPC of its own, so no call waits behind another one; but the calls to one sequence are made one after the
+other, in the order in which they were issued. A call is sent again, through another gateway if need be, when its
+gateway has gone or refuses everything, and when the mesh asks for it (`retry: same`). It repeats nothing: a step of a
+sequence carries the call's name as its request id. A stateless request may be computed twice, and is answered once.
+
+Each call has a deadline. It goes with the RPC, so that a gateway gives up what nobody waits for, and in the message to
+the model that is called, whose own calls end no later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from executor.calls.gateways import CallGateway, Gateways, NoGatewayError, load_grpc
+from executor.calls.protocol import Outcome, answer_of, failure_of, outcome_of, request_of, rpc_error, streamed
+from executor.engine.python.calls import CallAnswer, ModelCall
+from shared.contract.calls import CALL_KEY, call_value
+from shared.contract.errors import Code
+from shared.process import logs
+from shared.store.redis_client import CONNECTION_LOST
+
+PATIENCE_S = 30.0
+"""How long a call looks for a gateway that takes it: longer than a gateway takes to be started again."""
+PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
+A = TypeVar("A")
+
+
+class CallClient:
+    """See `executor.engine.python.calls.Calls`. Lives on the event loop on which it is made.
+
+    timeout_s  of a call whose callers have no deadline
+    headers    metadata of every call
+    """
+
+    def __init__(self, gateways: Gateways, *, timeout_s: float, headers: Mapping[str, str]) -> None:
+        self._gateways = gateways
+        self._timeout_s = timeout_s
+        self._headers = tuple((name.lower(), value) for name, value in headers.items())
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._refused: dict[int, CallAnswer] = {}
+        self._turns: WeakValueDictionary[tuple[str, int | str], asyncio.Lock] = WeakValueDictionary()
+        self._closing = False
+        self.edges: set[tuple[str, str]] = set()
+        """Which model has called which."""
+
+    # -- what models' threads ask -----------------------------------------------------------------------------------
+
+    def start(self, call: ModelCall) -> Future[CallAnswer]:
+        return self.submit(self._answered(call))
+
+    def stream(self, call: ModelCall) -> Stream:
+        return Stream(self, call)
+
+    def submit(self, work: Coroutine[Any, Any, A]) -> Future[A]:
+        assert threading.get_ident() != self._thread, "a model that calls others runs on a thread of its own"
+        load_grpc()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # -- on the loop ------------------------------------------------------------------------------------------------
+
+    def fail(self, number: int, text: str) -> None:
+        """Answers an open call with an error. Does nothing if it has been answered meanwhile."""
+        task = self._tasks.get(number)
+        if task is not None:
+            self._refused[number] = CallAnswer(error_code=Code.UNAVAILABLE, error=text)
+            task.cancel()
+
+    async def close(self) -> None:
+        """Answers every open call with an error, so that no model waits any more, and takes no further one."""
+        self._closing = True
+        for number in list(self._tasks):
+            self.fail(number, "the executor stops")
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._gateways.close()
+
+    async def _answered(self, call: ModelCall) -> CallAnswer:
+        async def answer() -> CallAnswer:
+            async with self.turn(call):
+                return await self.insist(lambda gateway: self._once(gateway, call))
+
+        return await self.bounded(call, answer())
+
+    async def bounded(self, call: ModelCall, work: Coroutine[Any, Any, A]) -> A | CallAnswer:
+        """What the work returns; the answer to the call if it takes too long, or `fail` refuses it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[call.number] = task
+        if call.chain:
+            self.edges.add((call.chain[-1].partition("#")[0], call.model))
+        try:
+            if self._closing:
+                work.close()
+                return CallAnswer(error_code=Code.UNAVAILABLE, error="the executor stops")
+            async with asyncio.timeout(self.left_s(call)):
+                return await work
+        except TimeoutError:
+            text = f"the call of model '{call.model}' was not answered in time (--call-timeout-secs)"
+            return CallAnswer(error_code=Code.UNAVAILABLE, error=text)
+        except asyncio.CancelledError:
+            if call.number not in self._refused:
+                raise
+            task.uncancel()
+            return self._refused.pop(call.number)
+        except Exception as failure:  # noqa: BLE001 - the model waits, and must learn of it
+            logs.error("call failed unexpectedly", failure, model=call.model)
+            return CallAnswer(error_code=Code.INTERNAL, error=f"the call failed: {type(failure).__name__}: {failure}")
+        finally:
+            del self._tasks[call.number]
+
+    def left_s(self, call: ModelCall) -> float:
+        """How long a call may still take."""
+        if not call.deadline_ms:
+            return self._timeout_s
+        return min(self._timeout_s, max(0.0, call.deadline_ms / 1000 - time.time()))
+
+    @asynccontextmanager
+    async def turn(self, call: ModelCall) -> AsyncGenerator[None]:
+        """Within the block no other call to the same sequence is under way."""
+        if not call.correlation_id:
+            yield
+            return
+        # The lock is held by those who wait for it, and gone with the last of them.
+        lock = self._turns.setdefault((call.model, call.correlation_id), asyncio.Lock())
+        async with lock:
+            yield
+
+    async def insist(self, once: Callable[[CallGateway], Coroutine[Any, Any, tuple[A, bool]]]) -> A | CallAnswer:
+        """Makes a call until it is answered. once: makes it through a gateway; returns the answer, and whether asking
+        again would not change it
+        """
+        pause_s, patience_until = PAUSE_S, time.monotonic() + PATIENCE_S
+        while True:
+            answer: A | CallAnswer
+            try:
+                answer, is_last = await once(await self._gateways.current())
+                if is_last:
+                    return answer
+            except (NoGatewayError, *CONNECTION_LOST) as error:
+                answer = CallAnswer(error_code=Code.UNAVAILABLE, error=str(error))
+            if time.monotonic() > patience_until:
+                return answer
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    async def _once(self, gateway: CallGateway, call: ModelCall) -> tuple[CallAnswer, bool]:
+        try:
+            response = await gateway.infer(request_of(call), timeout=self.left_s(call), metadata=self.metadata(call))
+        except rpc_error() as error:
+            return await self.failed(gateway, call, error)
+        return answer_of(response), True
+
+    async def failed(self, gateway: CallGateway, call: ModelCall, error: Any) -> tuple[CallAnswer, bool]:
+        """What an RPC's error says to the model, and whether that is the answer."""
+        outcome = outcome_of(error)
+        if outcome is Outcome.TOO_LATE:
+            raise TimeoutError
+        if outcome is Outcome.GATEWAY_GONE:
+            self._gateways.lost(gateway)
+        return failure_of(call, error), outcome is Outcome.ANSWERED
+
+    def metadata(self, call: ModelCall) -> tuple[tuple[str, str], ...]:
+        about = [(CALL_KEY, call_value(call.name, call.chain))]
+        if call.traceparent:
+            about.append(("traceparent", call.traceparent))
+        return (*self._headers, *about)
+
+
+class Stream:
+    """See `executor.engine.python.calls.AnswerStream`. The call is made at once; its first response is waited for in
+    the call's turn."""
+
+    def __init__(self, client: CallClient, call: ModelCall) -> None:
+        self._client = client
+        self._call = call
+        self._rpc: Any = None
+        self._first: Future[CallAnswer | None] | None = client.submit(client.bounded(call, self._begin()))
+        self._ended = False
+
+    def read(self) -> Future[CallAnswer | None]:
+        first, self._first = self._first, None
+        return first or self._client.submit(self._client.bounded(self._call, self._following()))
+
+    def cancel(self) -> None:
+        self._client.submit(self._cancel())
+
+    async def _cancel(self) -> None:
+        self._ended = True
+        if self._rpc is not None:
+            self._rpc.cancel()
+
+    async def _begin(self) -> CallAnswer | None:
+        async with self._client.turn(self._call):
+            return await self._client.insist(self._open)
+
+    async def _open(self, gateway: CallGateway) -> tuple[CallAnswer | None, bool]:
+        """The first response, and whether asking again would not change it."""
+        call = self._call
+        metadata = self._client.metadata(call)
+        self._rpc = gateway.stream(timeout=self._client.left_s(call), metadata=metadata)
+        try:
+            await self._rpc.write(request_of(call, streamed=True))
+            await self._rpc.done_writing()
+            return await self._read()
+        except rpc_error() as error:
+            return await self._client.failed(gateway, call, error)
+
+    async def _following(self) -> CallAnswer | None:
+        if self._ended:
+            return None
+        try:
+            return (await self._read())[0]
+        except rpc_error() as error:
+            self._ended = True
+            return failure_of(self._call, error)
+
+    async def _read(self) -> tuple[CallAnswer | None, bool]:
+        message: Any = await self._rpc.read()
+        if not hasattr(message, "infer_response"):  # the end of the stream
+            self._ended = True
+            return None, True
+        answer, is_last, again = streamed(self._call, message)
+        self._ended = is_last
+        return answer, not again

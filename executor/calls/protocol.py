@@ -1,0 +1,167 @@
+"""A model's call as messages of the v2 protocol over gRPC, and its answer as the model gets it.
+
+gRPC is imported with the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any
+
+from executor.engine.python.calls import CallAnswer, ModelCall, Parameter
+from shared.contract.calls import ACCEPTED, ANSWERED_KEY
+from shared.contract.errors import Code, Retry, code_of
+from shared.contract.tensors import Tensor
+
+START, END = 1, 2
+UINT64 = 1 << 64
+INT64_MAX = (1 << 63) - 1
+FINAL_RESPONSE = "triton_final_response"
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+RETRY_KEY = "seqmesh-retry"
+CODES = {
+    "NOT_FOUND": Code.NOT_FOUND,
+    "INVALID_ARGUMENT": Code.INVALID_ARG,
+    "UNAVAILABLE": Code.UNAVAILABLE,
+    "UNIMPLEMENTED": Code.UNSUPPORTED,
+    "ALREADY_EXISTS": Code.ALREADY_EXISTS,
+    "CANCELLED": Code.CANCELLED,
+    "RESOURCE_EXHAUSTED": Code.RESOURCE_EXHAUSTED,
+    "PERMISSION_DENIED": Code.FORBIDDEN,
+    "UNKNOWN": Code.UNKNOWN,
+}
+"""Of gRPC's statuses; any other one is INTERNAL."""
+UNKNOWN_MODEL = "Request for unknown model: "
+DECOUPLED = "decoupled transaction policy"
+
+
+class Outcome(Enum):
+    """What an RPC's error says of its call.
+
+    ANSWERED      it is the answer
+    AGAIN         the mesh asks for the same request again, later
+    GATEWAY_GONE  the gateway has gone or takes nothing: another one may take the call
+    TOO_LATE      the call's deadline has passed
+    """
+
+    ANSWERED = auto()
+    AGAIN = auto()
+    GATEWAY_GONE = auto()
+    TOO_LATE = auto()
+
+
+def rpc_error() -> type[Exception]:
+    """The class of gRPC's errors."""
+    import grpc  # noqa: PLC0415
+
+    return grpc.aio.AioRpcError
+
+
+def request_of(call: ModelCall, *, streamed: bool = False) -> Any:
+    """The ModelInferRequest. streamed: the end of its responses is to be told"""
+    from tritonclient.grpc import service_pb2  # noqa: PLC0415
+
+    pb: Any = service_pb2
+    # A step of a sequence is told by its request id from one that is done already.
+    id = call.request_id or (call.name if call.correlation_id else "")
+    request: Any = pb.ModelInferRequest(model_name=call.model, model_version=call.version, id=id)
+    if isinstance(call.correlation_id, str):
+        if call.correlation_id:
+            request.parameters["sequence_id"].string_param = call.correlation_id
+    elif call.correlation_id:
+        signed = call.correlation_id - UINT64 if call.correlation_id > INT64_MAX else call.correlation_id
+        request.parameters["sequence_id"].int64_param = signed
+    if call.flags & START:
+        request.parameters["sequence_start"].bool_param = True
+    if call.flags & END:
+        request.parameters["sequence_end"].bool_param = True
+    if call.timeout_us:
+        request.parameters["timeout"].int64_param = call.timeout_us
+    if streamed:
+        request.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
+    for name, value in call.parameters.items():
+        _write(request.parameters[name], value)
+    for tensor in call.inputs:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.raw)
+    for name in call.outputs:
+        request.outputs.add(name=name)
+    return request
+
+
+def _write(parameter: Any, value: Parameter) -> None:
+    # bool must be tested first: it is a subclass of int.
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = value
+
+
+def answer_of(response: Any) -> CallAnswer:
+    """The answer in a ModelInferResponse."""
+    outputs = zip(response.outputs, response.raw_output_contents, strict=True)
+    tensors = (Tensor(output.name, output.datatype, tuple(output.shape), raw) for output, raw in outputs)
+    return CallAnswer(tuple(tensors), _parameters(response.parameters))
+
+
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in parameters.items()
+        if name != FINAL_RESPONSE
+    }
+
+
+def streamed(call: ModelCall, message: Any) -> tuple[CallAnswer, bool, bool]:
+    """The answer in a message of a stream; whether it is the last one; and whether the call may be made again."""
+    response = message.infer_response
+    about = _parameters(response.parameters)
+    is_last = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
+    if not message.error_message:
+        return answer_of(response), is_last, False
+    code = code_of(str(about.get("code", Code.INTERNAL)))
+    answer = _failure(call, code, message.error_message, was_accepted=is_last)
+    return answer, True, about.get("retry") == Retry.SAME.value
+
+
+def outcome_of(error: Any) -> Outcome:
+    """What an AioRpcError says of its call."""
+    trailing: dict[str, object] = dict(error.trailing_metadata() or ())
+    retry = trailing.get(RETRY_KEY)
+    if retry == Retry.SAME.value:
+        return Outcome.AGAIN
+    match error.code().name:
+        case "DEADLINE_EXCEEDED":
+            return Outcome.TOO_LATE
+        case "UNAVAILABLE" | "CANCELLED" if retry is None and ANSWERED_KEY not in trailing:
+            return Outcome.GATEWAY_GONE
+        case _:
+            return Outcome.ANSWERED
+
+
+def failure_of(call: ModelCall, error: Any) -> CallAnswer:
+    """What an AioRpcError is to the model."""
+    name: str = error.code().name
+    trailing: dict[str, object] = dict(error.trailing_metadata() or ())
+    was_accepted = trailing.get(ANSWERED_KEY) == ACCEPTED
+    return _failure(call, CODES.get(name, Code.INTERNAL), error.details() or name, was_accepted=was_accepted)
+
+
+def _failure(call: ModelCall, code: Code, text: str, *, was_accepted: bool) -> CallAnswer:
+    """In Triton's words (python_backend, `request_executor.cc`). The code is the error's own: Triton's is INTERNAL."""
+    if was_accepted:
+        return CallAnswer(error_code=code, error=text)
+    if text.startswith(UNKNOWN_MODEL):
+        text = f"Failed for execute the inference request. Model '{call.model}' is not ready."
+    elif DECOUPLED in text:
+        text = (
+            f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models using the "
+            "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls "
+            "for decoupled models.'"
+        )
+    return CallAnswer(error_code=code, error=f"Model {call.model} - Error when running inference: {text}")

@@ -1,0 +1,90 @@
+"""Looks once a second whether instances wait for each other for ever, and fails one of their calls.
+
+Nearly all calls are answered before this module sees them. Those that have waited for a second are told to all
+executors, through Redis. A deadlock stays as it is, so it counts when two looks in a row find it, with the same calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
+
+from executor.calls.client import CallClient
+from executor.calls.deadlocks import error_text, find
+from executor.connections import RedisConnections
+from executor.engine.python.calls import waits
+from shared.contract.calls import WaitingCall
+from shared.process import logs
+from shared.store.membership import Member
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.waiting_calls import forget_waiting, tell_waiting
+
+LOOK_S = 1.0
+
+
+class DeadlockWatch:
+    """The looks of one process."""
+
+    def __init__(self, client: CallClient, connections: RedisConnections) -> None:
+        self._client = client
+        self._connections = connections
+        self._process = process_name(socket.gethostname(), os.getpid())
+        self._told = False
+        self._seen: frozenset[WaitingCall] = frozenset()
+
+    async def run(self) -> None:
+        """Looks, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look(self._old_waits())
+            except (*CONNECTION_LOST, ResponseError) as error:
+                logs.warning("look for deadlocks delayed", cause=str(error))
+
+    def _old_waits(self) -> list[WaitingCall]:
+        since_ms = time.time_ns() // 1_000_000 - int(LOOK_S * 1000)
+        return [
+            WaitingCall(wait.since_ms, self._process, wait.number, wait.caller, wait.instance, wait.target)
+            for wait in waits()
+            if wait.since_ms <= since_ms
+        ]
+
+    async def look(self, own: Sequence[WaitingCall]) -> None:
+        """One look. own: calls of this process that have waited for a while"""
+        redis, keys = self._connections.commands, self._connections.keys
+        if not own:
+            if self._told:
+                await forget_waiting(redis, keys, self._process)
+                self._told = False
+            self._seen = frozenset()
+            return
+        self._told = True
+        everyone = await tell_waiting(redis, keys, self._process, own)
+        members = [member for member in await self._connections.membership.members() if member.alive]
+        alive = {process_name(member.registration.host, member.registration.pid) for member in members}
+        deadlock = find([call for call in everyone if call.process in alive], instances_of(members))
+        before, self._seen = self._seen, deadlock.calls if deadlock is not None else frozenset()
+        if deadlock is not None and deadlock.calls <= before and deadlock.victim.process == self._process:
+            text = error_text(deadlock)
+            logs.warning("models wait for each other, one call fails", instance=deadlock.victim.instance, cause=text)
+            self._client.fail(deadlock.victim.number, text)
+
+
+def process_name(host: str, pid: int) -> str:
+    """The name of an executor's process among all of the mesh."""
+    return f"{host}/{pid}"
+
+
+def instances_of(members: Sequence[Member]) -> Counter[str]:
+    """How many instances each model has."""
+    count: Counter[str] = Counter()
+    for member in members:
+        for served in member.registration.models:
+            count[served.model] += served.instances
+    return count

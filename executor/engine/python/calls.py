@@ -1,0 +1,289 @@
+"""What a python model's call of another model is: to which request it belongs, its name, and who waits for it.
+
+A model calls by `InferenceRequest.exec` and `async_exec`. The calls leave through one door, which the executor installs
+(`install`). It has the two methods of `Calls`, and everything that passes it is a message: a process that runs an
+instance for the executor installs a door of its own, which hands them on.
+
+**To which request of the batch a call belongs** cannot be seen from outside. The rule: to the request whose `trace()`
+the call was given; else to the request of the batch with the same correlation id; else to the batch's only request;
+else to none.
+
+**A call's name** makes it the same call when its step runs again, after a takeover or because a neighbour failed. It is
+made of its request's own name in the mesh (`Origin`), of whom it calls, and of its ordinal: how many calls to the same
+model and sequence this request had made before. So a model must make its calls to one sequence in the same order each
+time; calls to different ones may overtake each other. A call of no request is named at random: it is answered once, but
+it is another call when the step runs again.
+
+A thread of an instance that waits here is not hung (`waits`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+import msgspec
+import xxhash
+
+from executor.engine.base import Origin, Row
+from executor.engine.python.model_metrics import TritonModelException
+from shared.contract.calls import CALL_DEPTH_MAX, models_of, waiting
+from shared.contract.errors import Code
+from shared.contract.ids import CorrelationId, SequenceId, sequence_id
+from shared.contract.tensors import Tensor
+
+Parameter = str | int | bool | float
+NOT_NOW = "BLS is only supported during the 'execute' function."
+"""Triton's text."""
+NOT_HERE = (
+    "calls to other models are made by instances in their executor's own process only (parameter instance_process and "
+    "EXECUTION_ENV_PATH make processes)"
+)
+
+
+class ModelCall(msgspec.Struct, frozen=True):
+    """A call, complete.
+
+    number       of the call in this process
+    model, version, request_id, correlation_id, flags, inputs, outputs, timeout_us, parameters
+                 as the model made its request; version "": the mesh chooses; flags: START 1, END 2
+    name         the same when the step that makes the call runs again; "" for a call that nobody could tell again
+    chain        who waits for its answer, the first caller first, its own model last; empty for a call of a thread
+                 of the model's own
+    deadline_ms  wall clock, ms, when those who wait give up; 0: none of them said
+    traceparent  trace context of its request
+    """
+
+    number: int
+    model: str
+    version: str
+    request_id: str
+    correlation_id: CorrelationId
+    flags: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    timeout_us: int
+    parameters: dict[str, Parameter]
+    name: str = ""
+    chain: tuple[str, ...] = ()
+    deadline_ms: int = 0
+    traceparent: str = ""
+
+
+class CallAnswer(msgspec.Struct, frozen=True):
+    """A response. error_code: a `shared.contract.errors.Code`; "" for success"""
+
+    outputs: tuple[Tensor, ...] = ()
+    parameters: dict[str, Parameter] = {}
+    error_code: str = ""
+    error: str = ""
+
+
+class AnswerStream(Protocol):
+    """The responses to a call that may get any number."""
+
+    def read(self) -> Future[CallAnswer | None]:
+        """The next response; None behind the last one. One read at a time."""
+        ...
+
+    def cancel(self) -> None:
+        """The responses that have not come are not wanted any more."""
+        ...
+
+
+class Calls(Protocol):
+    """Makes calls. Both methods may be called from any thread but the event loop's, and return at once."""
+
+    def start(self, call: ModelCall) -> Future[CallAnswer]:
+        """Makes a call. The future fails in no other way than by being cancelled, which gives the call up."""
+        ...
+
+    def stream(self, call: ModelCall) -> AnswerStream:
+        """Makes a call that may get any number of responses."""
+        ...
+
+
+class InstanceWait(msgspec.Struct, frozen=True):
+    """An instance that waits for the answer to a call, on this thread.
+
+    caller, target  models
+    since_ms        wall clock
+    """
+
+    number: int
+    caller: str
+    instance: str
+    target: str
+    since_ms: int
+    thread: int
+
+
+class Execution:
+    """One call of a model's `execute`. rows: its requests, null rows among them"""
+
+    def __init__(self, model: str, instance: str, rows: Sequence[Row]) -> None:
+        self.model = model
+        self.instance = instance
+        self.thread = threading.get_ident()
+        self._rows = rows
+        self._made: dict[tuple[str, ...], int] = {}
+        self._lock = threading.Lock()
+
+    def origin_of(self, correlation_id: CorrelationId) -> Origin | None:
+        """The request to which a call without `trace` belongs; None if that cannot be known."""
+        rows = [row for row in self._rows if not row.null]
+        if len(rows) > 1:
+            rows = [row for row in rows if correlation_id and row.correlation_id == correlation_id]
+        return rows[0].origin if len(rows) == 1 else None
+
+    def name(self, origin: Origin, call: ModelCall) -> str:
+        """The name of the next call of a request to this model and sequence."""
+        message = origin.message
+        # A sequence's name comes again with its next run, but the time of a step's arrival does not.
+        arrived = str(message.arrived_ns) if origin.step else ""
+        of = (self.model, origin.name, str(origin.step), str(origin.passes), arrived)
+        to = (call.model, call.version, type(call.correlation_id).__name__, str(call.correlation_id))
+        with self._lock:
+            ordinal = self._made.get(of + to, 0)
+            self._made[of + to] = ordinal + 1
+        return "call-" + xxhash.xxh3_128_hexdigest("\n".join((*of, *to, str(ordinal))).encode())
+
+    def over(self) -> None:
+        """`execute` has returned: for whatever it has left open, nobody waits."""
+        for wait in waits():
+            if wait.thread == self.thread:
+                _waits.pop(wait.number, None)
+
+    def deepest(self) -> tuple[str, ...]:
+        """The longest chain among the requests: a call that may belong to any of them is as deep as that."""
+        return max((row.origin.message.chain for row in self._rows if row.origin is not None), key=len, default=())
+
+
+class RequestTrace(msgspec.Struct, frozen=True, eq=False):
+    """What `InferenceRequest.trace()` gives: it tells to which request a call belongs, also on other threads."""
+
+    execution: Execution
+    origin: Origin
+
+
+class CallError(Exception):
+    """A call that is not made, because it could never be answered."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+execution: ContextVar[Execution | None] = ContextVar("execution", default=None)
+"""The running `execute`; None outside of it, and on threads of the model's own."""
+_closed: ContextVar[bool] = ContextVar("closed", default=False)
+_door: list[Calls] = []
+_numbers = itertools.count(1)
+_waits: dict[int, InstanceWait] = {}
+
+
+@contextmanager
+def install(calls: Calls) -> Generator[None]:
+    """Within the block calls leave this process through `calls`."""
+    _door.append(calls)
+    try:
+        yield
+    finally:
+        _door.remove(calls)
+
+
+@contextmanager
+def no_calls() -> Generator[None]:
+    """Within the block, which is `initialize` or `finalize`, the model may not call."""
+    token = _closed.set(True)
+    try:
+        yield
+    finally:
+        _closed.reset(token)
+
+
+def waits() -> list[InstanceWait]:
+    """The instances of this process that wait for answers, for the time being."""
+    return list(_waits.values())
+
+
+def door() -> Calls:
+    """Where calls leave this process. Raises TritonModelException where none may be made now."""
+    if _closed.get():
+        raise TritonModelException(NOT_NOW)
+    if not _door:
+        raise TritonModelException(NOT_HERE)
+    return _door[-1]
+
+
+def complete(call: ModelCall, trace: object) -> ModelCall:
+    """The call with what the mesh adds: number, name, chain, deadline, trace context.
+
+    trace   what the model gave as `trace`
+    raises  CallError for a call that could never be answered
+    """
+    running, origin = execution.get(), None
+    if isinstance(trace, RequestTrace):
+        running, origin = trace.execution, trace.origin
+    elif running is not None:
+        origin = running.origin_of(call.correlation_id)
+    call = msgspec.structs.replace(call, number=next(_numbers))
+    if running is None or origin is None:
+        name = f"call-{uuid.uuid4().hex}" if call.correlation_id else ""
+        chain = (*running.deepest(), running.model) if running is not None else ()
+        return _checked(msgspec.structs.replace(call, name=name, chain=chain))
+    message = origin.message
+    entry = waiting(running.model, SequenceId(origin.name) if origin.step else None)
+    return _checked(
+        msgspec.structs.replace(
+            call,
+            name=running.name(origin, call),
+            chain=(*message.chain, entry),
+            deadline_ms=message.deadline_ms,
+            traceparent=message.traceparent,
+        )
+    )
+
+
+def _checked(call: ModelCall) -> ModelCall:
+    """Raises CallError for a call that waits for itself, or that is too deep."""
+    path = " -> ".join([*models_of(call.chain), call.model])
+    if call.correlation_id:
+        target = waiting(call.model, sequence_id(call.model, call.version, call.correlation_id))
+        if target in call.chain:
+            raise CallError(
+                Code.INVALID_ARG,
+                f"the call to sequence {call.correlation_id} of model '{call.model}' would wait for itself: a step of "
+                f"that sequence waits for the answer ({path})",
+            )
+    if len(call.chain) > CALL_DEPTH_MAX:
+        raise CallError(
+            Code.INVALID_ARG, f"models call each other more than {CALL_DEPTH_MAX} deep, which is the limit: {path}"
+        )
+    return call
+
+
+@contextmanager
+def waiting_for(call: ModelCall) -> Generator[None]:
+    """Within the block this instance waits for the answer to a call. On threads of the model's own it does nothing:
+    while they wait, their instance may go on.
+    """
+    running = execution.get()
+    if running is None or running.thread != threading.get_ident():
+        yield
+        return
+    since_ms = time.time_ns() // 1_000_000
+    _waits[call.number] = InstanceWait(
+        call.number, running.model, running.instance, call.model, since_ms, running.thread
+    )
+    try:
+        yield
+    finally:
+        _waits.pop(call.number, None)

@@ -1,0 +1,167 @@
+"""`InferenceRequest.exec` and `async_exec`: a request that a model made becomes a call, and its answer a response.
+
+As in Triton, a call that fails is no exception but the response's error, and with `decoupled` the responses are an
+iterator. Beyond Triton, that iterator may also be awaited (`async for`), which leaves the model's event loop free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from typing import Any, Self
+
+from executor.engine.python import calls
+from executor.engine.python import triton_python_backend_utils as interface
+from executor.engine.python.calls import AnswerStream, CallAnswer, CallError, ModelCall
+from executor.engine.python.engine import WrongResponseError, response_parameters, tensor_of
+from shared.contract.errors import Code
+from shared.contract.tensors import Tensor
+
+RESERVED = frozenset({"sequence_id", "sequence_start", "sequence_end", "sequence_step", "timeout"})
+"""Parameters of the protocol, which a request has fields for."""
+UINT64_MAX = (1 << 64) - 1
+
+
+def execute(request: interface.InferenceRequest, *, decoupled: bool) -> Any:
+    """See `InferenceRequest.exec`."""
+    door = calls.door()
+    try:
+        call = prepared(request)
+    except CallError as error:
+        return _failed(error, decoupled=decoupled)
+    if decoupled:
+        return Responses(call, door.stream(call))
+    with calls.waiting_for(call):
+        return response_of(door.start(call).result())
+
+
+def execute_async(request: interface.InferenceRequest, *, decoupled: bool) -> Awaitable[Any]:
+    """See `InferenceRequest.async_exec`."""
+    loop = asyncio.get_running_loop()
+    door = calls.door()
+    try:
+        call = prepared(request)
+    except CallError as error:
+        return _now(loop, _failed(error, decoupled=decoupled))
+    if decoupled:
+        return _now(loop, Responses(call, door.stream(call)))
+    return loop.create_task(_answered(call, door.start(call)))
+
+
+async def _answered(call: ModelCall, answer: Future[CallAnswer]) -> interface.InferenceResponse:
+    with calls.waiting_for(call):
+        return response_of(await asyncio.wrap_future(answer))
+
+
+def prepared(request: interface.InferenceRequest) -> ModelCall:
+    """The call that a request makes. Raises TritonModelException for a request that no protocol can carry, and
+    CallError for one that is not to be made."""
+    try:
+        parameters = dict(response_parameters(json.loads(request.parameters())))
+    except WrongResponseError as wrong:
+        raise interface.TritonModelException(str(wrong).replace("response", "request")) from wrong
+    if taken := RESERVED.intersection(parameters):
+        raise interface.TritonModelException(
+            f"the parameter '{min(taken)}' of an InferenceRequest is set by its correlation_id, flags and timeout"
+        )
+    correlation_id = request.correlation_id()
+    if not (isinstance(correlation_id, str) or 0 <= correlation_id <= UINT64_MAX):
+        raise interface.TritonModelException(f"a correlation id is a str or a uint64, not {correlation_id!r}")
+    version = request.model_version()
+    call = ModelCall(
+        number=0,
+        model=request.model_name(),
+        version="" if version < 0 else str(version),
+        request_id=request.request_id(),
+        correlation_id=correlation_id,
+        flags=request.flags(),
+        inputs=tuple(
+            Tensor(tensor.name(), interface.datatype_of(tensor), tuple(tensor.shape()), interface.raw_content(tensor))
+            for tensor in request.inputs()
+        ),
+        outputs=tuple(request.requested_output_names()),
+        timeout_us=request.timeout(),
+        parameters=parameters,
+    )
+    return calls.complete(call, request.trace())
+
+
+def response_of(answer: CallAnswer) -> interface.InferenceResponse:
+    """The response to a call."""
+    if answer.error_code:
+        code = Code.UNAVAILABLE if answer.error_code == Code.RESOURCE_EXHAUSTED.value else answer.error_code
+        return interface.InferenceResponse(error=interface.TritonError(answer.error, code))
+    return interface.InferenceResponse(
+        [tensor_of(output.name, output) for output in answer.outputs], parameters=answer.parameters
+    )
+
+
+class Responses:
+    """The responses to a call with `decoupled`: an iterator, and an asynchronous one.
+
+    As in Triton, a response without tensors may be the last one, and once all have come they can be iterated again.
+    """
+
+    def __init__(self, call: ModelCall, stream: AnswerStream) -> None:
+        self._call = call
+        self._stream = stream
+        self._seen: list[interface.InferenceResponse] = []
+        self._at = 0
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        self._at = 0
+        return self
+
+    def __next__(self) -> interface.InferenceResponse:
+        if self._at == len(self._seen):
+            if self._ended:
+                raise StopIteration
+            with calls.waiting_for(self._call):
+                answer = self._stream.read().result()
+            if not self._took(answer):
+                raise StopIteration
+        self._at += 1
+        return self._seen[self._at - 1]
+
+    def __aiter__(self) -> Self:
+        return iter(self)
+
+    async def __anext__(self) -> interface.InferenceResponse:
+        if self._at == len(self._seen):
+            if self._ended:
+                raise StopAsyncIteration
+            with calls.waiting_for(self._call):
+                answer = await asyncio.wrap_future(self._stream.read())
+            if not self._took(answer):
+                raise StopAsyncIteration
+        self._at += 1
+        return self._seen[self._at - 1]
+
+    def cancel(self) -> None:
+        """The responses that have not come are not wanted any more."""
+        self._stream.cancel()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self._stream.cancel()
+
+    def _took(self, answer: CallAnswer | None) -> bool:
+        if answer is None:
+            self._ended = True
+            return False
+        self._seen.append(response_of(answer))
+        return True
+
+
+def _failed(error: CallError, *, decoupled: bool) -> Any:
+    response = interface.InferenceResponse(error=interface.TritonError(str(error), error.code))
+    return iter([response]) if decoupled else response
+
+
+def _now(loop: asyncio.AbstractEventLoop, value: Any) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = loop.create_future()
+    future.set_result(value)
+    return future

@@ -1,0 +1,327 @@
+"""Calls through gateways that answer, refuse, die, or never answer: real gRPC servers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from executor.calls import client as client_module
+from executor.calls.client import CallClient
+from executor.calls.gateways import Gateways, named
+from executor.engine.python.calls import CallAnswer, ModelCall
+from executor.settings import ExecutorSettings
+from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, read_call
+from shared.contract.tensors import from_numpy
+from shared.store.company import ServiceLine
+
+pb: Any = service_pb2
+Servicer: Any = service_pb2_grpc.GRPCInferenceServiceServicer
+CALL = ModelCall(
+    number=1,
+    model="sum",
+    version="",
+    request_id="",
+    correlation_id=(1 << 64) - 1,
+    flags=3,
+    inputs=(from_numpy("INPUT", np.array([[5]], np.int32)),),
+    outputs=("OUTPUT",),
+    timeout_us=9,
+    parameters={"text": "x", "yes": True, "count": -4},
+    name="call-1",
+    chain=("a#1f", "b"),
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+)
+Handle = Callable[[Any, Any], Awaitable[Any]]
+
+
+def answer(request: Any) -> Any:
+    response = pb.ModelInferResponse(model_name=request.model_name)
+    response.outputs.add(name="OUTPUT", datatype="INT32", shape=[1, 1])
+    response.raw_output_contents.append(request.raw_input_contents[0])
+    response.parameters["said"].string_param = "yes"
+    return response
+
+
+class FakeGateway(Servicer):
+    """A gateway that does as it is told. handle: answers a unary call"""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self.requests: list[Any] = []
+        self.metadata: list[dict[str, str]] = []
+        self.server: Any = grpc.aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
+        self.address = f"grpc://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
+        return await self._handle(request, context)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async for request in requests:
+            self.requests.append(request)
+            for index in range(3):
+                message = pb.ModelStreamInferResponse(infer_response=answer(request))
+                message.infer_response.parameters["triton_final_response"].bool_param = index == 2
+                yield message
+
+
+async def answering(request: Any, context: Any) -> Any:
+    return answer(request)
+
+
+async def never(request: Any, context: Any) -> Any:
+    await asyncio.sleep(600)
+
+
+def refusing(code: Any, *trailing: tuple[str, str]) -> Handle:
+    async def refuse(request: Any, context: Any) -> Any:
+        await context.abort(code, "not now", trailing)
+
+    return refuse
+
+
+class Caller:
+    """A client, called as models call: from a thread."""
+
+    def __init__(self, gateways: list[FakeGateway], timeout_s: float = 60.0) -> None:
+        settings = ExecutorSettings(models=(), calls_through=tuple(gateway.address for gateway in gateways))
+        unused: Any = None
+        self.client = CallClient(Gateways(settings, unused, unused), timeout_s=timeout_s, headers={"X-Key": "secret"})
+
+    async def __call__(self, call: ModelCall = CALL) -> CallAnswer:
+        return await asyncio.to_thread(lambda: self.client.start(call).result())
+
+    async def start(self, call: ModelCall) -> Future[CallAnswer]:
+        return await asyncio.to_thread(self.client.start, call)
+
+
+Make = Callable[..., Awaitable[Caller]]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    callers: list[Caller] = []
+    servers: list[FakeGateway] = []
+
+    async def made(*gateways: FakeGateway, **options: Any) -> Caller:
+        for gateway in gateways:
+            await gateway.server.start()
+            servers.append(gateway)
+        callers.append(Caller(list(gateways), **options))
+        return callers[-1]
+
+    yield made
+    for caller in callers:
+        await caller.client.close()
+    for gateway in servers:
+        await gateway.server.stop(None)
+
+
+async def test_a_call_carries_all_that_the_model_said_and_who_waits(make: Make) -> None:
+    gateway = FakeGateway(answering)
+    caller = await make(gateway)
+
+    said = await caller()
+
+    assert ("", (1, 1), {"said": "yes"}) == (said.error_code, said.outputs[0].shape, said.parameters)
+    (request,) = gateway.requests
+    parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+    assert {
+        "sequence_id": -1,  # as clients write ids beyond int64
+        "sequence_start": True,
+        "sequence_end": True,
+        "timeout": 9,
+        "text": "x",
+        "yes": True,
+        "count": -4,
+    } == parameters
+    assert ("call-1", ["OUTPUT"]) == (request.id, [output.name for output in request.outputs])
+    (metadata,) = gateway.metadata
+    origin = read_call(metadata[CALL_KEY])
+    assert ("call-1", ("a#1f", "b"), 0) == (origin.name, origin.chain, origin.deadline_ms)
+    assert (CALL.traceparent, "secret") == (metadata["traceparent"], metadata["x-key"])
+    assert {("b", "sum")} == caller.client.edges
+
+
+async def test_the_request_id_of_a_model_is_its_own(make: Make) -> None:
+    gateway = FakeGateway(answering)
+    caller = await make(gateway)
+
+    await caller(msgspec.structs.replace(CALL, request_id="mine"))
+    await caller(msgspec.structs.replace(CALL, correlation_id=0))
+
+    assert ["mine", ""] == [request.id for request in gateway.requests]
+
+
+async def test_when_a_gateway_dies_its_calls_are_made_again_through_another_one(make: Make) -> None:
+    async def die(request: Any, context: Any) -> Any:
+        asyncio.get_running_loop().create_task(dying[len(tried)].server.stop(None))
+        tried.append(request.id)
+        await asyncio.sleep(600)
+
+    tried: list[str] = []
+    dying = [FakeGateway(die)]
+    # Whichever comes first: only one of the two lives.
+    living = FakeGateway(answering)
+    caller = await make(*dying, living)
+
+    answers = [await caller() for _ in range(4)]
+
+    assert [""] * 4 == [one.error_code for one in answers]
+    assert tried in ([], ["call-1"])
+
+
+async def test_what_the_mesh_asks_for_again_is_sent_again(make: Make) -> None:
+    async def busy_once(request: Any, context: Any) -> Any:
+        if len(gateway.requests) < 3:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", (("seqmesh-retry", "same"),))
+        return answer(request)
+
+    gateway = FakeGateway(busy_once)
+    caller = await make(gateway)
+
+    assert "" == (await caller()).error_code
+    assert 3 == len(gateway.requests)
+
+
+@pytest.mark.parametrize(
+    ("code", "trailing", "expected"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, (), ("INVALID_ARG", "Model sum - Error when running inference: not now")),
+        (grpc.StatusCode.INVALID_ARGUMENT, ((ANSWERED_KEY, ACCEPTED),), ("INVALID_ARG", "not now")),
+        (grpc.StatusCode.UNAVAILABLE, ((ANSWERED_KEY, ACCEPTED),), ("UNAVAILABLE", "not now")),
+        (grpc.StatusCode.INVALID_ARGUMENT, (("seqmesh-retry", "start"), (ANSWERED_KEY, ACCEPTED)), None),
+    ],
+)
+async def test_an_answer_is_an_answer(make: Make, code: Any, trailing: Any, expected: tuple[str, str] | None) -> None:
+    gateway = FakeGateway(refusing(code, *trailing))
+    caller = await make(gateway)
+
+    said = await caller()
+
+    assert 1 == len(gateway.requests)
+    assert expected in (None, (said.error_code, said.error))
+
+
+async def test_without_a_gateway_a_call_fails_when_patience_is_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.2)
+    gateway = FakeGateway(refusing(grpc.StatusCode.UNAVAILABLE))
+    caller = await make(gateway)
+
+    said = await caller()
+
+    assert "UNAVAILABLE" == said.error_code
+    assert 1 < len(gateway.requests)
+
+
+async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:
+    left: list[float] = []
+
+    async def note(request: Any, context: Any) -> Any:
+        left.append(context.time_remaining())
+        await asyncio.sleep(600)
+
+    caller = await make(FakeGateway(note), timeout_s=30.0)
+
+    said = await caller(msgspec.structs.replace(CALL, deadline_ms=time.time_ns() // 1_000_000 + 300))
+
+    assert "UNAVAILABLE" == said.error_code
+    assert "not answered in time" in said.error
+    assert 0 < left[0] <= 0.3
+
+
+async def test_a_call_that_is_given_up_is_cancelled_at_its_gateway(make: Make) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: Any, context: Any) -> Any:
+        begun.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            over.set()
+
+    caller = await make(FakeGateway(wait))
+    future = await caller.start(CALL)
+    await begun.wait()
+    future.cancel()
+
+    await asyncio.wait_for(over.wait(), 20)
+
+
+async def test_calls_to_one_sequence_are_made_one_after_the_other(make: Make) -> None:
+    running: list[str] = []
+    most: list[int] = []
+
+    async def slow(request: Any, context: Any) -> Any:
+        running.append(request.id)
+        most.append(len(running))
+        await asyncio.sleep(0.05)
+        running.remove(request.id)
+        return answer(request)
+
+    gateway = FakeGateway(slow)
+    caller = await make(gateway)
+    names = [f"call-{number}" for number in range(4)]
+    calls = [msgspec.structs.replace(CALL, number=number, name=name) for number, name in enumerate(names)]
+
+    for future in [await caller.start(call) for call in calls]:
+        await asyncio.wrap_future(future)
+    assert (names, [1] * 4) == ([request.id for request in gateway.requests], most)
+
+    apart = [msgspec.structs.replace(call, correlation_id=call.number + 1) for call in calls]
+    for future in [await caller.start(call) for call in apart]:
+        await asyncio.wrap_future(future)
+    assert 1 < max(most)
+
+
+async def test_a_call_can_be_failed_and_those_that_are_open_at_the_end_are(make: Make) -> None:
+    caller = await make(FakeGateway(never))
+    victim = await caller.start(CALL)
+    last = await caller.start(msgspec.structs.replace(CALL, number=2, correlation_id=3))
+    await asyncio.sleep(0.1)
+
+    caller.client.fail(1, "deadlock")
+    caller.client.fail(77, "nobody's")
+    assert ("UNAVAILABLE", "deadlock") == msgspec.structs.astuple(await asyncio.wrap_future(victim))[2:]
+    await caller.client.close()
+    assert "the executor stops" == (await asyncio.wrap_future(last)).error
+    assert "the executor stops" == (await caller()).error
+
+
+async def test_a_stream_of_responses(make: Make) -> None:
+    caller = await make(FakeGateway(never))
+
+    def responses() -> list[CallAnswer]:
+        stream = caller.client.stream(CALL)
+        return list(iter(lambda: stream.read().result(), None))  # pyright: ignore[reportArgumentType]
+
+    assert ["", "", ""] == [one.error_code for one in await asyncio.to_thread(responses)]
+
+
+def test_gateways_on_this_machine_come_first_and_the_loopback_of_others_is_no_address() -> None:
+    def line(host: str, grpc_address: str) -> ServiceLine:
+        return ServiceLine("gateway", "g", "1", "1", 0, host, grpc_address)
+
+    here = __import__("socket").gethostname()
+    lines = [
+        line("elsewhere", "grpc://10.0.0.7:8001"),
+        line("elsewhere", "grpc://127.0.0.1:8001"),
+        line("elsewhere", "grpcs://[::1]:8001"),
+        line(here, "grpc://127.0.0.1:8011"),
+        line(here, ""),
+    ]
+
+    assert ["grpc://127.0.0.1:8011", "grpc://10.0.0.7:8001"] == named(lines)

@@ -1,0 +1,391 @@
+"""Calls of a python model: to which request they belong, what they are named, and how they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from executor.engine.base import Engine, Origin, Row
+from executor.engine.null_rows import NULL_ROW
+from executor.engine.python import calls
+from executor.engine.python import triton_python_backend_utils as pb_utils
+from executor.engine.python.calls import CallAnswer, ModelCall
+from executor.lease.hung_calls import watch
+from executor.workers.worker import EngineWorker
+from shared.contract.calls import CALL_DEPTH_MAX, waiting
+from shared.contract.errors import LoadError
+from shared.contract.ids import InstanceIndex, SequenceId, sequence_id
+from shared.contract.messages import InferMessage
+from shared.contract.model_config import ModelConfig, TensorSpec
+from tests.executor.engine.model_workshop import Workshop, error, plain_config, results, sequence_config, wire
+
+X = TensorSpec("x", "FP32", (2,))
+
+
+class Door:
+    """Answers each call with its own inputs, as output `x`; keeps the calls. wait: until then nothing is answered"""
+
+    def __init__(self) -> None:
+        self.calls: list[ModelCall] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.cancelled = 0
+
+    def start(self, call: ModelCall) -> Future[CallAnswer]:
+        self.calls.append(call)
+        future: Future[CallAnswer] = Future()
+        answer = CallAnswer(call.inputs)
+        if self.open.is_set():
+            future.set_result(answer)
+        else:
+            threading.Thread(target=self._answer, args=(future, answer)).start()
+        return future
+
+    def _answer(self, future: Future[CallAnswer], answer: CallAnswer) -> None:
+        self.open.wait()
+        if future.set_running_or_notify_cancel():
+            future.set_result(answer)
+
+    def stream(self, call: ModelCall) -> Any:
+        self.calls.append(call)
+        return AnswersTwice(self, call)
+
+    @property
+    def names(self) -> list[str]:
+        return [call.name for call in self.calls]
+
+
+class AnswersTwice:
+    def __init__(self, door: Door, call: ModelCall) -> None:
+        self._door = door
+        self._left: list[CallAnswer | None] = [CallAnswer(call.inputs), CallAnswer(), None]
+
+    def read(self) -> Future[CallAnswer | None]:
+        future: Future[CallAnswer | None] = Future()
+        future.set_result(self._left.pop(0))
+        return future
+
+    def cancel(self) -> None:
+        self._door.cancelled += 1
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door()
+    with calls.install(made):
+        yield made
+
+
+def config(name: str = "caller") -> ModelConfig:
+    return sequence_config(name, "python", inputs=[X], outputs=[TensorSpec("y", "FP32", (2,))])
+
+
+def model(body: str, *, head: str = "def execute(self, requests):") -> str:
+    """A model whose `execute` is this body; it returns `responses(requests)`."""
+    return f"""
+import asyncio
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def call(request=None, to="other", **more):
+    tensor = pb_utils.Tensor("x", np.array([[1, 2]], np.float32))
+    trace = {{"trace": request.trace()}} if request is not None else {{}}
+    return pb_utils.InferenceRequest(
+        model_name=to, inputs=[tensor], requested_output_names=["x"], **trace, **more
+    )
+
+
+def responses(requests):
+    return [
+        pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(one, "x").as_numpy())])
+        for one in requests
+    ]
+
+
+class TritonPythonModel:
+    {head}
+{textwrap.indent(textwrap.dedent(body), "        ")}
+        return responses(requests)
+"""
+
+
+def row(id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, **more: Any) -> Row:
+    """A row of a sequence. more: fields of its message"""
+    message = InferMessage("caller", "1", "", id, (), arrived_ns=arrived_ns, **more)
+    name = sequence_id("caller", "", id)
+    return Row(
+        {"x": wire("x", [[1, 2]])},
+        slot=int(id) % 8,
+        correlation_id=id,
+        origin=Origin(name, step, passes, message),
+    )
+
+
+def run(engine: Engine, *rows: Row) -> None:
+    results(engine, list(rows))
+
+
+def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> None:
+    body = """
+    response = call(
+        correlation_id="s", request_id="r", model_version=2, flags=1, timeout=9, parameters={"p": 1},
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU),
+    ).exec()
+    assert not response.has_error()
+    assert pb_utils.get_output_tensor_by_name(response, "x").as_numpy().tolist() == [[1, 2]]
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(7, traceparent="00-trace", deadline_ms=11, chain=("first",)))
+
+    (made,) = door.calls
+    about = [
+        getattr(made, name) for name in ["model", "version", "request_id", "correlation_id", "flags", "timeout_us"]
+    ]
+    assert ["other", "2", "r", "s", 1, 9] == about
+    assert (("x",), {"p": 1}, "00-trace", 11) == (made.outputs, made.parameters, made.traceparent, made.deadline_ms)
+    assert ("first", waiting("caller", sequence_id("caller", "", 7))) == made.chain
+    assert b"\x00\x00\x80?\x00\x00\x00@" == made.inputs[0].raw
+
+
+def test_a_step_that_runs_again_makes_the_same_calls(workshop: Workshop, door: Door) -> None:
+    """In another instance, beside another request, and though calls to other models come between."""
+    body = """
+    for request in requests:
+        ids = request.correlation_id()
+        for to in ("other", "other", "third"):
+            call(request, to, correlation_id=ids).exec()
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1))
+    alone = door.names
+    door.calls.clear()
+    run(workshop.load(config()), row(2), row(1))
+
+    assert 3 == len(set(alone))
+    assert alone == door.names[3:]
+    assert set(alone).isdisjoint(door.names[:3])
+
+
+@pytest.mark.parametrize(
+    "another", [row(1, step=2), row(1, arrived_ns=6), row(1, passes=1), row("1"), row(2)], ids=range(5)
+)
+def test_another_step_makes_other_calls(workshop: Workshop, door: Door, another: Row) -> None:
+    workshop.python("caller", model("call(correlation_id=3).exec()"))
+    engine = workshop.load(config())
+
+    run(engine, row(1))
+    run(engine, another)
+
+    assert 2 == len(set(door.names))
+
+
+def test_a_stateless_request_that_is_a_call_itself_makes_the_calls_of_its_caller(
+    workshop: Workshop, door: Door
+) -> None:
+    """Though it is another request of the queue each time."""
+
+    def request(arrived_ns: int) -> Row:
+        message = InferMessage("caller", "1", "", 0, (), arrived_ns=arrived_ns, call="call-9")
+        return Row({"x": wire("x", [[1, 2]])}, origin=Origin(message.call, 0, 0, message))
+
+    workshop.python("caller", model("call(correlation_id=3).exec()"))
+    engine = workshop.load(plain_config("caller", "python", inputs=[X], outputs=[TensorSpec("y", "FP32", (2,))]))
+
+    run(engine, request(1))
+    run(engine, request(2))
+
+    assert [door.names[0]] * 2 == door.names
+    assert ("caller",) == door.calls[0].chain
+
+
+def test_to_which_request_a_call_belongs(workshop: Workshop, door: Door) -> None:
+    body = """
+    call(correlation_id=2).exec()
+    call(requests[0], correlation_id=2).exec()
+    call(correlation_id=77).exec()
+    call().exec()
+    """
+    workshop.python("caller", model(body))
+    engine = workshop.load(config())
+
+    run(engine, row(1), NULL_ROW, row(2, chain=("deep",)))
+    by_id, by_trace, unknown, stateless = door.calls
+    of_one, of_two = (waiting("caller", sequence_id("caller", "", id)) for id in (1, 2))
+    assert ("deep", of_two) == by_id.chain
+    assert (of_one,) == by_trace.chain
+    # Nobody knows whose call it is. It is as deep as it might be, and another call when its step runs again.
+    assert [("deep", "caller")] * 2 == [unknown.chain, stateless.chain]
+    assert "" == stateless.name
+
+    run(engine, row(2))
+    assert by_id.name == door.calls[4].name
+    assert unknown.name != door.calls[6].name
+    assert (of_two,) == door.calls[7].chain
+
+
+def test_calls_of_threads_belong_to_the_request_whose_trace_they_have(workshop: Workshop, door: Door) -> None:
+    body = """
+    for made in (call(correlation_id=3), call(requests[0], correlation_id=3)):
+        thread = threading.Thread(target=made.exec)
+        thread.start()
+        thread.join()
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1))
+
+    assert () == door.calls[0].chain
+    assert (waiting("caller", sequence_id("caller", "", 1)),) == door.calls[1].chain
+
+
+def test_an_async_execute_makes_its_calls_when_they_are_issued(workshop: Workshop, door: Door) -> None:
+    body = """
+    first, second = (call(correlation_id=3).async_exec() for _ in range(2))
+    self.loops = getattr(self, "loops", set()) | {asyncio.get_running_loop()}
+    assert len(self.loops) == 1
+    await second
+    assert not (await first).has_error()
+    """
+    workshop.python("caller", model(body, head="async def execute(self, requests):"))
+    engine = workshop.load(config())
+
+    run(engine, row(1))
+    run(engine, row(1))
+
+    assert door.names[:2] == door.names[2:]
+    assert 2 == len(set(door.names))
+    assert not calls.waits()
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("def execute", "found = call().exec(decoupled=True); said = [list(found), list(found)]"),
+        (
+            "async def execute",
+            "found = await call().async_exec(decoupled=True); said = [[one async for one in found], list(found)]",
+        ),
+    ],
+)
+def test_a_stream_of_responses_can_be_iterated_twice(workshop: Workshop, door: Door, head: str, body: str) -> None:
+    check = "\nassert [[1, 0]] * 2 == [[len(one.output_tensors()) for one in responses] for responses in said]"
+    workshop.python("caller", model(body + check, head=f"{head}(self, requests):"))
+    engine = workshop.load(config())
+
+    run(engine, row(1))
+
+    assert 0 == door.cancelled
+
+
+def test_responses_that_nobody_wants_any_more_are_cancelled(workshop: Workshop, door: Door) -> None:
+    workshop.python("caller", model("next(iter(call().exec(decoupled=True)))"))
+
+    run(workshop.load(config()), row(1))
+
+    assert 1 == door.cancelled
+
+
+def test_a_call_that_could_never_be_answered_is_not_made(workshop: Workshop, door: Door) -> None:
+    body = """
+    own = call(to="caller", correlation_id=1).exec().error()
+    above = call(to="first", correlation_id="s").exec().error()
+    assert own.code() == above.code() == pb_utils.TritonError.INVALID_ARG
+    assert "would wait for itself" in own.message() and "first -> caller -> caller" in own.message()
+    assert "would wait for itself" in above.message()
+    assert not call(to="caller", correlation_id=2).exec().has_error()
+    [failed] = call(to="caller", correlation_id=1).exec(decoupled=True)
+    assert failed.has_error()
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1, chain=(waiting("first", SequenceId("first||ss")),)))
+
+    assert 1 == len(door.calls)
+
+
+def test_calls_have_a_depth(workshop: Workshop, door: Door) -> None:
+    workshop.python("caller", model("raise pb_utils.TritonModelException(call().exec().error().message())"))
+    engine = workshop.load(config())
+
+    failed = error(engine, row(1, chain=("a",) * CALL_DEPTH_MAX))
+
+    assert f"more than {CALL_DEPTH_MAX} deep" in failed.message
+    assert not door.calls
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("parameters={'timeout': 1}", "the parameter 'timeout' of an InferenceRequest is set by"),
+        ("parameters={'x': [1]}", "has invalid type"),
+        ("correlation_id=-1", "a correlation id is a str or a uint64, not -1"),
+        ("correlation_id=1 << 64", "a correlation id is a str or a uint64"),
+    ],
+)
+def test_a_request_that_no_protocol_can_carry_is_refused(workshop: Workshop, door: Door, more: str, text: str) -> None:
+    workshop.python("caller", model(f"call({more}).exec()"))
+
+    assert text in error(workshop.load(config()), row(1)).message
+
+
+def test_initialize_may_not_call(workshop: Workshop, door: Door) -> None:
+    source = model("pass") + "\n    def initialize(self, args):\n        call().exec()\n"
+    workshop.python("caller", source)
+
+    with pytest.raises(LoadError, match="BLS is only supported during the 'execute' function"):
+        workshop.load(config())
+    with calls.no_calls(), pytest.raises(pb_utils.TritonModelException, match="only supported"):
+        pb_utils.InferenceRequest(model_name="other").exec()
+
+
+def test_without_a_mesh_there_are_no_calls() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="only supported during"):
+        pb_utils.InferenceRequest(model_name="other").exec()
+
+
+async def test_an_instance_that_waits_for_an_answer_has_not_hung(workshop: Workshop, door: Door) -> None:
+    workshop.python("caller", model("import time; call(requests[0]).exec(); time.sleep(0.6)"))
+    worker = EngineWorker(workshop.load(config()), "caller", "caller 0", InstanceIndex(0))
+    door.open.clear()
+    watching = asyncio.create_task(watch(lambda: [worker], 0.1))
+    batch = worker.run([row(1)], [False])
+
+    await asyncio.sleep(0.5)
+    assert not watching.done()
+    (wait,) = calls.waits()
+    assert ("caller", "other") == (wait.caller, wait.target)
+    door.open.set()
+    # From here on it computes.
+    assert "caller 0" == (await asyncio.wait_for(watching, 20)).worker
+    await batch
+    assert not calls.waits()
+
+
+def test_what_a_model_leaves_open_holds_up_nobody(workshop: Workshop, door: Door) -> None:
+    door.open.clear()
+    body = "self.kept = call().async_exec(); await asyncio.sleep(0)"
+    workshop.python("caller", model(body, head="async def execute(self, requests):"))
+    engine = workshop.load(config())
+
+    run(engine, row(1))
+    assert not calls.waits()
+    engine.close()
+    door.open.set()
+
+
+def test_a_message_of_an_older_gateway_belongs_to_no_call() -> None:
+    message = InferMessage("m", "1", "", 0, ())
+
+    assert ("", (), 0) == (message.call, message.chain, message.deadline_ms)
+    assert message == msgspec.msgpack.decode(msgspec.msgpack.encode(message)[:], type=InferMessage)

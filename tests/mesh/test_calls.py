@@ -1,0 +1,143 @@
+"""Models that call other models, over real processes, and whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tritonclient.http as http_sync
+from tritonclient.utils import InferenceServerException
+
+from shared.contract.ids import sequence_id
+from shared.contract.record import ACCEPTED
+from tests.mesh.calling_models import KNOT, TWICE, TWICE_DYING, TWICE_LATER, Doubled, add_calling_model
+from tests.mesh.model_repository import add_sum_model
+from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
+from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    directory = tmp_path_factory.mktemp("calls")
+    models = directory / "models"
+    add_sum_model(models, idle_us=20_000_000)
+    add_calling_model(models, "twice", TWICE, sequences=True)
+    add_calling_model(models, "twice_later", TWICE_LATER, sequences=True)
+    add_calling_model(models, "twice_dying", TWICE_DYING, sequences=True)
+    add_calling_model(models, "knot_a", KNOT, calls="knot_b", rows=1)
+    add_calling_model(models, "knot_b", KNOT, calls="knot_a", rows=1)
+    with running_mesh(directory / "data", [models], gateways=2, executors=2) as mesh:
+        yield mesh
+
+
+def infer(mesh: RunningMesh, model: str, value: int, *, gateway: int = 0, **flags: Any) -> int:
+    with http_sync.InferenceServerClient(mesh.http(gateway), network_timeout=120) as client:
+        return sum_of(client.infer(model, [tensor(http_sync.InferInput, value)], **flags))
+
+
+def doubled(chance: random.Random, count: int, *, longest: int = 8) -> list[Doubled]:
+    return [Doubled(plan.id, plan.values) for plan in make_plans(chance, count, shortest=2, longest=longest)]
+
+
+@pytest.mark.parametrize("model", ["twice", "twice_later"])
+async def test_the_sequences_of_calls_are_the_callers(shared: RunningMesh, model: str) -> None:
+    chance = random.Random(7)
+    async with Callers(shared, streams=True) as callers:
+        await Traffic(model, callers, doubled(chance, 12), chance, pause_s=0.001).run()
+
+
+@pytest.mark.parametrize("service", ["executor", "gateway"])
+@pytest.mark.parametrize("model", ["twice", "twice_later"])
+async def test_a_called_sequence_counts_each_step_once_though_a_process_is_killed(
+    shared: RunningMesh, model: str, service: str
+) -> None:
+    chance = random.Random(9)
+    async with Callers(shared) as callers:
+        traffic = Traffic(model, callers, doubled(chance, 16, longest=12), chance, retries=True)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(traffic.run())
+            for share, name in zip((0.2, 0.5), shared.names(service), strict=False):
+                await traffic.progress(share)
+                shared.send(name, signal.SIGKILL)
+    wait(lambda: len(shared.alive()) == 2, "executors are back")
+    wait(lambda: shared.is_ready(0) and shared.is_ready(1), "gateways are back")
+    wait(lambda: not shared.slots_held("running_sum"), "no slot is held")
+
+
+def test_wherever_the_caller_s_process_dies_its_calls_are_not_made_twice(shared: RunningMesh) -> None:
+    """A place before the first call, between them, and behind the last; in a step in the middle and in the last one."""
+    values = [5, 1000, 1011, 1022, 6, 1032]
+    last = len(values) - 1
+
+    answers = [
+        infer(shared, "twice_dying", value, sequence_id=3, sequence_start=step == 0, sequence_end=step == last)
+        for step, value in enumerate(values)
+    ]
+
+    assert Doubled(3, tuple(values)).sums == answers
+    # Its number tells how many steps the called sequence was given.
+    assert str(2 * len(values)) == shared.record(sequence_id("running_sum", "", 7))[ACCEPTED]
+    wait(lambda: len(shared.alive()) == 2, "executors are back")
+
+
+def test_a_start_that_runs_again_with_further_calls_begins_its_sequence_again(shared: RunningMesh) -> None:
+    answers = [
+        infer(shared, "twice_dying", 1002, sequence_id=4, sequence_start=True),
+        infer(shared, "twice_dying", 5, sequence_id=4, sequence_end=True),
+    ]
+
+    assert [2004, 2014] == answers
+    # Both calls of the first step were made twice.
+    assert "6" == shared.record(sequence_id("running_sum", "", 7))[ACCEPTED]
+    wait(lambda: len(shared.alive()) == 2, "executors are back")
+
+
+def test_executors_that_stop_finish_the_calls_of_their_models(shared: RunningMesh) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        infer(shared, "knot_a", 1)
+        answer = pool.submit(infer, shared, "knot_a", 1)
+        time.sleep(0.1)  # it runs, and will make its call when the executors stop already
+        before = {one.executor for one in shared.alive()}
+        for name in shared.names("executor"):
+            shared.send(name, signal.SIGTERM)
+
+        assert 1 == answer.result()
+    wait(lambda: len({one.executor for one in shared.alive()} - before) == 2, "executors are back")
+    assert not any("drain timed out" in shared.log(name) for name in shared.names("executor"))
+
+
+def test_calls_within_calls(shared: RunningMesh) -> None:
+    assert 3 == infer(shared, "knot_a", 3)
+
+
+def test_a_request_that_needs_more_instances_than_there_are_fails_and_names_the_cycle(shared: RunningMesh) -> None:
+    with pytest.raises(InferenceServerException) as failed:
+        infer(shared, "knot_a", 8)
+
+    assert "deadlock: " in str(failed.value.message())
+    assert re.search(r"knot_a -> knot_b -> knot_a|knot_b -> knot_a -> knot_b", str(failed.value.message()))
+    assert 2 == infer(shared, "knot_b", 2)
+
+
+def test_independent_requests_that_take_each_others_instances_are_all_answered(shared: RunningMesh) -> None:
+    """Each of them needs one instance of both models. All four instances are taken at once, and all wait."""
+
+    def outcome(model: str) -> int | str:
+        try:
+            return infer(shared, model, 1)
+        except InferenceServerException as error:
+            return str(error.message())
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(outcome, ["knot_a", "knot_b"] * 4))
+
+    assert all(answer == 1 or "deadlock: " in str(answer) for answer in answers), answers
+    assert 1 in answers
+    assert 1 == infer(shared, "knot_a", 1)
