@@ -350,7 +350,7 @@ def test_initialize_may_not_call(workshop: Workshop, door: Door) -> None:
 
 
 def test_without_a_mesh_there_are_no_calls() -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="only supported during"):
+    with pytest.raises(pb_utils.TritonModelException, match="own process only"):
         pb_utils.InferenceRequest(model_name="other").exec()
 
 
