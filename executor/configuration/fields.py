@@ -184,6 +184,9 @@ SERVED: dict[str, ServedField] = {
     "instance_group.count": ServedField("Instances in each executor, with `KIND_GPU` for each GPU.", "1"),
     "instance_group.gpus": ServedField("Indexes of GPUs.", "with `KIND_GPU`: all"),
     "instance_group.profile": ServedField("Refused with Triton's message: only TensorRT has profiles.", "none"),
+    "model_transaction_policy.decoupled": ServedField(
+        "A request has any number of answers; clients get them over gRPC streams.", "false"
+    ),
     "model_transaction_policy.stateful_model_policy.timeout_action": ServedField(
         "Dialect: the policy alone makes the model a sequence model of the oldest strategy, idle after ten minutes. "
         "`DESCRIBE`: the state of a sequence that expires is described in the log.",
@@ -233,25 +236,9 @@ REFUSED: dict[str, str] = {
     "instance_group.secondary_devices": "the mesh has no secondary devices",
     "cc_model_filenames": "the mesh does not choose model files by compute capability",
     "model_operations": "the mesh loads no custom operation libraries",
-    "model_transaction_policy.decoupled": "the mesh does not serve decoupled models",
     "model_repository_agents": "the mesh has no repository agents",
 }
 """Fields without which the model would answer wrongly, and why they cannot be honoured."""
-
-
-WHOLE_MODELS = ("model_transaction_policy.decoupled",)
-"""Refused fields that make another kind of model: such a model is refused before anything of it is read or run."""
-
-
-def refuse_other_kinds(config: ConfigMessage) -> None:
-    """Refuses decoupled models by name. Raises ConfigError."""
-    for path in WHOLE_MODELS:
-        part = config
-        *parents, last = path.split(".")
-        for name in parents:
-            part = getattr(part, name)
-        if any(field.name == last for field, _ in part.ListFields()):
-            raise _refusal(config.name, path)
 
 
 def review_fields(config: ConfigMessage) -> list[str]:

@@ -19,7 +19,7 @@ from executor.configuration.batching_rules import check_response_cache
 from executor.configuration.build import build
 from executor.configuration.canonical import to_json
 from executor.configuration.ensemble_rules import is_ensemble
-from executor.configuration.fields import refuse_other_kinds, review_fields
+from executor.configuration.fields import review_fields
 from executor.configuration.files import check_files
 from executor.configuration.normalise import fill_identity, normalise
 from executor.configuration.validate import check_name, validate
@@ -70,7 +70,6 @@ def load_model_config(
     fill_identity(config, directory)
     check_name(config.name, directory)
     check_response_cache(config)
-    refuse_other_kinds(config)
     existing, version_notes = _list(model_dir)
     versions, policy_notes = choose_versions(config, existing)
     version_dir = model_dir / str(versions[-1])

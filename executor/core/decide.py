@@ -32,6 +32,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
+    StepEnded,
     StepsFinal,
     SuspectTried,
 )
@@ -57,8 +58,10 @@ def decide(state: OwnedSequences, event: ExecutorEvent, now_us: int) -> list[Exe
             return step_arrived(state, event, now_us)
         case BatchDone():
             return batch_done(state, event, now_us)
+        case StepEnded():
+            return step_ended(state, event, now_us)
         case StepsFinal():
-            return steps_final(state, event)
+            return steps_final(state, event, now_us)
         case InboxOwned():
             return sequence_came(state, event)
         case CheckpointFetched():
@@ -224,7 +227,7 @@ def restored(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[E
 def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[ExecutorAction]:
     """Makes the next step of a sequence ready, if it is here. Steps that are not run are answered without the model."""
     answers: list[StepAnswer] = []
-    while (queued := owned.head) is not None:
+    while (queued := owned.head) is not None and not (state.one_by_one and owned.awaits_commit):
         if owned.head_is_cancelled:
             is_given_up = queued.step.given_up
             answers += answer_unrun(
@@ -306,21 +309,24 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
     actions: list[ExecutorAction] = []
     answers: list[StepAnswer] = []
     concluded: list[OwnedSequence] = []
-    repeats = False
+    goes_on = False
     for row, (member, end) in enumerate(zip(event.batch.members, event.ends, strict=True)):
         # A sequence that was dropped while the batch ran: its new owner runs the step again.
         if member is None or end is None or member.owned.phase is not OwnedPhase.RUNNING:
             continue
+        if end is RowEnd.OPEN:
+            goes_on = True
+            continue
         owned = member.owned
         concluded.append(owned)
         if end is RowEnd.AGAIN:
-            repeats = True
+            goes_on = True
             owned.passes += 1
             state.move(owned, "repeated")
         else:
             answers += settle(state, member, end, row)
     # A batch that only replayed steps is not counted: they were counted when they were answered.
-    if answers or repeats:
+    if answers or goes_on:
         actions.append(Commit(event.batch.instance, answers, batch=True))
     # The commits come before those of steps that are answered now without the model.
     for owned in concluded:
@@ -328,6 +334,17 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
     if state.gathering:
         learn(state.gathering[event.batch.instance], event.batch, now_us)
     return actions
+
+
+def step_ended(state: OwnedSequences, event: StepEnded, now_us: int) -> list[ExecutorAction]:
+    """Concludes a step that its batch had left open."""
+    member, owned = event.member, event.member.owned
+    # A sequence that was dropped meanwhile: its new owner runs the step again.
+    if owned.phase is not OwnedPhase.RUNNING:
+        return []
+    answers = settle(state, member, event.end, 0)
+    committed = [Commit(owned.instance, answers)] if answers else []
+    return [*committed, *advance(state, owned, now_us)]
 
 
 def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
@@ -393,14 +410,17 @@ def conclude(state: OwnedSequences, owned: OwnedSequence) -> None:
     owned.next_step = past(owned.failed, owned.next_step + 1)
 
 
-def steps_final(state: OwnedSequences, event: StepsFinal) -> list[ExecutorAction]:
+def steps_final(state: OwnedSequences, event: StepsFinal, now_us: int) -> list[ExecutorAction]:
     """Notes the last step of each sequence that Redis has made final."""
+    actions: list[ExecutorAction] = []
     for sequence, epoch, step in event.steps:
         owned = state.by_id.get(sequence)
         if owned is not None and owned.epoch == epoch:
             owned.committed = max(owned.committed, step)
             state.rest(owned)
-    return []
+            if state.one_by_one:
+                actions += advance(state, owned, now_us)
+    return actions
 
 
 def step_cancelled(state: OwnedSequences, event: InboxCancelled, now_us: int) -> list[ExecutorAction]:

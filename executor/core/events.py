@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from executor.core.actions import RunBatch
+from executor.core.actions import BatchMember, RunBatch
 from executor.core.state import Checkpoint, OwnedSequence, QueuedStep
 from shared.contract.ids import Epoch, SequenceId, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxVacated
@@ -43,12 +43,14 @@ class RowEnd(StrEnum):
     DONE    the step succeeded
     AGAIN   the model wants another pass of it before it answers (triton-spec 1.10)
     FAILED  it failed, and left its sequence's state as it was
+    OPEN    its answers come one by one (decoupled models): `StepEnded` follows
     SAVED   it failed, and what it left of the state is in the answer, to be checkpointed
     LOST    it failed, and its sequence has no state any more
     """
 
     DONE = "done"
     AGAIN = "again"
+    OPEN = "open"
     FAILED = "failed"
     SAVED = "saved"
     LOST = "lost"
@@ -59,6 +61,13 @@ class BatchDone(msgspec.Struct, frozen=True, eq=False):
 
     batch: RunBatch
     ends: Sequence[RowEnd | None]
+
+
+class StepEnded(msgspec.Struct, frozen=True, eq=False):
+    """The model has given its last answer to a step that its batch left open, and every answer before it is written."""
+
+    member: BatchMember
+    end: RowEnd
 
 
 class StepsFinal(msgspec.Struct, frozen=True):
@@ -84,6 +93,7 @@ ExecutorEvent = (
     | CheckpointFetched
     | StateLoaded
     | BatchDone
+    | StepEnded
     | StepsFinal
     | OwnershipOver
 )

@@ -188,6 +188,11 @@ class OwnedSequence:
         return self.next_step in self.cancelled and not self.replays and self.head is not None
 
     @property
+    def awaits_commit(self) -> bool:
+        """Whether the step before the next one is not final yet. A replayed step was final before."""
+        return not self.replays and self.committed < self.next_step - 1
+
+    @property
     def newest(self) -> StepNumber:
         """The newest step that was taken in."""
         return max(self.steps, default=StepNumber(max(0, self.next_step - 1)))
@@ -218,6 +223,8 @@ class OwnedSequences:
     gathering  what each instance has learned about its batches; () where batches are not gathered
     to_fetch   sequences whose checkpoint is to be fetched, in the order in which they came; awaited: those with a step
     by_phase   number of sequences in each phase
+    one_by_one  a step begins only when the step before it is final: its answers leave before its commit (decoupled
+               models)
     slots, spare  number of slots here, and how many of them are to be free; spare is 0 where none is kept free
     idle       where slots are kept free: sequences that can leave at no cost, because the mesh holds their states and
                they have no step. The least recently used comes first
@@ -233,7 +240,9 @@ class OwnedSequences:
         *,
         slots: int = 0,
         spare: int = 0,
+        one_by_one: bool = False,
     ) -> None:
+        self.one_by_one = one_by_one
         self.recovery = recovery
         self.ready = ready
         self.mark = mark

@@ -12,7 +12,7 @@ Objects that are made once per row are msgspec structs: a frozen dataclass takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -43,6 +43,35 @@ class Origin(msgspec.Struct, frozen=True):
     message: InferMessage
 
 
+class Answers(Protocol):
+    """Where the answers to one request of a decoupled model go: one for all passes over the request. Its methods may be
+    called from any thread.
+
+    before  what the engine keeps here from the first pass to the last one
+    """
+
+    before: object
+
+    def send(self, answer: RowResult | RowError) -> None:
+        """An answer that is not the last one. Waits while too many answers are on their way to Redis. Dropped if the
+        request is over, or its caller has gone.
+        """
+        ...
+
+    def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
+        """The last answer; a later one is dropped. Does not wait.
+
+        keep_state  moves the state in the row's slot on. It is called before the answer is taken, and not at all if the
+                    request is over: its slot may be another sequence's by then
+        """
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the request any more, or this executor does not run it any more."""
+        ...
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a batch; or a null row, which is padding that no model result may depend on.
 
@@ -56,6 +85,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     end       the sequence's last step
     outputs   names that the caller asked for; empty means all
     origin    None for a row of no request: padding, trials and warm-up
+    answers   of a decoupled model: where its answers go; None where nobody is answered (warm-up)
     """
 
     inputs: Mapping[str, Tensor]
@@ -71,6 +101,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     parameters: Mapping[str, str | int | bool | float] = {}
     origin: Origin | None = None
+    answers: Answers | None = None
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
@@ -79,12 +110,14 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
     code         a `shared.contract.errors.Code`
     model_state  of a model that hands its state out: the state after the failed step; b"" if the model was not asked
     lost         the model could not be asked for its state, so the state is unknown from here on
+    number       as of `ReplyMessage`
     """
 
     code: str
     message: str
     model_state: bytes = b""
     lost: bool = False
+    number: int = 0
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +131,8 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     parameters  of the response, for the caller
     model_state  the state after this step as the model's own method gave it, encoded; only where `want_state` was on
                  and the model has such a method (see `HandsOutState`)
+    open  the row's answers go to `Row.answers`, now and later: this is none of them. Only from decoupled models
+    number, empty  as of `ReplyMessage`
     """
 
     outputs: Sequence[Tensor]
@@ -106,6 +141,9 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     parameters: Mapping[str, str | int | bool | float] = {}
     model_state: bytes = b""
     grown: Sequence[GrownState] = ()
+    open: bool = False
+    number: int = 0
+    empty: bool = False
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):

@@ -32,6 +32,7 @@ from executor.sequences.holdings import Holding
 from executor.sequences.inbox import Inbox, LastEntries, entry_key
 from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
+from executor.sequences.step_answers import AnswerWriter
 from executor.stateless.work_model import WorkModel
 from executor.stateless.work_source import refuse_waiting
 from executor.workers.answers import unloaded_answer
@@ -49,6 +50,7 @@ from shared.contract.messages import (
 from shared.process import logs
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
+from shared.store.link import Link
 from shared.store.membership import Member
 from shared.store.redis_client import CONNECTION_LOST
 from shared.traces.tracing import Tracing
@@ -262,6 +264,7 @@ class Serving:
                 tracing=self._tracing,
                 count_waiting=partial(backlog_requests, self._connections.commands, self._keys, served.config.name),
                 answer_bytes_max=self._connections.value_bytes_max,
+                answer_writer=self._answer_writer(served.config.name) if served.config.decoupled else None,
             )
         else:
             model = WorkModel(
@@ -277,6 +280,10 @@ class Serving:
         self._models[place] = model
         self._unloaded.pop(place, None)
         self._loops[place] = self._group.create_task(self._run(model), name=f"{place[0]} {place[1]}")
+
+    def _answer_writer(self, model: str) -> AnswerWriter:
+        connections = self._connections
+        return AnswerWriter(connections.scripts, Link(connections.commands), self._keys, self._executor, model)
 
     async def _run(self, model: Model) -> None:
         async with asyncio.TaskGroup() as group:

@@ -16,10 +16,12 @@ from shared.statistics.tally import (
     Compute,
     FailureReason,
     ModelLoad,
+    Response,
     execution,
     failure,
     first_response,
     packed,
+    response_counts,
     sketches,
     success,
     unpacked,
@@ -64,22 +66,32 @@ class StatisticsRecorder:
         return packed(counts)
 
     def answered(
-        self, row: RowResult | RowError, *, rows: int, arrived_ns: int, began_ns: int, ended_ns: int, timings: Timings
+        self,
+        row: RowResult | RowError,
+        *,
+        rows: int,
+        arrived_ns: int,
+        began_ns: int,
+        ended_ns: int,
+        timings: Timings,
+        responses: Sequence[Response] = (),
     ) -> bytes:
         """Counts of one request whose row has run. rows: its own batch size. Times are wall clock: arrival at the
-        gateway (whose clock may be ahead), begin and end of the batch.
+        gateway (whose clock may be ahead), begin and end of the batch. responses: of a decoupled model
         """
         total_ns = max(0, ended_ns - arrived_ns)
+        of_responses = response_counts(responses) if responses else {}
         if isinstance(row, RowError):
-            return packed(failure(FailureReason.BACKEND, total_ns=total_ns))
+            return packed({**failure(FailureReason.BACKEND, total_ns=total_ns), **of_responses})
         queue_ns = max(0, began_ns - arrived_ns)
         compute = compute_of(timings)
         counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
         if self._summaries:
             counts |= sketches({"request": total_ns, "queue": queue_ns, **dict(compute.items())})
         if self._bounds_ms:
-            counts |= first_response(total_ns, self._bounds_ms)
-        return packed(counts)
+            first_ns = began_ns + responses[0].ns - arrived_ns if responses else total_ns
+            counts |= first_response(max(0, first_ns), self._bounds_ms)
+        return packed({**counts, **of_responses} if responses else counts)
 
     def with_full_log(self, counts: bytes) -> bytes:
         """Adds to a request's counts that its sequence stopped being recoverable with its commit."""

@@ -20,11 +20,15 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from executor.clock import monotonic_us
 from executor.core.actions import (
+    BatchMember,
     Commit,
     Describe,
     ExecutorAction,
+    HowAnswered,
     LoadState,
     Release,
     Remove,
@@ -40,6 +44,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
+    StepEnded,
     StepsFinal,
 )
 from executor.core.gathering import Gathering, gathers
@@ -52,9 +57,12 @@ from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.rows import RowMaker
+from executor.sequences.step_answers import AnswerWriter
 from executor.sequences.step_commits import FinishedBatch, StepCommits
+from executor.workers.answers import answer
 from executor.workers.devices import DeviceLostError
 from executor.workers.first_batch import CountWaiting
+from executor.workers.open_rows import OpenRow, OpenRows
 from executor.workers.worker import EngineWorker, SavedState
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
@@ -144,9 +152,11 @@ class SequenceModel:
         tracing: Tracing,
         count_waiting: CountWaiting | None = None,
         answer_bytes_max: int = VALUE_BYTES_MAX,
+        answer_writer: AnswerWriter | None = None,
     ) -> None:
         """Beside the version that it serves and the services it uses:
 
+        answer_writer     writes the answers of a decoupled model; None for another model
         count_waiting     counts the requests of sequences that wait for a slot (see `first_batch`)
         answer_bytes_max  largest value that Redis takes
         """
@@ -166,10 +176,19 @@ class SequenceModel:
             [Gathering(config.max_batch_size) for _ in served.workers] if gathers(config) else (),
             slots=served.slots * len(served.workers),
             spare=spare_slots(config, served.slots) * len(served.workers),
+            one_by_one=config.decoupled,
         )
+        self._writer = answer_writer
+        self._open: OpenRows[BatchMember] | None = None
+        if answer_writer is not None:
+            self._open = OpenRows(answer_writer.write, self._step_ended, looks=False)
+        # The open step of each sequence, over all passes.
+        self._open_steps: dict[SequenceId, OpenRow[BatchMember]] = {}
         self.fetch_due = asyncio.Event()
         self.trial_due = asyncio.Event()
         self.leave_due = asyncio.Event()
+        self._executor = executor
+        self._answer_bytes_max = answer_bytes_max
         self._committer = committer
         self._tracing = tracing
         self._count_waiting = count_waiting
@@ -190,6 +209,9 @@ class SequenceModel:
         async with asyncio.TaskGroup() as group:
             for instance in self._instances:
                 group.create_task(self._run(instance), name=f"{instance.worker.name} loop")
+            if self._open is not None and self._writer is not None:
+                group.create_task(self._writer.run(), name=f"{self.model} answers")
+                group.create_task(self._open.run(), name=f"{self.model} open steps")
 
     async def _run(self, instance: Instance) -> None:
         await self._first_batch(instance)
@@ -230,10 +252,33 @@ class SequenceModel:
                 self._give(instance, batch)
 
     def _give(self, instance: Instance, batch: RunBatch) -> None:
-        rows = [self._rows.of(member) if member is not None else self._rows.null for member in batch.members]
+        rows = [self._row(member) if member is not None else self._rows.null for member in batch.members]
         result = instance.worker.run(rows, [member is not None and member.save for member in batch.members])
         instance.given.append(GivenBatch(batch, rows, result, time.time_ns()))
         instance.idle.clear()
+
+    def _row(self, member: BatchMember) -> Row:
+        row = self._rows.of(member)
+        if self._open is None:
+            return row
+        step, sequence = member.queued.step, member.owned.sequence
+        opened = self._open_steps.get(sequence)
+        if opened is None or opened.is_over or opened.key.queued.step.step != step.step:
+            encode = partial(
+                answer,
+                version=self.serves.version,
+                executor=self._executor,
+                step=0 if member.queued.message.own_sequence else member.owned.number(step.step),
+                bytes_max=self._answer_bytes_max,
+                more=True,
+            )
+            opened = self._open.open(member, encode, muted=member.owned.replays)
+            self._open_steps[sequence] = opened
+        # Another pass of the step: its state may have become due.
+        opened.key = member
+        if member.queued.step.step in member.owned.cancelled:
+            opened.cancel()
+        return msgspec.structs.replace(row, answers=opened)
 
     async def _conclude(self, instance: Instance, given: GivenBatch) -> None:
         batch, result = given.batch, await given.result
@@ -248,8 +293,34 @@ class SequenceModel:
             if member is not None and member.owned.replays and isinstance(row, RowError):
                 owned = member.owned
                 logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
-        done = BatchDone(batch, [_end_of(row) for row in result.rows])
-        self._act(decide(self.state, done, monotonic_us()), finished)
+        ends = [_end_of(row) for row in result.rows]
+        if self._open is not None:
+            ends = [None if end is None else RowEnd.AGAIN if end is RowEnd.AGAIN else RowEnd.OPEN for end in ends]
+        self._act(decide(self.state, BatchDone(batch, ends), monotonic_us()), finished)
+        if self._open is not None:
+            self._leave_open(self._open, batch, finished)
+
+    def _leave_open(self, rows: OpenRows[BatchMember], batch: RunBatch, finished: FinishedBatch) -> None:
+        """The batch of a decoupled model has run: its steps end when their last answers have come."""
+        for member, row in zip(batch.members, finished.result.rows, strict=True):
+            opened = self._open_steps.get(member.owned.sequence) if member is not None else None
+            if opened is None or opened.key is not member or row is None or (isinstance(row, RowResult) and row.again):
+                continue
+            # A backend without response senders gives the only answer at once.
+            only = None if isinstance(row, RowResult) and row.open else row
+            rows.conclude(opened, finished, last=only)
+
+    def _step_ended(self, opened: OpenRow[BatchMember]) -> None:
+        """A step has its last answer, and all answers before it are written."""
+        batch: FinishedBatch = opened.finished
+        member, last = opened.key, opened.last
+        if self._open_steps.get(member.owned.sequence) is opened:
+            del self._open_steps[member.owned.sequence]
+        end = _end_of(last)
+        assert end is not None, "it has a last answer"
+        result = BatchResult([last], batch.result.timings)
+        finished = FinishedBatch(result, batch.began_ns, time.time_ns(), responses=opened.responses)
+        self.handle(StepEnded(member, end), finished=finished)
 
     async def _first_batch(self, instance: Instance) -> None:
         # The direct strategy holds the first batch back for all instances together; each oldest instance has its own
@@ -274,6 +345,8 @@ class SequenceModel:
         self._stopping = True
         for instance in self._instances:
             await instance.idle.wait()
+        if self._open is not None:
+            await self._open.quiet()
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -282,9 +355,15 @@ class SequenceModel:
         refused, now_us = self._rows.problem(step, message) is not None, monotonic_us()
         return self.handle(QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused), now_us)
 
-    def handle(self, event: ExecutorEvent, now_us: int | None = None) -> Sequence[str]:
-        """Takes an event in and acts. Returns inbox entries that may be removed. now_us: `monotonic_us`, if known"""
-        gone = self._act(decide(self.state, event, monotonic_us() if now_us is None else now_us))
+    def handle(
+        self, event: ExecutorEvent, now_us: int | None = None, *, finished: FinishedBatch | None = None
+    ) -> Sequence[str]:
+        """Takes an event in and acts. Returns inbox entries that may be removed.
+
+        now_us    `monotonic_us`, if known
+        finished  what is to be committed of a step that ended after its batch
+        """
+        gone = self._act(decide(self.state, event, monotonic_us() if now_us is None else now_us), finished)
         for instance, ready in zip(self._instances, self.state.ready, strict=True):
             if len(ready):
                 instance.wake.set()
@@ -297,6 +376,9 @@ class SequenceModel:
             self.trial_due.set()
         if isinstance(event, InboxCancelled):
             self._cancel_running(event)
+            opened = self._open_steps.get(event.sequence)
+            if opened is not None and opened.key.queued.step.step == event.step:
+                opened.cancel()
         return gone
 
     def _cancel_running(self, event: InboxCancelled) -> None:
@@ -312,9 +394,13 @@ class SequenceModel:
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
         """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""
         outcomes = list(zip(steps, codes, strict=True))
-        # They make no step ready, so no instance is woken.
         kept = [step for step, code in outcomes if code in GOES_ON]
-        self._act(decide(self.state, StepsFinal([(step.sequence, step.epoch, step.step) for step in kept]), 0))
+        final = StepsFinal([(step.sequence, step.epoch, step.step) for step in kept])
+        if self.state.one_by_one:
+            self.handle(final)
+        else:
+            # They make no step ready, so no instance is woken.
+            self._act(decide(self.state, final, 0))
         for step, code in outcomes:
             if step.traceparent:
                 self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
@@ -357,6 +443,8 @@ class SequenceModel:
                 case LoadState():
                     self._load_soon(action)
                 case Release():
+                    if self._open is not None and (opened := self._open_steps.pop(action.sequence, None)) is not None:
+                        self._open.drop(opened)
                     self._instances[action.instance].worker.release(action.sequence)
                 case Describe():
                     self._describe(action)
@@ -375,11 +463,11 @@ class SequenceModel:
 
     def _commit(self, commit: Commit, finished: FinishedBatch | None) -> None:
         instance = self._instances[commit.instance]
-        if commit.batch and finished is not None:
-            for answer in commit.answers:
-                if answer.queued.message.traceparent:
-                    self._trace(answer, finished)
-        steps = instance.commits.of(commit, finished if commit.batch else None)
+        if finished is not None:
+            for given in commit.answers:
+                if given.how is HowAnswered.RAN and given.queued.message.traceparent:
+                    self._trace(given, finished)
+        steps = instance.commits.of(commit, finished)
         if steps:
             instance.answered = self._committer.put(self, steps)
 
@@ -425,12 +513,12 @@ class SequenceModel:
         described = self._instances[owned.instance].worker.describe_state(owned.slot)
         described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
 
-    def _trace(self, answer: StepAnswer, finished: FinishedBatch) -> None:
+    def _trace(self, given: StepAnswer, finished: FinishedBatch) -> None:
         """Records a step's spans up to here; the span `checkpoint` follows when its commit comes back."""
-        step, message = answer.queued.step, answer.queued.message
+        step, message = given.queued.step, given.queued.message
         links: list[str] = []
-        if answer.predecessor is not None:
-            links = [takeover_traceparent(step.sequence, step.epoch), answer.predecessor]
+        if given.predecessor is not None:
+            links = [takeover_traceparent(step.sequence, step.epoch), given.predecessor]
         record, parent = self._tracing.record, message.traceparent
         delivered_ns = entry_time_ns(step.entry)
         record(parent, SpanName.SCHEDULE, message.arrived_ns, delivered_ns)
@@ -450,7 +538,7 @@ class SequenceModel:
 def _end_of(row: RowResult | RowError | None) -> RowEnd | None:
     match row:
         case RowResult():
-            return RowEnd.AGAIN if row.again else RowEnd.DONE
+            return RowEnd.AGAIN if row.again else RowEnd.OPEN if row.open else RowEnd.DONE
         case RowError():
             return RowEnd.LOST if row.lost else RowEnd.SAVED if row.model_state else RowEnd.FAILED
         case None:

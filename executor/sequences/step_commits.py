@@ -14,9 +14,10 @@ from executor.sequences.checkpoints import begins_anew, checkpoint_fields
 from executor.sequences.rows import RowMaker
 from executor.workers.answers import answer, cancelled_answer, given_up_answer, void_answer
 from shared.contract.ids import ExecutorId
+from shared.contract.messages import StepFlag
 from shared.contract.model_config import ModelConfig
 from shared.process import logs
-from shared.statistics.tally import FailureReason, added, packed, unpacked
+from shared.statistics.tally import FailureReason, Response, added, packed, unpacked
 from shared.store.scripts import StepCommit, StepOutcome
 
 
@@ -25,12 +26,14 @@ class FinishedBatch:
     """A batch that has run. Times are wall clock, ns.
 
     gained  rows that it gained by waiting for them; None if it did not wait
+    responses  of a decoupled model: the answers to its only row
     """
 
     result: BatchResult
     began_ns: int
     ended_ns: int
     gained: int | None = None
+    responses: Sequence[Response] = ()
 
 
 class StepCommits:
@@ -58,11 +61,13 @@ class StepCommits:
         self._executed = b""
 
     def of(self, commit: Commit, batch: FinishedBatch | None) -> list[StepCommit]:
-        """The commits of answered steps. batch: if the model ran them"""
-        if batch is not None:
+        """The commits of answered steps. batch: which the model ran, if it ran any of them"""
+        if commit.batch and batch is not None:
             self._count(batch)
-            return [self._ran(given, batch) for given in commit.answers]
-        return [self._not_run(given) for given in commit.answers]
+        return [
+            self._ran(given, batch) if given.how is HowAnswered.RAN and batch is not None else self._not_run(given)
+            for given in commit.answers
+        ]
 
     def _count(self, batch: FinishedBatch) -> None:
         """Counts one run of the model, null rows included."""
@@ -88,6 +93,7 @@ class StepCommits:
             began_ns=batch.began_ns,
             ended_ns=batch.ended_ns,
             timings=batch.result.timings,
+            responses=batch.responses,
         )
         if given.change.recoverable is False:
             step = given.queued.step
@@ -122,6 +128,7 @@ class StepCommits:
             anew=begins_anew(row),
             traceparent=message.traceparent,
             execution=execution,
+            streamed=self._config.decoupled,
         )
 
     def _not_run(self, given: StepAnswer) -> StepCommit:
@@ -147,7 +154,8 @@ class StepCommits:
                 problem = self._rows.problem(queued.step, queued.message)
                 assert problem is not None, f"{sequence}: nothing is wrong with step {queued.step.step}"
                 return self._answered(given, problem, self._refused(queued, FailureReason.OTHER))
-        return _commit(given, outcome, reply, self._refused(queued, reason))
+        counts = self._refused(queued, reason)
+        return _commit(given, outcome, reply, counts, streamed=self._config.decoupled)
 
     def _refused(self, queued: QueuedStep, reason: FailureReason) -> bytes:
         return self._statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
@@ -163,13 +171,14 @@ def _commit(
     anew: bool = False,
     traceparent: str = "",
     execution: bytes = b"",
+    streamed: bool = False,
 ) -> StepCommit:
     step, message, change = given.queued.step, given.queued.message, given.change
     return StepCommit(
         sequence=step.sequence,
         epoch=step.epoch,
         step=step.step,
-        flags=step.flags,
+        flags=step.flags | StepFlag.STREAMED if streamed else step.flags,
         outcome=outcome,
         gateway=step.gateway,
         token=step.token,

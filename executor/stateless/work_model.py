@@ -16,30 +16,34 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
+
+import msgspec
 
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from executor.engine.base import Origin, Row, RowError
+from executor.engine.base import Origin, Row, RowError, RowResult
 from executor.models.custom_batching import StrategyError
 from executor.models.repository import ServedVersion
 from executor.stateless.work_source import WorkSource, takers_of
 from executor.workers.answers import answer, refusal
 from executor.workers.first_batch import POLL_S
+from executor.workers.open_rows import Numbered, OpenRow, OpenRows
 from executor.workers.worker import EngineWorker
 from shared.contract.batch_shape import rows_of
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId
-from shared.contract.limits import LOST_EXECUTORS_MAX, VALUE_BYTES_MAX
+from shared.contract.limits import LOST_EXECUTORS_MAX, OPEN_ROWS_MAX, VALUE_BYTES_MAX
 from shared.contract.messages import UNREADABLE, InferMessage, StepFlag, decode_infer
 from shared.contract.response_cache import entry_name
 from shared.process import logs
-from shared.statistics.tally import FailureReason
+from shared.statistics.tally import FailureReason, added, packed, unpacked
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import value_of
 from shared.store.scripts import Scripts
-from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone
+from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone, WorkHeld
 from shared.traces.tracing import SpanName, Tracing
 
 
@@ -81,6 +85,10 @@ class WorkModel:
         lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
         text = f"request to model '{self.model}' was given up: {lost}"
         self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)
+        self._open: OpenRows[OpenWork] | None = None
+        self._executed = b""
+        if served.config.decoupled:
+            self._open = OpenRows(self._write, self._request_ended, looks=True)
         self._messages: dict[RequestId, InferMessage] = {}
         self._idle = deque(served.workers)
         self._freed = asyncio.Event()
@@ -105,6 +113,8 @@ class WorkModel:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._source.run(), name=f"{self.model} source")
+            if self._open is not None:
+                group.create_task(self._open.run(), name=f"{self.model} open requests")
             self._collector = group.create_task(self._collect(), name=f"{self.model} collector")
 
     async def quiet(self) -> None:
@@ -115,12 +125,14 @@ class WorkModel:
             return
         self._collector.cancel()
         await self._finished.wait()
+        if self._open is not None:
+            await self._open.quiet()
         # A take may have been on its way when the collector was cancelled; calls run in order, so this one undoes it.
         await self._source.hand_back()
 
     async def has_work(self) -> bool:
-        """Whether a batch runs here, or a request waits in the queue."""
-        if self._running:
+        """Whether a batch runs here, a request is open, or one waits in the queue."""
+        if self._running or (self._open is not None and len(self._open)):
             return True
         pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0)
         return pulled.queued > 0
@@ -140,6 +152,8 @@ class WorkModel:
                 self._was_busy = True
                 self._freed.clear()
                 await self._freed.wait()
+            if self._open is not None:
+                await self._open.below(OPEN_ROWS_MAX)
             taken = await self._take()
             if taken:
                 self._start(taken)
@@ -243,6 +257,12 @@ class WorkModel:
             else:
                 unreadable.append(self._refused(id, Code.INTERNAL, UNREADABLE, time.time_ns()))
         try:
+            if self._open is not None:
+                await self._compute_open(worker, batch, self._open)
+                self._free(worker)
+                if unreadable:
+                    await self._source.finish(unreadable)
+                return
             done, execution = await self._compute(worker, batch) if batch else ([], b"")
             done += unreadable
             looks = self._looks_first
@@ -293,6 +313,53 @@ class WorkModel:
         execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
         return done, execution
 
+    # -- decoupled models ---------------------------------------------------------------------------------------------
+
+    async def _compute_open(
+        self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]], open_rows: OpenRows[OpenWork]
+    ) -> None:
+        """Runs a batch of a decoupled model. Its requests are finished later, each with its last answer."""
+        if not batch:
+            return
+        encode = partial(
+            answer, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max, more=True
+        )
+        opened = [open_rows.open(OpenWork(id, message), encode) for id, message in batch]
+        rows = [msgspec.structs.replace(_row(one.key.id, one.key.message), answers=one) for one in opened]
+        began_ns = time.time_ns()
+        result = await worker.run(rows, [False] * len(rows))
+        for one, row in zip(opened, result.rows, strict=True):
+            assert row is not None, "only null rows have no result"
+            # A backend without response senders gives the only answer at once.
+            only = None if isinstance(row, RowResult) and row.open else row
+            open_rows.conclude(one, (began_ns, result.timings), last=only)
+            self._trace(one.key.message, began_ns, time.time_ns(), len(batch))
+        size = sum(rows_of(self.config, message.inputs) for _, message in batch)
+        counts = self._statistics.execution(batch_size=size, timings=result.timings, ended_ns=time.time_ns())
+        # They go with the next request that is finished.
+        self._executed = packed(added((unpacked(self._executed), unpacked(counts))))
+
+    async def _write(self, requests: Sequence[tuple[OpenWork, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
+        return await self._source.answers([(work.id, answers) for work, answers in requests])
+
+    def _request_ended(self, opened: OpenRow[OpenWork]) -> None:
+        """A request has its last answer, and all answers before it are written."""
+        began_ns, timings = opened.finished
+        last, message = opened.last, opened.key.message
+        assert last is not None, "it has a last answer"
+        counts = self._statistics.answered(
+            last,
+            rows=rows_of(self.config, message.inputs),
+            arrived_ns=message.arrived_ns,
+            began_ns=began_ns,
+            ended_ns=time.time_ns(),
+            timings=timings,
+            responses=opened.responses,
+        )
+        reply = answer(last, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
+        execution, self._executed = self._executed, b""
+        self._source.finish([WorkDone(opened.key.id, reply, counts)], execution)
+
     def _stored(self, message: InferMessage) -> Stored | None:
         """Where the answer goes in the response cache: its name tells the files that computed it, not those the gateway
         knew of.
@@ -306,6 +373,13 @@ class WorkModel:
         if message.traceparent:
             self._tracing.record(message.traceparent, SpanName.QUEUE, message.arrived_ns, began_ns)
             self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=batch_size)
+
+
+class OpenWork(msgspec.Struct, frozen=True, eq=False):
+    """A request of a decoupled model."""
+
+    id: RequestId
+    message: InferMessage
 
 
 def _row(id: RequestId, message: InferMessage) -> Row:

@@ -14,10 +14,10 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
+from executor.workers.carrier import Carrier
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
@@ -25,60 +25,12 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, Scripts
-from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
+from shared.store.scripts import Scripts
+from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkHeld, WorkScripts, holders_of
 
 WAKE_BLOCK_S = 1
 """An idle executor pulls at least this often, because an executor may have died with the wake-up token."""
 RETRY_DELAY_S = 0.2
-T = TypeVar("T")
-
-
-class Carrier:
-    """Sends all calls that have gathered together, with one round trip under way at a time. Calls that were lost, or
-    failed, are sent again.
-    """
-
-    def __init__(self, scripts: Scripts, link: Link, what: str) -> None:
-        self._trips = RoundTrips(scripts, link, f"work of {what}")
-        self._what = what
-        self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
-
-    @property
-    def round_trips(self) -> int:
-        """How many round trips were made since the start."""
-        return self._trips.made
-
-    def send(self, call: Call[T]) -> asyncio.Future[T]:
-        """Puts a call in the next round trip. A call may be carried out even if its future is cancelled."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append((call, future))
-        self._trips.due()
-        return future
-
-    async def run(self) -> None:
-        await self._trips.run(self._depart)
-
-    async def _depart(self) -> bool:
-        """One round trip. False: some calls failed; they go again, before what came meanwhile."""
-        self._waiting = [(call, future) for call, future in self._waiting if not future.done()]
-        if not self._waiting:
-            return True
-        outcomes = await self._trips.send([call for call, _ in self._waiting])
-        answered, newer = self._waiting[: len(outcomes)], self._waiting[len(outcomes) :]
-        failed: list[tuple[Call[Any], asyncio.Future[Any]]] = []
-        causes: set[str] = set()
-        for (call, future), outcome in zip(answered, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                failed.append((call, future))
-                causes.add(str(outcome))
-            elif not future.done():
-                future.set_result(outcome)
-        self._waiting = failed + newer
-        if failed:
-            logs.error("work calls failed", queue=self._what, calls=len(failed), cause="; ".join(sorted(causes)))
-        return not failed
 
 
 class WorkSource:
@@ -91,7 +43,7 @@ class WorkSource:
         self._executor = executor
         self._work = WorkScripts(keys)
         self._keys = keys.work_queue(load.model, load.version)
-        self._carrier = Carrier(scripts, commands, load.model)
+        self._carrier = Carrier(scripts, commands, f"work of {load.model}")
         self._blocking = blocking
         self._takes = 0
         self._nonce = secrets.token_hex(4)
@@ -136,6 +88,12 @@ class WorkSource:
     def finish(self, done: Sequence[WorkDone], execution: bytes = b"") -> asyncio.Future[Finished]:
         """Answers requests that this executor holds."""
         return self._carrier.send(self._work.finish(self._load, self._executor, done, execution=execution))
+
+    def answers(
+        self, requests: Sequence[tuple[RequestId, Sequence[tuple[int, bytes]]]]
+    ) -> asyncio.Future[list[WorkHeld]]:
+        """Writes answers of requests that this executor holds, but not their last ones."""
+        return self._carrier.send(self._work.answers(self._load, self._executor, requests))
 
     def hand_back(self) -> asyncio.Future[int]:
         """Puts the requests back that this executor holds, because it leaves."""

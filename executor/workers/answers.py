@@ -17,26 +17,29 @@ def answer(
     executor: ExecutorId,
     step: int = 0,
     bytes_max: int = VALUE_BYTES_MAX,
+    more: bool = False,
 ) -> bytes:
     """A row's result as an encoded reply.
 
     step       number since the sequence's START, 0 for a stateless request
     bytes_max  largest value that Redis takes
+    more       other answers follow
     """
+    of_many = (result.number, more)
     if isinstance(result, RowError):
         # If the state is lost, the step counts as not run, like the later steps, which get `void_answer`.
         reason, step = (Reason.LOST, max(0, step - 1)) if result.lost else ("", step)
         error = sendable(result.message)
-        return encode(
-            ReplyMessage(version, error_code=result.code, error=error, reason=reason, step=step, executor=executor)
-        )
+        return encode(ReplyMessage(version, (), result.code, error, reason, step, executor, {}, *of_many))
     parameters = dict(result.parameters)
-    reply = encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
+    reply = encode(
+        ReplyMessage(version, tuple(result.outputs), "", "", "", step, executor, parameters, *of_many, result.empty)
+    )
     if len(reply) > bytes_max:
         # The step stays committed. Redis would cut the connection at such an answer, which would then be sent again for
         # ever.
         text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {bytes_max}"
-        return encode(ReplyMessage(version, error_code=Code.INTERNAL, error=text, step=step, executor=executor))
+        return encode(ReplyMessage(version, (), Code.INTERNAL, text, "", step, executor, {}, *of_many))
     return reply
 
 

@@ -26,7 +26,7 @@ from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""Accepted without effect: a model of the mesh gives each request exactly one response, which is the final one."""
+"""A decoupled model's last answer is sent even if it has nothing to give."""
 RESERVED_REFUSAL = (
     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
     f"'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
@@ -56,6 +56,8 @@ def decode_request(
     correlation_id: CorrelationId = 0
     start = end = False
     expected_step: int | None = None
+    first_answer = 1
+    wants_empty_final = False
     priority = timeout_us = 0
     custom: dict[str, Parameter] = {}
     parameters = request.parameters
@@ -70,6 +72,10 @@ def decode_request(
                 end = flag_of(key, value)
             case "sequence_step":
                 expected_step = count_of(key, value, at_least=1)
+            case "sequence_answer":
+                first_answer = count_of(key, value, at_least=1)
+            case "triton_enable_empty_final_response":
+                wants_empty_final = flag_of(key, value)
             case "priority":
                 priority = count_of(key, value)
             case "timeout":
@@ -92,6 +98,8 @@ def decode_request(
         session_id=metadata.session_id,
         trace_headers=metadata.trace_headers,
         origin=metadata.call,
+        first_answer=first_answer,
+        wants_empty_final=wants_empty_final,
     )
 
 
@@ -140,10 +148,7 @@ def timeout_of(parameter: InferParameter) -> int:
 def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]) -> None:
     """Adds a parameter without a meaning for the mesh to `custom`, for the model. Refuses reserved names."""
     if key.startswith(RESERVED_PREFIX):
-        if key != EMPTY_FINAL_RESPONSE:
-            raise RequestError(RESERVED_REFUSAL)
-        flag_of(key, parameter)
-        return
+        raise RequestError(RESERVED_REFUSAL)
     choice = parameter.WhichOneof("parameter_choice")
     if choice is None:
         raise RequestError(
@@ -277,23 +282,23 @@ def encode_stream_answer(answer: Answer, forms: OutputForms = RAW_OUTPUTS) -> St
     # Filled in place: protobuf copies a message that is assigned to a field.
     response = message.infer_response
     fill_response(response, answer, forms)
-    response.parameters[FINAL_RESPONSE].bool_param = True
+    response.parameters[FINAL_RESPONSE].bool_param = not answer.message.more
     return message
 
 
-def encode_stream_error(error: MeshError, request_id: str, model: str) -> StreamInferResponse:
+def encode_stream_error(error: MeshError, request_id: str, model: str, *, is_last: bool = True) -> StreamInferResponse:
     """The message by which one request of a stream fails. The stream goes on.
 
     The parameters `code`, `reason`, `last_step` and `retry` say what a unary call's status and trailing metadata would.
-    For a request that Redis had accepted, the message is marked as its final response and names its model. A refused
-    request has no response, so its message has neither.
+    For a request that Redis had accepted, the message names its model, and says whether it is the final response. A
+    refused request has no response, so its message does neither.
     """
     message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
     response = message.infer_response
     response.id = request_id
     if error.accepted:
         response.model_name = model
-        response.parameters[FINAL_RESPONSE].bool_param = True
+        response.parameters[FINAL_RESPONSE].bool_param = is_last
     write_parameters(response.parameters, {"code": error.code.value})
     if isinstance(error, SequenceError):
         write_parameters(response.parameters, error.facts)

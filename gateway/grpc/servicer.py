@@ -37,9 +37,10 @@ from gateway.models.metadata import (
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
-from gateway.requests.admission import has_many_strings, with_strings_read
-from gateway.requests.inference import Inference
+from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.inference import Inference, OnOpen
 from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
+from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, REFUSED
@@ -166,7 +167,10 @@ class InferenceServicer(_base):
             context.set_compression(self._compression)
         metadata = self._metadata_of(context)
         connection = self._inference.connection()
-        submit = functools.partial(self._inference.submit, connection=connection)
+
+        def submit(call: InferCall, on_open: OnOpen) -> asyncio.Future[Answer]:
+            return self._inference.submit(call, connection, on_open)
+
         stream = InferStream(
             context,
             functools.partial(self.intake.next_message, context, pb.ModelInferRequest),

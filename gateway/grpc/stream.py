@@ -5,7 +5,8 @@ One reader and one writer per stream, and no task per message:
     reader   reads a message, decodes it and submits it before it reads the next one. So requests are accepted in the
              order in which the client wrote them, which keeps a sequence's steps in order
     writer   takes the oldest unanswered request, waits for its answer or error, and writes it. An answer that comes
-             early waits for those before it (head-of-line, as Triton does for models that are not decoupled)
+             early waits for those before it (head-of-line, as Triton does). The answers of decoupled models, any number
+             for each request, are written as they come, beside the others
 
 The writer runs in the call's handler, the reader in a task that the handler starts. A read is never cancelled: gRPC's
 core would still write into the buffers of the cancelled read. A read ends by itself when the client half-closes or
@@ -27,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
@@ -44,20 +46,23 @@ from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.inference import OnOpen
 from gateway.requests.regions import NO_REGIONS, Regions
-from gateway.requests.waiting import Answer
-from shared.contract.errors import MeshError, ModelError, UnavailableError
+from gateway.requests.waiting import Answer, PendingRequest
+from shared.contract.errors import Code, MeshError, ModelError, UnavailableError
 from shared.process import logs
 
 OUTSTANDING_BYTES_MAX = 256 << 20
 """Tensors of one stream's unanswered requests and unwritten answers. A single request may be larger: the bound is
 checked before a request is read."""
+PARTS_MAX = 100_000
+"""Answers of decoupled models that wait to be written to one stream. A client that lets more come is not reading."""
 BULKY_BYTES = 1 << 18
 """Answers that are classified or written into shared memory beyond this size are encoded in a thread."""
 ENTRY_BYTES = 2048
 """Memory of an answer besides its tensors."""
 
-Submit = Callable[[InferCall], asyncio.Future[Answer]]
+Submit = Callable[[InferCall, OnOpen], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage]]
 
 
@@ -69,6 +74,7 @@ class Outstanding(msgspec.Struct):
     size     bytes of its tensors, plus those of its answer once it is there
     is_answered  its answer or error is there, and counted in `size`
     unread   bytes of its answer that count as unread until it is written
+    wants_empty_final  of a decoupled model, the client wants a last answer that has nothing to give
     """
 
     request_id: str
@@ -77,6 +83,17 @@ class Outstanding(msgspec.Struct):
     forms: OutputForms
     size: int
     is_answered: bool = False
+    unread: int = 0
+    wants_empty_final: bool = False
+
+
+class Part(msgspec.Struct):
+    """One answer of a decoupled model that waits to be written. size: bytes of its tensors; unread: as above"""
+
+    request: Outstanding
+    content: Answer | MeshError
+    is_last: bool
+    size: int = 0
     unread: int = 0
 
 
@@ -111,6 +128,9 @@ class InferStream:
         self._regions = regions
         self._outstanding_bytes_max = outstanding_bytes_max
         self._outstanding: deque[Outstanding] = deque()
+        # Requests to decoupled models, by the futures of their last answers; None between `submit` and `_queue`.
+        self._open: dict[asyncio.Future[Answer], Outstanding | None] = {}
+        self._parts: deque[Part] = deque()
         self._outstanding_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Task[None] | None = None
@@ -158,7 +178,8 @@ class InferStream:
     async def _read_requests(self) -> None:
         read, outstanding = self._read, self._outstanding
         while not (self._closed or self._stopping):
-            if len(outstanding) >= self._outstanding_max or self._outstanding_bytes >= self._outstanding_bytes_max:
+            count = len(outstanding) + len(self._open)
+            if count >= self._outstanding_max or self._outstanding_bytes >= self._outstanding_bytes_max:
                 self._room.clear()
                 await self._room.wait()
                 continue
@@ -179,23 +200,40 @@ class InferStream:
         answer: asyncio.Future[Answer] | MeshError
         forms = RAW_OUTPUTS
         size = 0
+        wants_empty_final = False
         try:
             forms = requested_forms(request, self._regions)
             call = decode_request(request, self._metadata, self._regions)
             size = sum([len(tensor.raw) for tensor in call.inputs])
+            wants_empty_final = call.wants_empty_final
             if has_many_strings(call):
                 call = await asyncio.to_thread(with_strings_read, call)
                 if self._closed:
                     return
-            answer = self._submit(call)
+            answer = self._submit(call, self._opened)
         except MeshError as error:
             answer = error.released()
-        self._queue(Outstanding(request.id, request.model_name, answer, forms, size))
+        self._queue(
+            Outstanding(request.id, request.model_name, answer, forms, size, wants_empty_final=wants_empty_final)
+        )
+
+    def _opened(self, pending: PendingRequest) -> None:
+        """A request to a decoupled model is about to be sent. It may have waited here for its model to be known."""
+        future = pending.future
+        self._open[future] = next((one for one in self._outstanding if one.answer is future), None)
+        if (request := self._open[future]) is not None:
+            self._outstanding.remove(request)
+            # It may have been the one for which others waited.
+            self._work.set()
+        pending.take = partial(self._take, future)
 
     def _queue(self, outstanding: Outstanding) -> None:
-        self._outstanding.append(outstanding)
-        self._outstanding_bytes += outstanding.size
         answer = outstanding.answer
+        if self._open and answer in self._open:
+            self._open[answer] = outstanding
+        else:
+            self._outstanding.append(outstanding)
+        self._outstanding_bytes += outstanding.size
         if isinstance(answer, MeshError):
             outstanding.is_answered = True
             self._work.set()
@@ -208,6 +246,11 @@ class InferStream:
         """Counts an answer that has come until it is written: it waits for earlier ones, and for the client to read."""
         if self._closed:
             return
+        if self._open and answer in self._open:
+            del self._open[answer]
+            # Kept until the part is written, with the request's own bytes.
+            self._put(request, answer.exception() or answer.result(), is_last=True)
+            return
         request.is_answered = True
         if answer.exception() is None:
             size = sum([len(output.raw) for output in answer.result().message.outputs])
@@ -217,6 +260,24 @@ class InferStream:
             self._unread.add(self, request.unread, self._cut)
         if self._outstanding[0] is request:
             self._work.set()
+
+    def _take(self, future: asyncio.Future[Answer], content: Answer | MeshError) -> None:
+        request = self._open[future]
+        assert request is not None, "it was queued in the turn of the loop in which it was sent"
+        self._put(request, content, is_last=False)
+
+    def _put(self, request: Outstanding, content: Answer | BaseException, *, is_last: bool) -> None:
+        """An answer of a decoupled model has come. It is counted until it is written."""
+        if not isinstance(content, Answer | MeshError):
+            content = MeshError(f"internal error in the gateway: {type(content).__name__}", Code.INTERNAL)
+        size = 0 if isinstance(content, MeshError) else sum([len(output.raw) for output in content.message.outputs])
+        self._parts.append(Part(request, content, is_last, size, size + ENTRY_BYTES))
+        self._outstanding_bytes += size
+        self._unread.add(self, size + ENTRY_BYTES, self._cut)
+        if len(self._parts) > PARTS_MAX or self._outstanding_bytes > 2 * self._outstanding_bytes_max:
+            logs.warning("answers are not taken, their client's connection is closed", answers=len(self._parts))
+            self._cut()
+        self._work.set()
 
     def _reading_ended(self, reader: asyncio.Task[None]) -> None:
         # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.
@@ -230,9 +291,12 @@ class InferStream:
         write, outstanding, reader = self._context.write, self._outstanding, self._reader
         assert reader is not None, "the reader starts before the writer"
         while True:
+            part = self._parts.popleft() if self._parts else None
+            if part is not None:
+                await self._write_part(part)
             request = outstanding[0] if outstanding else None
             if request is not None and request.is_answered:
-                response = await self._response_to(request)
+                response = await self._response_to(request, request.answer, request.size)
                 outstanding.popleft()
                 self._outstanding_bytes -= request.size
                 self._room.set()
@@ -240,10 +304,12 @@ class InferStream:
                     await write(response)
                 finally:
                     self._unread.took(self, request.unread)
-            elif request is None and reader.done():
+            elif part is not None:
+                continue
+            elif request is None and not self._open and reader.done():
                 reader.result()
                 break
-            elif request is None and self._leaving:
+            elif request is None and not self._open and self._leaving:
                 break
             else:
                 self._work.clear()
@@ -251,13 +317,31 @@ class InferStream:
         if self._leaving and not self._half_closed:
             await abort(self._context, UnavailableError(SHUTTING_DOWN))
 
-    async def _response_to(self, request: Outstanding) -> StreamInferResponse:
-        error = request.answer
+    async def _write_part(self, part: Part) -> None:
+        request, content = part.request, part.content
+        self._outstanding_bytes -= part.size + (request.size if part.is_last else 0)
+        self._room.set()
+        try:
+            if isinstance(content, MeshError) or not content.message.empty or request.wants_empty_final:
+                await self._context.write(await self._response_to(request, content, part.size, is_last=part.is_last))
+        finally:
+            self._unread.took(self, part.unread)
+
+    async def _response_to(
+        self,
+        request: Outstanding,
+        given: asyncio.Future[Answer] | Answer | MeshError,
+        size: int,
+        *,
+        is_last: bool = True,
+    ) -> StreamInferResponse:
+        error = given
         if not isinstance(error, MeshError):
             try:
-                if request.forms and request.size > BULKY_BYTES:
-                    return await asyncio.to_thread(encode_stream_answer, error.result(), request.forms)
-                return encode_stream_answer(error.result(), request.forms)
+                answer = error if isinstance(error, Answer) else error.result()
+                if request.forms and size > BULKY_BYTES:
+                    return await asyncio.to_thread(encode_stream_answer, answer, request.forms)
+                return encode_stream_answer(answer, request.forms)
             except MeshError as failure:
                 error = failure.released()
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
@@ -265,15 +349,17 @@ class InferStream:
                 error = ModelError(f"internal error in the gateway: {type(failure).__name__}")
         if error.accepted and self._metadata.status_on_error:
             await abort(self._context, error)
-        return encode_stream_error(error, request.request_id, request.model)
+        return encode_stream_error(error, request.request_id, request.model, is_last=is_last)
 
     def _abandon(self) -> None:
         """Cancels all unanswered requests in one turn of the loop, so that no step is sent whose predecessor is
         cancelled."""
-        for request in self._outstanding:
-            answer = request.answer
+        for answer in [*(request.answer for request in self._outstanding), *self._open]:
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
                 # Retrieved, so that asyncio does not log it.
                 answer.exception()
-            self._unread.took(self, request.unread)
+        for waiting in (*self._outstanding, *self._parts):
+            self._unread.took(self, waiting.unread)
         self._outstanding.clear()
+        self._parts.clear()
+        self._open.clear()

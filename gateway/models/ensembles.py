@@ -81,6 +81,8 @@ def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, pr
         about = f"ensemble '{name}' depends on '{step.model}'"
         if not served.get(step.model):
             return f"{about} which has no loaded version."
+        if records[step.model].config.decoupled:
+            return f"{about}, which is decoupled: an ensemble's steps have one answer each"
         if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, problems)):
             return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
         if step.version and step.version not in served[step.model]:

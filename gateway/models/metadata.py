@@ -70,7 +70,7 @@ def index_line(entry: RepositoryEntry) -> Document:
 
 
 def statistics_document(statistics: ModelStatistics) -> Document:
-    """One version's statistics (triton-spec 5.7). `response_stats` stays empty: only decoupled models have any."""
+    """One version's statistics (triton-spec 5.7). Only decoupled models have `response_stats`."""
     return {
         "name": statistics.name,
         "version": statistics.version,
@@ -78,7 +78,10 @@ def statistics_document(statistics: ModelStatistics) -> Document:
         "inference_count": statistics.inference_count,
         "execution_count": statistics.execution_count,
         "inference_stats": {name: asdict(statistics.durations[name]) for name in DURATIONS},
-        "response_stats": {},
+        "response_stats": {
+            place: {name: asdict(duration) for name, duration in of_place.items()}
+            for place, of_place in statistics.responses.items()
+        },
         "batch_stats": [asdict(batch) for batch in statistics.batches],
         "memory_usage": [msgspec.structs.asdict(use) for use in statistics.memory_usage],
     }

@@ -68,6 +68,10 @@ class InferCall(msgspec.Struct, frozen=True):
     string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
     part             of a stateful step of an ensemble; None for what a client sent
     origin           of a call that a model made; None for what a client sent
+    endpoint         the caller's name in Triton's refusal of decoupled models
+    first_answer     request parameter `sequence_answer`: of a decoupled model's answers, the first one that the caller
+                     lacks
+    wants_empty_final  of a decoupled model, the caller wants a last answer that has nothing to give
     """
 
     model: str
@@ -87,6 +91,9 @@ class InferCall(msgspec.Struct, frozen=True):
     string_problems: Mapping[str, str] | None = None
     part: EnsemblePart | None = None
     origin: CallOrigin | None = None
+    endpoint: str = "ModelInfer RPC"
+    first_answer: int = 1
+    wants_empty_final: bool = False
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -392,7 +399,8 @@ def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
         delays=policy.timeout_action is TimeoutAction.DELAY,
         rows=rows,
         shape=ShapeKeys(config).text_of(call.inputs),
-        ordered=batching.preserve_ordering,
+        # Answers of a decoupled model are ordered among those of their own request only.
+        ordered=batching.preserve_ordering and not config.decoupled,
     )
 
 

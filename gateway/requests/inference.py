@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -25,12 +26,15 @@ from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Answer, PendingRequest
-from shared.contract.errors import MeshError, RequestError, UnavailableError
+from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord, StepFlag
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
+
+OnOpen = Callable[[PendingRequest], None]
+"""Told of a request to a decoupled model, before it is sent."""
 
 
 class Inference:
@@ -77,7 +81,7 @@ class Inference:
         self._cache_bytes = cache_bytes
         # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
         # model wait behind them, so that the order of acceptance stays the order of arrival.
-        self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None]] = deque()
+        self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None, OnOpen | None]] = deque()
         self._held_models: Counter[str] = Counter()
         self._ensembles = Ensembles(catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add)
         self.stopping = False
@@ -97,10 +101,14 @@ class Inference:
 
         return ConnectionSequences(tell)
 
-    def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
+    def submit(
+        self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
+    ) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
 
         connection  the connection that the request came over; None for one that carries only this request
+        on_open     called before the request is sent, if its model is decoupled: it sets `PendingRequest.take`, which
+                    then takes every answer but the last one. None: a request to such a model is refused
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = sum(len(tensor.raw) for tensor in call.inputs)
@@ -115,9 +123,9 @@ class Inference:
             future.set_exception(error.released())
             return future
         if call.model in self._held_models:
-            self._hold(call, future, connection)
+            self._hold(call, future, connection, on_open)
         else:
-            self._enter(call, future, connection, may_hold=True)
+            self._enter(call, future, connection, on_open, may_hold=True)
         if future.done():
             self.budget.give_back(size)
         else:
@@ -136,7 +144,13 @@ class Inference:
             )
 
     def _enter(
-        self, call: InferCall, future: asyncio.Future[Answer], connection: ConnectionSequences | None, *, may_hold: bool
+        self,
+        call: InferCall,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+        on_open: OnOpen | None,
+        *,
+        may_hold: bool,
     ) -> None:
         try:
             try:
@@ -144,26 +158,32 @@ class Inference:
             except MeshError:
                 if not may_hold:
                     raise
-                self._hold(call, future, connection)
+                self._hold(call, future, connection, on_open)
                 return
-            self._send_any(call, record, version, future, connection)
+            self._send_any(call, record, version, future, connection, on_open)
         except MeshError as error:
             # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
             # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
             future.set_exception(error.released())
 
-    def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: ConnectionSequences | None) -> None:
-        self._held.append((call, future, connection))
+    def _hold(
+        self,
+        call: InferCall,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+        on_open: OnOpen | None,
+    ) -> None:
+        self._held.append((call, future, connection, on_open))
         self._held_models[call.model] += 1
         self._catalog.ask(self._release)
 
     def _release(self) -> None:
         """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
-        call, future, connection = self._held.popleft()
+        call, future, connection, on_open = self._held.popleft()
         self._held_models -= Counter([call.model])
         # A future that is done was cancelled: the client has left meanwhile.
         if not future.done():
-            self._enter(call, future, connection, may_hold=False)
+            self._enter(call, future, connection, on_open, may_hold=False)
 
     def _send_any(
         self,
@@ -172,9 +192,10 @@ class Inference:
         version: str,
         future: asyncio.Future[Answer],
         connection: ConnectionSequences | None,
+        on_open: OnOpen | None,
     ) -> None:
         if not record.config.ensemble:
-            self._send(call, record, version, future, connection)
+            self._send(call, record, version, future, connection, on_open)
             return
         left = self._ensembles.begin(call, record, version, future, connection or self._connection_of(future))
 
@@ -215,8 +236,12 @@ class Inference:
         version: str,
         future: asyncio.Future[Answer],
         connection: ConnectionSequences | None,
+        on_open: OnOpen | None = None,
     ) -> PendingRequest:
         config = record.config
+        if config.decoupled and on_open is None:
+            text = f"{call.endpoint} doesn't support models with decoupled transaction policy"
+            raise RequestError(text, Code.UNSUPPORTED)
         admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
         if admitted.sequence is not None:
             shard = self._keys.shard_of(admitted.sequence)
@@ -227,6 +252,8 @@ class Inference:
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted)
         pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
+        if config.decoupled and on_open is not None:
+            on_open(pending)
         self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:
             pending.used = (connection or self._connection_of(future)).used
@@ -258,6 +285,11 @@ class Inference:
         return connection
 
     def _expire(self, pending: PendingRequest) -> None:
+        left_s = pending.heard + self._timeout_ms / 1000 - time.monotonic()
+        if left_s > 0:
+            # Answers come, so the limit counts from the latest one.
+            pending.limit = asyncio.get_running_loop().call_later(left_s, self._expire, pending)
+            return
         pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))
         if pending.accepted is None:
             self._dispatch.forget(pending)

@@ -89,9 +89,9 @@ class Replies:
 
     def deliver(self, token: bytes, raw: bytes, key: str) -> None:
         """Hands a reply to its request, or drops it when nobody waits for it. key: the Redis key it was read from."""
-        pending = self._waiting.pop(token, None)
-        if pending is not None:
-            pending.answered(raw, key)
+        pending = self._waiting.get(token)
+        if pending is not None and not pending.answered(raw, key):
+            del self._waiting[token]
 
     def give_up(self, cause: str) -> None:
         """Fails every waiting request: its outcome is not known. cause: begins the error's text."""

@@ -7,13 +7,23 @@ same request is dropped.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from gateway.requests.admission import Admitted, InferCall, Parameter
-from shared.contract.errors import Code, MeshError, ModelError, RequestError, SequenceError, UnavailableError, code_of
+from shared.contract.errors import (
+    Code,
+    MeshError,
+    ModelError,
+    Reason,
+    RequestError,
+    SequenceError,
+    UnavailableError,
+    code_of,
+)
 from shared.contract.ids import ShardId
 from shared.contract.messages import ModelRecord, ReplyMessage, read_reply
 from shared.store.reading import FAILURES, noted
@@ -30,6 +40,8 @@ class Answer(msgspec.Struct, frozen=True):
     session_id     value of `Inference-Session-Id`: the client's own, or the one that the gateway made; else None
     parameters     the response's parameters: the model's own; also `sequence_id` if the gateway named the sequence, and
                    `sequence_step` if the request numbered its step
+
+    The answers of a decoupled model are numbered (`ReplyMessage.number`); `message.more` says that others follow.
     """
 
     message: ReplyMessage
@@ -60,6 +72,8 @@ class PendingRequest:
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
     limit       ends the request when the gateway's own time for it is over; None: there is no limit
+    take        takes each answer of a decoupled model but the last one, which ends the future. None: there is only one
+    taken       number of the newest answer of a decoupled model that the client has; heard: when it came
     accepted    what Redis said when it accepted the request; None before
     withdrawn   the client has left, and the request is to be taken back
     sent        when it was last sent; seconds, monotonic clock
@@ -72,11 +86,14 @@ class PendingRequest:
         "call",
         "first_sent",
         "future",
+        "heard",
         "limit",
         "record",
         "sent",
         "shard",
         "span",
+        "take",
+        "taken",
         "token",
         "used",
         "withdrawn",
@@ -101,6 +118,9 @@ class PendingRequest:
         self.token = token
         self.span = span
         self.limit: asyncio.TimerHandle | None = None
+        self.take: Callable[[Answer | MeshError], None] | None = None
+        self.taken = max(0, call.first_answer - 1)
+        self.heard = 0.0
         self.accepted: Accepted | None = None
         self.used: Callable[[PendingRequest], None] | None = None
         self.withdrawn = False
@@ -115,17 +135,42 @@ class PendingRequest:
         """
         return self.admitted.sequence is None or bool(self.call.request_id) or self.call.expected_step is not None
 
-    def answered(self, raw: bytes, key: str) -> None:
-        """Ends the future with the encoded reply. key: the Redis key that it was read from, for the log."""
+    def answered(self, raw: bytes, key: str) -> bool:
+        """Takes an encoded reply, which ends the future, unless other answers follow (True).
+        key: the Redis key that it was read from, for the log
+        """
         if self.future.done():
-            return
+            return False
         self.span.replied()
         try:
             message = read_reply(raw)
         except FAILURES as failure:
             noted(key, failure)
             self.future.set_exception(unreadable_answer(self))
-            return
+            return False
+        if message.number and self.take is not None:
+            return self._one_of_many(message, self.take)
+        self._end(message)
+        return False
+
+    def _one_of_many(self, message: ReplyMessage, take: Callable[[Answer | MeshError], None]) -> bool:
+        """Hands an answer of a decoupled model on, once: after a takeover, or for a retry, answers may come again."""
+        number = message.number
+        if number > self.taken + 1:
+            self.future.set_exception(lost_answers(self, number, message.step))
+            return False
+        if not message.more:
+            if number <= self.taken and not message.error_code:
+                # A model that ran again had less to say than the first time. What it says last was handed on before.
+                message = msgspec.structs.replace(message, outputs=(), empty=True)
+            self._end(message)
+            return False
+        if number > self.taken:
+            self.taken, self.heard = number, time.monotonic()
+            take(error_of(message) if message.error_code else self._answer(message))
+        return True
+
+    def _end(self, message: ReplyMessage) -> None:
         if message.error_code:
             self.future.set_exception(error_of(message))
         else:
@@ -158,6 +203,23 @@ class PendingRequest:
 def error_of(message: ReplyMessage) -> MeshError:
     """The error in a reply of an executor or of the scheduler. Its class says what the client can do."""
     error = _error_of(message)
+    error.accepted = True
+    return error
+
+
+def lost_answers(pending: PendingRequest, number: int, step: int) -> MeshError:
+    """The error of a caller that cannot have all answers of a decoupled model. number: of the first that there is"""
+    model = f"model '{pending.call.model}'"
+    error: MeshError
+    if pending.admitted.sequence is None:
+        error = UnavailableError(f"answers of the request to {model} were lost: send it again")
+    else:
+        text = (
+            f"the step of sequence {pending.admitted.message.correlation_id} of {model} has answers from "
+            f"{pending.taken + 1} to {number - 1} that are kept no longer: with 'sequence_answer' {number} it can be "
+            "sent again for the later ones"
+        )
+        error = SequenceError(text, Reason.ANSWERED, step)
     error.accepted = True
     return error
 

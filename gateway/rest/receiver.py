@@ -52,7 +52,11 @@ class Receiver:
     def _decoded(self, scope: Scope, headers: Headers, body: bytes, decode: Decode[T]) -> tuple[InferCall, T]:
         path = scope["path_params"]
         call = InferCall(
-            path["model"], path.get("version", ""), session_id=headers.session_id, trace_headers=headers.trace
+            path["model"],
+            path.get("version", ""),
+            session_id=headers.session_id,
+            trace_headers=headers.trace,
+            endpoint="HTTP end point",
         )
         call, wanted = decode(body, call)
         if self._forward is not None:

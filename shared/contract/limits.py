@@ -62,6 +62,19 @@ once.
 RETRY_REPLY_BYTES = 64 << 10
 """Bytes of these replies without the newest one, which is always kept (model parameter `retry_reply_bytes`)."""
 
+ANSWERS_BYTES_MAX = 4 << 20
+"""Bytes of the answers of one step that are kept for retries, if its model is decoupled: they lie in the sequence's
+record. Beyond it the oldest ones go, and a retry gets them only from its own gateway.
+"""
+
+OPEN_ROWS_MAX = 1024
+"""Requests of a decoupled model that one executor holds while their answers come: each keeps its inputs in memory."""
+
+COUNTED_RESPONSES = 64
+"""Answers of one request of a decoupled model that are counted each for itself (`response_stats`); the later ones are
+counted as the last of these.
+"""
+
 JOINED_MAX = 16
 """Callers that asked again for one open step, and wait beside the first caller: each gets an answer of its own,
 and takes space in the record. One caller more replaces the oldest, which is told.

@@ -26,6 +26,7 @@ class StepFlag(IntFlag):
     DURABLE   the mesh holds its sequence's state
     ALONE     its sequence consists of this one request, under an id that the gateway made and no client knows
     PAGEABLE  its sequence gives up its slot between two steps while other sequences wait
+    STREAMED  its model is decoupled: the step may have answers before its last one; only `commit` is told
     """
 
     NONE = 0
@@ -35,6 +36,7 @@ class StepFlag(IntFlag):
     DURABLE = 8
     ALONE = 16
     PAGEABLE = 32
+    STREAMED = 64
 
 
 EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
@@ -88,6 +90,10 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     error_code   a `shared.contract.errors.Code`, "" for success; then `error` is the text and `reason` (a `Reason` or
                  "") the cause. Both may be words of a newer release: a service that does not know them passes them on
     step         the step's number since its START; 0 for a stateless request
+    number       of a decoupled model: which of the request's answers it is, from 1. An executor that runs the request
+                 again after a takeover gives them the same numbers. 0: it is the only answer
+    more         other answers follow
+    empty        the last answer of a decoupled model that had none to give: it only says that no other follows
     """
 
     version: str
@@ -98,6 +104,9 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     step: int = 0
     executor: str = ""
     parameters: dict[str, str | int | bool | float] = {}
+    number: int = 0
+    more: bool = False
+    empty: bool = False
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -354,6 +363,8 @@ def read_reply(raw: bytes) -> ReplyMessage:
         raise ValueError(f"no reason: {reply.reason[:64]!r}")
     if not 0 <= reply.step < 1 << 63:
         raise ValueError(f"no step: {reply.step}")
+    if reply.number < 0 or (reply.more and not reply.number):
+        raise ValueError(f"no number of an answer: {reply.number}")
     for output in reply.outputs:
         check_tensor(output)
     return reply

@@ -284,6 +284,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     state_methods      the model keeps its sequences' state itself, and its methods `checkpoint` and `restore` hand it
                        out; found at load
     ensemble           its steps, if the model is an ensemble: no executor runs it, gateways send its steps
+    decoupled          a request has any number of answers
     notes              remarks of the loader for the operator (dialect read, values completed)
     """
 
@@ -307,6 +308,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     histogram_buckets: dict[str, tuple[float, ...]] = {}
     state_methods: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
+    decoupled: bool = False
 
     @property
     def instance_count(self) -> int:

@@ -17,6 +17,8 @@ Fields of the hash:
   sketch:<name>:<bucket>                for summaries, if they are wanted; buckets by index
   first_response:<bucket>               for the histogram; buckets by index
   held_batch_count, gained_row_count    batches that waited for sequences about to come back, and the rows that came
+  response:<index>:<name>_ns, response:<index>:<kind>_count
+                                        of the answers of decoupled models, by their place (`ResponseStatistics`)
   null_row_count                        rows of batches that no request filled
   full_log_count                        sequences that stopped being recoverable, because they had too many steps to
                                         keep
@@ -50,6 +52,7 @@ GAINED_ROWS = "gained_row_count"
 NULL_ROWS = "null_row_count"
 SKETCH = "sketch:"
 FIRST_RESPONSE = "first_response:"
+RESPONSE = "response:"
 """Beginnings of fields."""
 
 COMPUTE = ("compute_input", "compute_infer", "compute_output")
@@ -89,6 +92,17 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
     type: str
     id: int
     byte_size: int
+
+
+class Response(msgspec.Struct, frozen=True):
+    """One answer of a decoupled model. ns: since the answer before it, or since the request began to run
+
+    is_empty  the last answer had nothing to give
+    """
+
+    ns: int
+    failed: bool = False
+    is_empty: bool = False
 
 
 class Compute(msgspec.Struct, frozen=True):
@@ -153,6 +167,16 @@ def first_response(ns: int, bounds_ms: Sequence[float]) -> dict[str, int]:
     return {f"{FIRST_RESPONSE}{bisect_left(bounds_ms, ns / 1e6)}": 1, f"{FIRST_RESPONSE}ns": ns}
 
 
+def response_counts(responses: Sequence[Response]) -> dict[str, int]:
+    """Counts of the answers to one request."""
+    counts: dict[str, int] = {}
+    for index, response in enumerate(responses):
+        kind = "fail" if response.failed else "empty_response" if response.is_empty else "success"
+        counts[f"{RESPONSE}{index}:{kind}_count"] = 1
+        counts[f"{RESPONSE}{index}:{kind}_ns"] = response.ns
+    return counts
+
+
 def added(several: Iterable[Counts]) -> dict[str, int]:
     total: Counter[str] = Counter()
     last = 0
@@ -214,6 +238,7 @@ class ModelStatistics:
     failures        failed requests by reason; every reason is there
     counts          the sums themselves
     memory_usage    of all its instances, by kind of memory and device
+    responses       of a decoupled model: by the place of the answer, from "0"; the names are those of `response_stats`
     """
 
     name: str
@@ -226,6 +251,7 @@ class ModelStatistics:
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
     counts: Counts = field(default_factory=dict[str, int])
     memory_usage: Sequence[MemoryUse] = ()
+    responses: Mapping[str, Mapping[str, Duration]] = field(default_factory=dict[str, Mapping[str, Duration]])
 
 
 def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequence[MemoryUse] = ()) -> ModelStatistics:
@@ -242,7 +268,28 @@ def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequen
         failures={reason.value: counts.get(f"fail_{reason}", 0) for reason in FailureReason},
         counts=counts,
         memory_usage=memory_usage,
+        responses=responses_of(counts),
     )
+
+
+def responses_of(counts: Counts) -> dict[str, dict[str, Duration]]:
+    """The answers of a decoupled model, by place. `compute_output` is part of `compute_infer`: the model makes the
+    tensors.
+    """
+    places = {int(name.split(":")[1]) for name in counts if name.startswith(RESPONSE)}
+    found: dict[str, dict[str, Duration]] = {}
+    for place in sorted(places):
+        ends = {
+            kind: Duration(
+                counts.get(f"{RESPONSE}{place}:{kind}_count", 0), counts.get(f"{RESPONSE}{place}:{kind}_ns", 0)
+            )
+            for kind in ("success", "fail", "empty_response")
+        }
+        full = (ends["success"], ends["fail"])
+        computed = Duration(sum(one.count for one in full), sum(one.ns for one in full))
+        output = Duration(computed.count, 0)
+        found[str(place)] = {"compute_infer": computed, "compute_output": output, **ends, "cancel": Duration()}
+    return found
 
 
 def sketch_of(counts: Counts, name: str) -> dict[int, int]:

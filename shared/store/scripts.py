@@ -33,7 +33,15 @@ from shared.contract.ids import (
     StepNumber,
     Term,
 )
-from shared.contract.limits import JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
+from shared.contract.limits import (
+    ANSWERS_BYTES_MAX,
+    JOINED_MAX,
+    LIVE_MAX,
+    LOST_OWNERS_MAX,
+    RETRY_IDS,
+    RETRY_REPLIES,
+    RETRY_REPLY_BYTES,
+)
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -297,6 +305,21 @@ class StepCommit(msgspec.Struct, frozen=True):
         return self.base
 
 
+class StepAnswers(OfSequence, frozen=True):
+    """Answers of an open step that are not its last one.
+
+    keep     its caller can repeat the step
+    answers  numbers, rising, and encoded `ReplyMessage`s
+    """
+
+    epoch: Epoch
+    step: StepNumber
+    gateway: str
+    token: str
+    keep: bool
+    answers: Sequence[tuple[int, bytes]]
+
+
 class KeptReplies(msgspec.Struct, frozen=True):
     """How many replies of one sequence are kept for retries.
 
@@ -334,13 +357,27 @@ last step over the four bytes of this one, which occur once."""
 
 PRELUDES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("submit", "attempt", "reload", "page", "drain", "orphan", "lead", "resign", "total", "lose", "reopen"), ()
+        (
+            "submit",
+            "answers",
+            "attempt",
+            "reload",
+            "page",
+            "drain",
+            "orphan",
+            "lead",
+            "resign",
+            "total",
+            "lose",
+            "reopen",
+        ),
+        (),
     ),
     **dict.fromkeys(("assign", "expire", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
     **dict.fromkeys(("commit", "cancel", "end", "count"), ("tally",)),
     "reject": ("leader", "tally"),
     **dict.fromkeys(
-        [f"work_{name}" for name in ("pull", "take", "read", "requeue", "withdraw", "refuse", "wake")],
+        [f"work_{name}" for name in ("pull", "take", "read", "answers", "requeue", "withdraw", "refuse", "wake")],
         ("tally", "work"),
     ),
     **dict.fromkeys(("work_enqueue", "work_finish"), ("tally", "work", "cache")),
@@ -583,6 +620,20 @@ class Scripts:
             for name, value in step.checkpoint:
                 args += (name, value)
         return Call("commit", keys, args, each_as(CommitCode))
+
+    def answers(
+        self, steps: Sequence[StepAnswers], executor: ExecutorId, *, kept_bytes: int = ANSWERS_BYTES_MAX
+    ) -> Call[list[bool]]:
+        """Writes answers of open steps of one shard; False for each whose sequence has another owner. Safe to repeat.
+
+        kept_bytes  of the answers of one step that are kept for a retry
+        """
+        args: list[Any] = [executor, kept_bytes]
+        for step in steps:
+            args += (step.epoch, step.step, step.gateway, step.token, int(step.keep), len(step.answers))
+            for numbered in step.answers:
+                args += numbered
+        return Call("answers", [self._keys.sequence(step.sequence).record for step in steps], args, each_as(bool))
 
     def expire(
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int

@@ -9,6 +9,7 @@ replies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -94,6 +95,19 @@ class WorkDone(msgspec.Struct, frozen=True):
     reply: bytes
     counts: bytes = b""
     stored: Stored | None = None
+
+
+class WorkHeld(IntEnum):
+    """What became of a request that an executor runs.
+
+    GONE       another executor holds it, or it was answered
+    HELD       this executor holds it
+    CANCELLED  so it does, and the request's callers have gone
+    """
+
+    GONE = 0
+    HELD = 1
+    CANCELLED = 2
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -235,6 +249,15 @@ class WorkScripts:
             args += (item.id, item.reply, item.counts, *stored)
         cache = self._keys.cache(self._keys.home_shard(load.model))
         return Call("work_finish", [*self._queue(load), *cache], args, _read_finished)
+
+    def answers(
+        self, load: ModelLoad, executor: ExecutorId, requests: Sequence[tuple[RequestId, Sequence[tuple[int, bytes]]]]
+    ) -> Call[list[WorkHeld]]:
+        """Writes answers of requests that are not their last ones: (id, (number, encoded)). Safe to repeat."""
+        args: list[Any] = [executor]
+        for id, answers in requests:
+            args += (id, len(answers), *(part for numbered in answers for part in numbered))
+        return Call("work_answers", self._queue(load), args, each_as(WorkHeld))
 
     def requeue(self, load: ModelLoad, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
         """Puts all requests that an executor holds back at their old places; returns how many.

@@ -21,6 +21,7 @@ from tests.mesh.model_repository import (
     add_forgetful_model,
     add_iterative_model,
     add_stateless_model,
+    add_streaming_models,
     add_sum_model,
 )
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
@@ -39,6 +40,7 @@ VICTIM_MODELS = (
     "retold_sum",
     "methodical_sum",
     "iterative",
+    "streamed_sum",
 )
 MESHES = pytest.StashKey[list[RunningMesh]]()
 
@@ -123,6 +125,7 @@ def mesh_of_victims(directory: Path) -> Generator[RunningMesh]:
     add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL, idle_us=VICTIM_IDLE_US)
     add_iterative_model(repository, pass_s=0.02)
     add_stateless_model(repository)
+    add_streaming_models(repository, idle_us=VICTIM_IDLE_US)
     # States of 8 bytes: an executor holds six sequences of `paged_sum`, in batches of three.
     few = {"SEQMESH_STATE_BYTES_MAX": "48"}
     with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2, environment=few) as mesh:

@@ -317,6 +317,72 @@ def add_stateless_model(repository: Path) -> str:
     return "add_sub"
 
 
+STREAMING_MODEL = '''
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """The sums on the way to the next one, each as an answer, from a thread of the model. The state is declared."""
+
+    def execute(self, requests):
+        for request in requests:
+            numbers = [pb_utils.get_input_tensor_by_name(request, name) for name in ("INPUT", "TOTAL_IN")]
+            value, total = (0 if one is None else int(one.as_numpy().item()) for one in numbers)
+            start = pb_utils.get_input_tensor_by_name(request, "START")
+            if start is not None and start.as_numpy().item():
+                total = 0
+            sender = request.get_response_sender()
+            threading.Thread(target=self.count, args=(sender, total, value, start is not None), daemon=True).start()
+
+    def count(self, sender, total, value, keeps):
+        for number in range(total + 1, total + value + 1):
+            time.sleep(0.01)
+            tensors = [pb_utils.Tensor("OUTPUT", np.array([[number]], np.int32))]
+            if keeps:
+                tensors.append(pb_utils.Tensor("TOTAL_OUT", np.array([[number]], np.int32)))
+            sender.send(pb_utils.InferenceResponse(tensors))
+        sender.send(flags=FINAL)
+'''
+STREAMING_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ {{ name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+model_transaction_policy {{ decoupled: true }}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+{batching}
+"""
+STREAMING_SEQUENCES = """
+sequence_batching {{
+  max_sequence_idle_microseconds: {idle_us}
+  oldest {{ max_candidate_sequences: 4 }}
+  control_input [
+    {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} ] }}
+  ]
+  state [ {{
+    input_name: "TOTAL_IN" output_name: "TOTAL_OUT" data_type: TYPE_INT32 dims: [ 1 ]
+    initial_state: {{ name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true }}
+  }} ]
+}}
+"""
+
+
+def add_streaming_models(repository: Path, *, idle_us: int) -> None:
+    """Adds two decoupled models that count up to their input: one of requests, one of sequences, which goes on."""
+    sequences = STREAMING_SEQUENCES.format(idle_us=idle_us)
+    for name, batching in (("streamed_count", ""), ("streamed_sum", sequences)):
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(f'name: "{name}"' + STREAMING_CONFIG.format(batching=batching))
+        (version / "model.py").write_text(STREAMING_MODEL)
+
+
 SESSION_SUMS = ("onnx_sum", "openvino_sum", *(["tensorflow_sum"] if importlib.util.find_spec("tensorflow") else []))
 """Running sums, one for each runtime that opens a model as a session. TensorFlow is not for every machine."""
 

@@ -60,6 +60,10 @@ FILE = Path(__file__).parents[1] / "fixtures" / "formats" / str(SCHEMA_VERSION) 
 ADDED: Mapping[str, int] = {
     "DynamicBatching.own_timeouts": 1,
     "ModelConfig.ensemble": 1,
+    "ModelConfig.decoupled": 1,
+    "ReplyMessage.number": 1,
+    "ReplyMessage.more": 1,
+    "ReplyMessage.empty": 1,
     "EnsembleStep.model": 1,
     "EnsembleStep.version": 1,
     "EnsembleStep.inputs": 1,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from executor.engine.base import Engine, LoadRequest
+from executor.engine.python.decoupled import DecoupledEngine
 from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model import model_path
 from executor.engine.python.model_completion import LIMIT_S, completed_apart
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.environments import environment_of
-from shared.contract.errors import LoadError
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +50,6 @@ class PythonBackend:
 
     def load(self, request: LoadRequest) -> Engine:
         """Imports and initialises one instance. Raises LoadError with the model's own error."""
-        config: dict[str, Any] = json.loads(request.config_json)
-        if (config.get("model_transaction_policy") or {}).get("decoupled"):
-            raise LoadError(
-                f"model '{request.config.name}' is decoupled (model_transaction_policy), which seqmesh does not support"
-            )
         if request.config.batch_inputs or request.config.batch_outputs:
             log.warning(
                 "model '%s': batch_input and batch_output have no effect, as in Triton: a python model is given each "
@@ -63,6 +58,6 @@ class PythonBackend:
             )
         if self._code is not None:
             request = replace(request, code=self._code)
-        if not request.config.instance_process:
-            return PythonEngine(request)
-        return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))
+        if request.config.instance_process:
+            return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))
+        return DecoupledEngine(request) if request.config.decoupled else PythonEngine(request)

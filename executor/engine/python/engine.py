@@ -425,8 +425,8 @@ class PythonEngine:
             return self._call_error(
                 f"execute must return an InferenceResponse for every request, not {type(response).__name__}"
             )
-        if response.failure is not None:
-            return _reported(response.failure)
+        if (failure := self._reported(response)) is not None:
+            return failure
         try:
             given = self._given(response)
             outputs = self._row_outputs(row, count, given)
@@ -439,6 +439,17 @@ class PythonEngine:
         if row.slot is not None:
             self._states.put(row.slot, states)
         return RowResult(outputs, states, parameters=said) if wanted else RowResult(outputs, parameters=said)
+
+    @staticmethod
+    def _reported(response: interface.InferenceResponse) -> RowError | None:
+        """The error that a model made a response of; by Triton's habit it may also be a plain message."""
+        failure = cast("object", response.failure)
+        if failure is None:
+            return None
+        if not isinstance(failure, interface.TritonError):
+            return RowError(Code.INTERNAL, str(failure))
+        code = failure.code() if failure.code() in _CODES else Code.INTERNAL
+        return RowError(code, failure.message())
 
     def _given(self, response: interface.InferenceResponse) -> dict[str, interface.Tensor]:
         given: dict[str, interface.Tensor] = {}
@@ -751,14 +762,6 @@ class OutputCheck:
 def _is_tensor(value: object) -> bool:
     """Asked of a value whose type a model may have promised wrongly."""
     return isinstance(value, interface.Tensor)
-
-
-def _reported(failure: object) -> RowError:
-    """The error that a model made a response of; by Triton's habit it may also be a plain message."""
-    if not isinstance(failure, interface.TritonError):
-        return RowError(Code.INTERNAL, str(failure))
-    code = failure.code() if failure.code() in _CODES else Code.INTERNAL
-    return RowError(code, failure.message())
 
 
 def _as_output(state: StateSpec) -> TensorSpec:

@@ -2,7 +2,7 @@
 
 The engine registers this module in `sys.modules` under that name before it imports a model, so existing models run
 unchanged. Written from the documented interface of Triton's python backend; nothing of it is copied. What has no
-meaning inside a mesh executor (decoupled responses) is refused with a reason, never ignored.
+meaning inside a mesh executor is refused with a reason, never ignored.
 
 Tensors are numpy arrays underneath. BF16 has no numpy type: such a tensor is read and made through DLPack.
 """
@@ -371,9 +371,12 @@ class InferenceRequest:
 
         return model_calls.execute_async(self, decoupled=decoupled)
 
-    def get_response_sender(self) -> Any:
-        """Not supported."""
-        raise _unsupported("decoupled responses (InferenceRequest.get_response_sender)")
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends the answers to this request. Only requests to a decoupled model have one."""
+        raise TritonModelException(
+            "get_response_sender: only requests to a model with 'model_transaction_policy { decoupled: true }' have a "
+            "response sender"
+        )
 
     def set_release_flags(self, flags: int) -> None:
         """RELEASE_ALL: this call of `execute` answers it. RELEASE_RESCHEDULE: `execute` returns None for it and gets
@@ -384,10 +387,25 @@ class InferenceRequest:
 
 
 class InferenceResponseSender:
-    """The response sender of a decoupled model. Not supported: none can be made."""
+    """Sends the answers of a decoupled model to one request. `InferenceRequest.get_response_sender` gives it."""
 
-    def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise _unsupported("decoupled responses (InferenceResponseSender)")
+    __slots__ = ("__weakref__",)
+
+    def __init__(self) -> None:
+        raise TritonModelException("a response sender comes from InferenceRequest.get_response_sender")
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Sends an answer. Any thread may call it, also after `execute` has returned.
+
+        response  None: no answer, the flag alone
+        flags     TRITONSERVER_RESPONSE_COMPLETE_FINAL with, or after, the last answer: exactly once for each request
+        raises    TritonModelException after the last answer, and for flags or responses that there are not
+        """
+        raise NotImplementedError
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for answers any more: they are dropped, and the model may stop."""
+        raise NotImplementedError
 
 
 class PreferredMemory:

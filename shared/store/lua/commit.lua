@@ -9,7 +9,7 @@
 --        8 number of executions' packed counts, and these counts (counted by the first call that commits any of the
 --          steps)
 --        per step: sequence id, epoch, step,
---                  flags (1 START, 2 END, 16 the sequence consists of this one request),
+--                  flags (1 START, 2 END, 16 the sequence consists of this one request, 64 its model is decoupled),
 --                  outcome (0 done, 1 the model failed, 2 void, 3 cancelled before it ran, 4 given up,
 --                  5 the state is lost: the later steps are void until a START),
 --                  gateway, token, reply, 1 to keep the reply for a retry, packed counts,
@@ -44,7 +44,7 @@ local function answer_all(keys, step)
   end
 end
 
--- Adds the reply to the kept ones; the oldest give way.
+-- Adds the reply to the kept ones, with the answers of a decoupled model before it; the oldest give way.
 -- list: the kept replies (field rk); change: fields and values to be written to the record, which this extends
 local function keep_reply(keys, step, list, change)
   local count, bytes, gone = 1, 0, {}
@@ -52,12 +52,17 @@ local function keep_reply(keys, step, list, change)
     count, bytes = count + 1, bytes + size
   end
   while list ~= '' and (count > REPLIES or bytes > REPLY_BYTES) do
-    local n, size, rest = string.match(list, '^(%d+):(%d+) ?(.*)')
+    local n, size, first, last, rest = string.match(list, '^(%d+):(%d+)/?(%d*)/?(%d*) ?(.*)')
     gone[#gone + 1] = 'p:' .. n
+    for i = tonumber(first) or 1, tonumber(last) or 0 do gone[#gone + 1] = answer_field(n, i) end
     list, count, bytes = rest, count - 1, bytes - size
   end
-  if #gone > 0 then redis.call('HDEL', keys.record, unpack(gone)) end
+  for fields, from, to in pieces(gone) do redis.call('HDEL', keys.record, unpack(fields, from, to)) end
   local entry = step.name .. ':' .. #step.reply
+  if has(step.flags, STREAMED) then
+    local written, first, size = answers_of(keys.record, step.n)
+    if written > 0 then entry = step.name .. ':' .. #step.reply + size .. '/' .. first .. '/' .. written end
+  end
   append(change, 'rk', list == '' and entry or list .. ' ' .. entry)
   append(change, 'p:' .. step.name, step.reply)
 end
@@ -197,6 +202,7 @@ local function commit(keys, step)
     append(change, 'mk', MARK)
   end
   redis.call('HSET', keys.record, unpack(change))
+  if has(step.flags, STREAMED) then redis.call('HDEL', keys.record, 'an') end
   answer_all(keys, step)
   tally(KEYS[5], step.counts)
 

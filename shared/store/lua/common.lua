@@ -12,7 +12,7 @@
 -- A value that cannot be read costs its own sequence or request only (shared/store/reading.py): no script fails because
 -- of it.
 
-local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32
+local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, STREAMED = 1, 2, 4, 8, 16, 32, 64
 
 -- Of the present call: its keys and arguments; what Redis offers (a library sees it in calls only); the beginning of
 -- every key of its shard. Keys that a script builds from a record begin with BASE too, so they carry the hash tag of the
@@ -154,6 +154,17 @@ local function entry_end(fields, from)
   end
   return to
 end
+
+-- The answers of a decoupled model to step n that its sequence's record holds beside the last one (field an): how many
+-- were written, the first one that is kept, and their bytes.
+local function answers_of(record, n)
+  local step, count, first, bytes = string.match(redis.call('HGET', record, 'an') or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  if tonumber(step) ~= n then return 0, 1, 0 end
+  return tonumber(count), tonumber(first), tonumber(bytes)
+end
+
+-- The field of a record that holds answer i to step n.
+local function answer_field(n, i) return 'p:' .. n .. ':' .. i end
 
 -- To be called once, at the end of a script that answers.
 local function send_answers()

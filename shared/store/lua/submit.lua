@@ -20,7 +20,8 @@
 --         0 accepted, delivered to the owner; extra is the sequence's birth
 --         1 accepted, waits for a slot; extra is the birth
 --         2 repeated; extra is the stored reply
---         3 repeated while the step is open: the reply will come to this caller too; extra is the birth
+--         3 repeated while the step is open: the reply will come to this caller too; extra is the birth. So will the
+--           answers of a decoupled model, from the first one that is kept, also if the step is not open any more
 --        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost
 --        -6 too many sequences; extra says which: `waiting` or `live`
 --        -7 too many open steps  -8 wrong step: the next one is expected  -9 cancelled
@@ -127,13 +128,13 @@ local function with_recent(ids, n, committed)
   return string.sub(ids, from)
 end
 
--- Notes that this caller waits for step n too, once. A caller that asks again and again has usually stopped waiting under
+-- Notes that this caller waits for step n too, once; false if it does already. A caller that asks again and again has usually stopped waiting under
 -- its older tokens: so if there are too many, the oldest gives way, and is told. The first caller stands in the inbox
 -- entry, and never gives way.
 local function join(step, n, record)
   local field, caller = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
   local joined = redis.call('HGET', step.record, field) or ''
-  if string.find(';' .. joined, ';' .. caller, 1, true) then return end
+  if string.find(';' .. joined, ';' .. caller, 1, true) then return false end
   local _, count = string.gsub(joined, ';', '')
   if count >= JOINED_MAX then
     local gateway, token, rest = string.match(joined, '^(%S+) (%S+);(.*)')
@@ -143,6 +144,15 @@ local function join(step, n, record)
     joined = rest
   end
   redis.call('HSET', step.record, field, joined .. caller)
+  return true
+end
+
+-- Sends the caller what is kept of a decoupled model's answers to step n, except the last one.
+local function send_kept(step, n, first, last)
+  for i = first, last do
+    local reply = redis.call('HGET', step.record, answer_field(n, i))
+    if reply then answer(step.gateway, step.token, reply) end
+  end
 end
 
 -- Answers a retry of step n, which was accepted before: with the stored reply, or with a place beside the caller that
@@ -153,11 +163,22 @@ local function repeated(step, n, record, unkept)
   if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, record.birth, run } end
   use_again(step, record)
   if n > record.committed then
-    join(step, n, record)
+    if join(step, n, record) then
+      local count, first = answers_of(step.record, n)
+      send_kept(step, n, first, count)
+    end
     return { JOINED, n, record.birth, run }
   end
   local reply = redis.call('HGET', step.record, 'p:' .. n)
-  if reply then return { REPEATED, n, reply, run } end
+  if reply then
+    local list = ' ' .. (redis.call('HGET', step.record, 'rk') or '')
+    local first, last = string.match(list, ' ' .. n .. ':%d+/(%d+)/(%d+)')
+    if not first then return { REPEATED, n, reply, run } end
+    -- All of them take the same way, so they come in their order.
+    send_kept(step, n, tonumber(first), tonumber(last))
+    answer(step.gateway, step.token, reply)
+    return { JOINED, n, record.birth, run }
+  end
   return { unkept, record.last_step, '' }
 end
 

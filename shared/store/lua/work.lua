@@ -3,7 +3,7 @@
 -- queue      sorted set, all scores 0, so ordered by member: `<level>.<1: delayed>.<number>.<id>`, the order in which
 --            the requests run
 -- meta       hash: id -> `<place> <arrived us> <deadline us, 0: none> <action R or D> <rows> <ordered 0 or 1>
---            <executors lost with it> <shape>`
+--            <executors lost with it>[/<answers written>] <shape>`; action C: its callers have gone while it was run
 -- messages   hash: id -> encoded InferMessage; meta and message stay until the request is answered
 -- held       hash: id -> executor that runs it; such a request is not in the queue
 -- takers     hash: executor -> `<tag> <id> <id> ...`, what its latest take got: a repeated take gets the same again
@@ -17,7 +17,7 @@
 -- A place is `<level>.<delayed>.<number>`, of widths 20, 1 and 16.
 local WORK_KEYS = 10
 local PLACE_LENGTH = 39
-local META = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) (%d+) ?(.*)$'
+local META = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) (%d+)/?(%d*) ?(.*)$'
 
 local function work_keys(index)
   local k = (index - 1) * WORK_KEYS
@@ -32,15 +32,16 @@ end
 
 -- Reads an entry of meta; nil if it cannot be read.
 local function meta_of(text)
-  local place, arrived, deadline, action, rows, ordered, lost, shape = string.match(text or '', META)
+  local place, arrived, deadline, action, rows, ordered, lost, sent, shape = string.match(text or '', META)
   if not (place and #place == PLACE_LENGTH and tonumber(arrived) and tonumber(deadline)) then return nil end
   return { place = place, arrived = tonumber(arrived), deadline = deadline, action = action, rows = tonumber(rows),
-    ordered = ordered == '1', lost = tonumber(lost), shape = shape }
+    ordered = ordered == '1', lost = tonumber(lost), sent = tonumber(sent) or 0, shape = shape }
 end
 
 local function meta_text(meta)
   return meta.place .. ' ' .. string.format('%.0f', meta.arrived) .. ' ' .. meta.deadline .. ' ' .. meta.action .. ' ' ..
-    meta.rows .. ' ' .. (meta.ordered and '1' or '0') .. ' ' .. meta.lost .. ' ' .. meta.shape
+    meta.rows .. ' ' .. (meta.ordered and '1' or '0') .. ' ' .. meta.lost ..
+    (meta.sent > 0 and '/' .. meta.sent or '') .. ' ' .. meta.shape
 end
 
 local function member_of(meta, id)

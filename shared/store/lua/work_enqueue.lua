@@ -75,7 +75,7 @@ local function enqueue(keys, counts, a, count, results)
     else
       local meta = { place = level .. '.0.' .. string.format('%016d', number + i), arrived = now, deadline = '0',
         action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, lost = 0,
-        shape = ARGV[f + 8] }
+        sent = 0, shape = ARGV[f + 8] }
       if timeout > 0 then
         meta.deadline = string.format('%.0f', now + timeout)
         add(deadlines, meta.deadline, id)

@@ -363,11 +363,6 @@ ENSEMBLES = [
 ]
 
 NOT_SERVED = [
-    (
-        "model_transaction_policy { decoupled: true }",
-        "model_transaction_policy.decoupled",
-        "the mesh does not serve decoupled models",
-    ),
     ('runtime: "r"', "runtime", "a backend has one runtime"),
     (
         "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 0 } }",

@@ -432,7 +432,7 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
         ("raise pb_utils.TritonModelException('my reason')", "message: TritonModelException: my reason"),
         ("request.exec()", "BLS is only supported during the 'execute' function."),
         ("pb_utils.load_model('other')", "(load_model) is not supported by seqmesh"),
-        ("request.get_response_sender()", "decoupled responses"),
+        ("request.get_response_sender()", "only requests to a model with 'model_transaction_policy"),
     ],
 )
 def test_a_wrong_response_is_a_clear_error(workshop: Workshop, body: str, text: str) -> None:
@@ -730,13 +730,6 @@ def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, source: str,
         workshop.load(plain_config("broken", "python", inputs=[], outputs=[]))
 
     assert text in caught.value.message
-
-
-def test_a_decoupled_model_is_refused_at_load(workshop: Workshop) -> None:
-    workshop.python("sum", SUM)
-
-    with pytest.raises(LoadError, match="model 'sum' is decoupled"):
-        workshop.load(sum_config(), config_json='{"model_transaction_policy": {"decoupled": true}}')
 
 
 def bench_config(name: str, datatype: str, inputs: int, outputs: int) -> ModelConfig:

@@ -76,8 +76,8 @@ def test_responses_are_searched_by_name_and_carry_errors() -> None:
     assert ("NOT_FOUND", "no") == (error.code(), error.message())
 
 
-def test_what_only_decoupled_models_and_other_memories_need_is_told_by_name() -> None:
-    with pytest.raises(pb_utils.TritonModelException, match=r"InferenceResponseSender.* is not supported by seqmesh"):
+def test_response_senders_and_other_memories_are_told_by_name() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"comes from InferenceRequest.get_response_sender"):
         pb_utils.InferenceResponseSender()
     with pytest.raises(pb_utils.TritonModelException, match="unknown memory type 1"):
         pb_utils.PreferredMemory(1)

@@ -54,7 +54,9 @@ class InferenceTwin(Inference):
     def connection(self) -> ConnectionSequences:
         return ConnectionSequences(lambda _: None)
 
-    def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
+    def submit(
+        self, call: InferCall, connection: ConnectionSequences | None = None, _on_open: object = None
+    ) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.calls.append(call)
         self.futures.append(future)

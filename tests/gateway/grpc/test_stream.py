@@ -377,7 +377,7 @@ def stream_of(
     return InferStream(
         context,
         read,
-        twin.submit,
+        lambda call, _on_open: twin.submit(call),
         NO_METADATA,
         unread=unread,
         cut=lambda: None,

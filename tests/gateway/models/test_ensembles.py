@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from gateway.models.ensembles import unavailable_ensembles
@@ -166,3 +167,11 @@ def test_a_circle_below_makes_those_above_unavailable_too() -> None:
 
     assert problem(above, *circle)
     assert "ensemble 'e' depends on 'f' which has no loaded version." == problem(above, model("f"), served={"f": ()})
+
+
+def test_a_step_cannot_be_decoupled() -> None:
+    many = msgspec.structs.replace(model("a").config, decoupled=True)
+
+    assert "ensemble 'e' depends on 'a', which is decoupled: an ensemble's steps have one answer each" == problem(
+        CHAIN, ModelRecord(many, "{}", ("1",)), model("b")
+    )

@@ -1,0 +1,228 @@
+"""One instance of a decoupled `TritonPythonModel`: a request has any number of answers.
+
+`execute` returns None. The answers come by response senders, also from the model's own threads and after `execute` has
+returned. So `run` leaves its rows open; the instance may run the next batch meanwhile. `execute` may be `async`: then
+it runs on an event loop of the instance, beside the next batches, as in Triton.
+
+The state of a row moves on with its last answer. Declared states may be in any answer; of each the last one holds. A
+model that hands its state out is asked for it while the last answer is sent, on the thread that sends it. So a model
+must have moved its own state on before.
+
+When `execute` raises, the requests of the call that have no last answer yet fail, as in Triton. They are not tried
+again one by one, because some of their answers may have gone out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from executor.engine.base import Answers, BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.python import triton_python_backend_utils as interface
+from executor.engine.python.engine import Columns, PythonEngine, WrongResponseError, response_parameters
+from executor.engine.python.model import error_text
+from executor.engine.python.response_senders import DecoupledRequest, DiscardedAnswers, MadeAnswer, ResponseSender
+from executor.engine.python.slot_states import States
+from shared.contract.errors import Code
+
+CLOSING_S = 5.0
+"""How long the coroutines of a model that is unloaded may take to end."""
+
+
+@dataclass(slots=True)
+class OpenState:
+    """A request in one pass over it. count: rows that it brings; states: the implicit state so far, None if the model
+    declares none
+    """
+
+    row: Row
+    count: int
+    wanted: bool
+    columns: Columns
+    position: int
+    answers: Answers
+    states: States | None
+
+
+class DecoupledEngine(PythonEngine):
+    """See `base.Engine`, and `PythonEngine`."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        # A sender may wait for the event loop of the executor, so its thread cannot run the model.
+        self.only_computes = False
+        self._name = request.config.name
+        self._making = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, bool]:
+        """One call of `execute`. It is never called again for the same rows, so that it may seem not to have raised."""
+        began = time.perf_counter_ns()
+        results: list[RowResult | RowError | None] = [None] * len(rows)
+        batch, members = self._batch(rows, results)
+        if not members:
+            return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0)), False
+        states = self._current_states(batch) if self._has_state else [None] * len(batch)
+        columns = Columns(self._sources, batch, states)
+        requests = [DecoupledRequest(row, columns, position) for position, row in enumerate(batch)]
+        opened: dict[int, OpenState] = {}
+        for position, index, count in members:
+            row = rows[index]
+            answers = row.answers or DiscardedAnswers()
+            one = OpenState(row, count, want_state[index], columns, position, answers, states[position])
+            if answers.before is None:
+                answers.before = one.states
+            requests[position].sender = self._sender(one)
+            opened[index] = one
+        for request in requests:
+            if not hasattr(request, "sender"):
+                # A null row: a model may answer it like the others.
+                request.sender = ResponseSender(_discarded, DiscardedAnswers())
+        if self._held is not None:
+            self._held.give(batch)
+        called = time.perf_counter_ns()
+        failure = self._executed(requests)
+        returned = time.perf_counter_ns()
+        for index, one in opened.items():
+            request = requests[one.position]
+            if failure is not None:
+                request.sender.fail(failure)
+            elif request.release_flags == interface.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                results[index] = self._passed(request.sender, one)
+                continue
+            is_refused = isinstance(one.answers, DiscardedAnswers) and one.answers.failure is not None
+            results[index] = cast("DiscardedAnswers", one.answers).failure if is_refused else RowResult((), open=True)
+        return BatchResult(results, Timings(called - began, returned - called, 0)), False
+
+    def _sender(self, one: OpenState) -> ResponseSender:
+        return ResponseSender(lambda response, last: self._made(one, response, last=last), one.answers)
+
+    def _passed(self, sender: ResponseSender, one: OpenState) -> RowResult | RowError:
+        """The end of a pass after which the model wants another one."""
+        result = self._rescheduled(None)
+        if isinstance(result, RowError):
+            sender.fail(result)
+            return RowResult((), open=True)
+        sender.rescheduled = True
+        if one.row.slot is not None and one.states is not None:
+            self._states.put(one.row.slot, one.states)
+        return result
+
+    # --- calls of execute
+
+    def _executed(self, requests: list[DecoupledRequest]) -> RowError | None:
+        """Calls `execute`. Returns the error of all requests that have no last answer, if there is one."""
+        token = interface.current_model_dir.set(self._model_dir)
+        try:
+            returned = self._model.execute(requests)
+            if inspect.iscoroutine(returned):
+                self._begin(returned, [request.sender for request in requests])
+                return None
+        except Exception as error:  # noqa: BLE001 - the model's own code
+            return self._call_error(error_text(error))
+        finally:
+            interface.current_model_dir.reset(token)
+        return None if returned is None else self._call_error(self._not_none)
+
+    @property
+    def _not_none(self) -> str:
+        return f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+
+    def _begin(self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender]) -> None:
+        """Runs an `async` execute beside the batches to come."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            serve, name = partial(_serve, self._loop), f"{self._instance} coroutines"
+            threading.Thread(target=serve, name=name, daemon=True).start()
+
+        async def run() -> None:
+            try:
+                returned = await coroutine
+                failure = None if returned is None else self._call_error(self._not_none)
+            except Exception as error:  # noqa: BLE001 - the model's own code
+                failure = self._call_error(error_text(error))
+            if failure is not None:
+                for sender in senders:
+                    sender.fail(failure)
+            senders.clear()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    def close(self) -> None:
+        """Ends what the model runs on its event loop, then calls `finalize`."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            stopped = asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
+            # If the model blocks its loop, the thread is left: it is a daemon.
+            with suppress(TimeoutError):
+                stopped.result(CLOSING_S)
+            loop.call_soon_threadsafe(loop.stop)
+        super().close()
+
+    # --- answers
+
+    def _made(self, one: OpenState, response: interface.InferenceResponse | None, *, last: bool) -> MadeAnswer:
+        # Threads of the model share what the checks of the outputs have learned.
+        with self._making:
+            result = self._answer(one, response)
+        if not last:
+            return MadeAnswer(result)
+        if self._model_state is not None:
+            results: list[RowResult | RowError | None] = [result]
+            self._save_states(self._model_state, [one.row], [one.wanted], results)
+            result = cast("RowResult | RowError", results[0])
+        if one.states is None or one.row.slot is None:
+            return MadeAnswer(result)
+        states = cast("States", one.answers.before) if isinstance(result, RowError) else self._last_states(one)
+        if isinstance(result, RowResult) and one.wanted:
+            result = RowResult(result.outputs, states, parameters=result.parameters, empty=result.empty)
+        slot = one.row.slot
+        return MadeAnswer(result, lambda: self._states.put(slot, states))
+
+    def _answer(self, one: OpenState, response: interface.InferenceResponse | None) -> RowResult | RowError:
+        if response is None:
+            return RowResult((), empty=True)
+        failure = self._reported(response)
+        if failure is not None:
+            return failure
+        try:
+            given = self._given(response)
+            outputs = self._row_outputs(one.row, one.count, given)
+            said = response_parameters(response.said)
+            if one.states is not None:
+                one.states = self._next_states(one.states, given)
+        except (WrongResponseError, interface.TritonModelException) as wrong:
+            return RowError(Code.INTERNAL, str(wrong))
+        return RowResult(outputs, parameters=said)
+
+    def _last_states(self, one: OpenState) -> States:
+        """The states after the last answer, with what the model wrote in place."""
+        assert one.states is not None
+        if not self._shares_buffers:
+            return one.states
+        before = cast("States", one.answers.before)
+        given = {name: state for name, state in one.states.items() if state is not before[name]}
+        return {**self._written(one.states, one.columns, one.position), **given}
+
+
+def _discarded(_response: interface.InferenceResponse | None, _last: bool) -> MadeAnswer:  # noqa: FBT001 - see `Make`
+    return MadeAnswer(RowResult(()))
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {cast("asyncio.Task[None]", asyncio.current_task())}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

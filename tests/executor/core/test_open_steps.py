@@ -1,0 +1,78 @@
+"""Steps of decoupled models: a step stays open behind its batch, and the next one waits until it is final."""
+
+from __future__ import annotations
+
+from executor.core.actions import Commit, HowAnswered, RunBatch
+from executor.core.events import BatchDone, OwnershipOver, RowEnd, StepEnded, StepsFinal
+from executor.core.state import OwnedPhase
+from shared.contract.ids import Epoch, StepNumber
+from shared.contract.messages import StepFlag
+from tests.executor.core.owner import SEQUENCE, Owner, step
+
+
+def started(owner: Owner, steps: int = 2) -> RunBatch:
+    """A sequence with so many steps; its first one runs."""
+    owner.state.one_by_one = True
+    for number in range(1, steps + 1):
+        owner.take(step(number, flags=StepFlag.START if number == 1 else StepFlag.NONE))
+    batch = owner.begin()
+    assert batch is not None
+    return batch
+
+
+def test_a_step_stays_open_until_its_last_answer() -> None:
+    owner = Owner()
+    batch = started(owner)
+    (member,) = batch.members
+    assert member is not None
+
+    opened = owner.take(BatchDone(batch, [RowEnd.OPEN]))
+
+    # The batch is counted, and nothing is answered.
+    assert [(True, [])] == [(one.batch, list(one.answers)) for one in opened if isinstance(one, Commit)]
+    assert OwnedPhase.RUNNING is owner.owned().phase
+    owner.take(StepEnded(member, RowEnd.DONE))
+    assert [(1, HowAnswered.RAN)] == owner.answered
+
+
+def test_the_next_step_begins_when_the_one_before_is_final() -> None:
+    owner = Owner()
+    batch = started(owner)
+    (member,) = batch.members
+    assert member is not None
+    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    owner.take(StepEnded(member, RowEnd.DONE))
+
+    assert owner.begin() is None
+    owner.take(StepsFinal([(SEQUENCE, Epoch(1), StepNumber(1))]))
+    following = owner.begin()
+
+    assert following is not None
+    assert [2] == [one.queued.step.step for one in following.members if one is not None]
+
+
+def test_the_end_of_a_step_whose_sequence_was_dropped_changes_nothing() -> None:
+    owner = Owner()
+    batch = started(owner)
+    (member,) = batch.members
+    assert member is not None
+    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    owner.take(OwnershipOver(SEQUENCE, Epoch(1)))
+
+    assert [] == owner.take(StepEnded(member, RowEnd.DONE))
+    assert [] == owner.answered
+
+
+def test_a_pass_that_is_repeated_leaves_the_step_to_the_next_pass() -> None:
+    owner = Owner()
+    batch = started(owner, steps=1)
+
+    owner.take(BatchDone(batch, [RowEnd.AGAIN]))
+    again = owner.begin()
+
+    assert again is not None
+    (member,) = again.members
+    assert member is not None
+    owner.take(BatchDone(again, [RowEnd.OPEN]))
+    owner.take(StepEnded(member, RowEnd.FAILED))
+    assert [(1, HowAnswered.RAN)] == owner.answered

@@ -1,0 +1,327 @@
+"""Decoupled `model.py`: answers by response senders, from `execute`, from threads and from coroutines."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from executor.engine.base import Engine, Row, RowError, RowResult
+from executor.engine.python.response_senders import FORGOTTEN
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from tests.executor.engine.model_workshop import Workshop, array, sequence_config, wire
+
+MODEL = """
+    import json
+    import threading
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+    def response(value, name="OUTPUT"):
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, np.array([[value]], np.int32))])
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.own = {{}}
+            self.kept = []
+
+        {asynchronous}def execute(self, requests):
+            for request in requests:
+                value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy().item()
+                state = pb_utils.get_input_tensor_by_name(request, "SUM_IN")
+                total = 0 if state is None else state.as_numpy().item()
+                sender = request.get_response_sender()
+{body}
+{more}
+"""
+
+
+class Recorded:
+    """The answers to one request. keeps_state: whether the request is not over, so that its state may move on"""
+
+    def __init__(self, *, keeps_state: bool = True) -> None:
+        self.before: object = None
+        self.sent: list[RowResult | RowError] = []
+        self.last: RowResult | RowError | None = None
+        self.is_cancelled = False
+        self.ended = threading.Event()
+        self._keeps_state = keeps_state
+
+    def send(self, answer: RowResult | RowError) -> None:
+        self.sent.append(answer)
+
+    def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
+        if self.last is None:
+            if keep_state is not None and self._keeps_state:
+                keep_state()
+            self.last = last
+            self.ended.set()
+
+    @property
+    def values(self) -> list[Any]:
+        return [one.message if isinstance(one, RowError) else array(one, "OUTPUT").item() for one in self.sent]
+
+
+def config(*, states: bool = False, iterative: bool = False) -> ModelConfig:
+    made = sequence_config(
+        "many",
+        "python",
+        inputs=[TensorSpec("INPUT", "INT32", (1,))],
+        outputs=[TensorSpec("OUTPUT", "INT32", (1,))],
+        states=[StateSpec("SUM_IN", "SUM_OUT", "INT32", (1,), (1,), "")] if states else (),
+    )
+    assert made.sequence_batching is not None
+    batching = msgspec.structs.replace(made.sequence_batching, iterative=iterative)
+    return msgspec.structs.replace(made, sequence_batching=batching, decoupled=True)
+
+
+def load(workshop: Workshop, body: str, made: ModelConfig, *, asynchronous: bool = False, more: str = "") -> Engine:
+    indented = "\n".join(" " * 16 + line for line in body.strip().splitlines())
+    rest = "\n".join(" " * 8 + line for line in more.strip().splitlines())
+    source = MODEL.format(body=indented, more=rest, asynchronous="async " if asynchronous else "")
+    workshop.python("many", source)
+    return workshop.load(made)
+
+
+def run(engine: Engine, value: int, answers: Recorded | None, *, start: bool = True, wanted: bool = True) -> Any:
+    row = Row({"INPUT": wire("INPUT", [[value]], "<i4")}, slot=0, start=start, correlation_id=7, answers=answers)
+    (result,) = engine.run([row], [wanted]).rows
+    return result
+
+
+def states_of(result: RowResult | RowError | None) -> list[int]:
+    assert isinstance(result, RowResult)
+    return [int.from_bytes(state.raw, "little") for state in result.states.values()]
+
+
+def test_answers_come_from_execute_and_from_threads(workshop: Workshop) -> None:
+    engine = load(
+        workshop,
+        """
+sender.send(response(1))
+threading.Thread(target=lambda sender=sender: (sender.send(response(2)), sender.send(flags=FINAL))).start()
+""",
+        config(),
+    )
+    answers = Recorded()
+
+    assert RowResult((), open=True) == run(engine, 1, answers)
+    assert answers.ended.wait(20)
+    assert [1, 2] == answers.values
+    assert answers.last == RowResult((), empty=True)
+
+
+def test_execute_may_be_a_coroutine_beside_which_batches_run(workshop: Workshop) -> None:
+    engine = load(
+        workshop,
+        """
+import asyncio
+if value == 1:
+    self.gate = asyncio.Event()
+    await self.gate.wait()
+else:
+    self.gate.set()
+sender.send(response(value), FINAL)
+""",
+        config(),
+        asynchronous=True,
+    )
+    first, second = Recorded(), Recorded()
+
+    run(engine, 1, first)
+    run(engine, 2, second)
+
+    assert first.ended.wait(20)
+    assert second.ended.wait(20)
+
+
+def test_the_state_of_the_latest_answer_holds_and_moves_with_the_last_one(workshop: Workshop) -> None:
+    body = """
+for number in range(value):
+    total += 1
+    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(name, np.array([[total]], np.int32))
+                                            for name in ("OUTPUT", "SUM_OUT")]))
+if value == 9:
+    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no")), FINAL)
+else:
+    sender.send(flags=FINAL)
+"""
+    engine = load(workshop, body, config(states=True))
+    one, failed, two, over, three = Recorded(), Recorded(), Recorded(), Recorded(keeps_state=False), Recorded()
+
+    run(engine, 3, one)
+    run(engine, 9, failed, start=False)
+    run(engine, 2, two, start=False)
+    # Its sequence is another executor's by then: the slot stays as it is.
+    run(engine, 5, over, start=False)
+    run(engine, 1, three, start=False)
+
+    assert ([3], [5], [6]) == (states_of(one.last), states_of(two.last), states_of(three.last))
+    assert isinstance(failed.last, RowError)
+
+
+def test_a_model_is_asked_for_its_own_state_with_the_last_answer(workshop: Workshop) -> None:
+    more = """
+def checkpoint(self, correlation_id):
+    return {"total": np.array([self.own[correlation_id]])}
+
+def restore(self, correlation_id, state):
+    self.own[correlation_id] = state["total"].item()
+"""
+    body = "self.own[request.correlation_id()] = value\nsender.send(response(value), FINAL)"
+    engine = load(workshop, body, config(), more=more)
+    asked, unasked = Recorded(), Recorded()
+
+    run(engine, 1, asked)
+    run(engine, 2, unasked, wanted=False)
+
+    assert isinstance(asked.last, RowResult)
+    assert asked.last.model_state
+    assert isinstance(unasked.last, RowResult)
+    assert not unasked.last.model_state
+
+
+def test_passes_answer_and_only_the_last_one_ends_the_request(workshop: Workshop) -> None:
+    body = """
+sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(name, np.array([[total + 1]], np.int32))
+                                        for name in ("OUTPUT", "SUM_OUT")]))
+if total + 1 < value:
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+else:
+    sender.send(flags=FINAL)
+"""
+    engine = load(workshop, body, config(states=True, iterative=True))
+    answers = Recorded()
+
+    again = [run(engine, 3, answers, start=first) for first in (True, False)]
+    gc.collect()
+    last = run(engine, 3, answers, start=False)
+
+    assert [RowResult((), again=True)] * 2 == again
+    assert RowResult((), open=True) == last
+    assert [1, 2, 3] == answers.values
+    assert [3] == states_of(answers.last)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_execute_raises_ends_the_requests_that_are_open(workshop: Workshop, *, asynchronous: bool) -> None:
+    engine = load(workshop, "sender.send(response(1))\nraise ValueError('odd')", config(), asynchronous=asynchronous)
+    answers = Recorded()
+
+    run(engine, 1, answers)
+
+    assert answers.ended.wait(20)
+    assert [1] == answers.values
+    assert isinstance(answers.last, RowError)
+    assert answers.last.message.startswith("Failed to process the request(s) for model instance")
+    assert "odd" in answers.last.message
+
+
+def test_execute_returns_none(workshop: Workshop) -> None:
+    engine = load(workshop, "sender.send(response(1), FINAL)\nreturn []", config())
+    engine_of_open = load(workshop, "self.kept.append(sender)\nreturn []", config())
+    done, left_open = Recorded(), Recorded()
+
+    run(engine, 1, done)
+    run(engine_of_open, 1, left_open)
+
+    assert isinstance(done.last, RowResult)
+    assert isinstance(left_open.last, RowError)
+    assert "is using the decoupled mode and the execute function must return None." in left_open.last.message
+
+
+def test_a_request_ends_when_its_sender_is_dropped(workshop: Workshop) -> None:
+    engine = load(workshop, "self.kept.append(sender)\nif value == 2:\n    self.kept.clear()", config())
+    held, dropped = Recorded(), Recorded()
+
+    run(engine, 1, held)
+    assert held.last is None
+    run(engine, 2, dropped)
+
+    for answers in (held, dropped):
+        assert isinstance(answers.last, RowError)
+        assert FORGOTTEN == answers.last.message
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("send(response(2))", "Unable to send response. Response sender has been closed."),
+        ("send(flags=FINAL)", "Unable to send response. Response sender has been closed."),
+        ("send(response(2), 7)", "Unable to send response. Unsupported flag provided."),
+        ("send()", "Inference Response object must be provided when the response flags is set to zero."),
+        ("send('text')", "Unable to send response. Expected an InferenceResponse, got str."),
+    ],
+)
+def test_a_sender_refuses_what_there_is_not(workshop: Workshop, call: str, message: str) -> None:
+    body = f"""
+sender.send(response(1), FINAL)
+try:
+    sender.{call}
+except pb_utils.TritonModelException as refused:
+    assert str(refused) == {message!r}, str(refused)
+else:
+    raise AssertionError('not refused')
+"""
+    if "closed" not in message:
+        body = body.replace("sender.send(response(1), FINAL)\n", "", 1) + "sender.send(flags=FINAL)\n"
+    engine = load(workshop, body, config())
+    answers = Recorded()
+
+    run(engine, 1, answers)
+
+    assert isinstance(answers.last, RowResult), answers.last
+
+
+def test_wrong_tensors_are_an_error_in_their_place(workshop: Workshop) -> None:
+    body = """
+sender.send(response(1, name="OTHER"))
+sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.zeros((2, 2), np.int32))]))
+sender.send(response(3))
+sender.send(flags=FINAL)
+"""
+    engine = load(workshop, body, config())
+    answers = Recorded()
+
+    run(engine, 1, answers)
+
+    undeclared, wrong, right = answers.values
+    assert "returned output 'OTHER', which its configuration does not declare" in undeclared
+    assert "returned a wrong output 'OUTPUT'" in wrong
+    assert 3 == right
+    assert isinstance(answers.last, RowResult)
+
+
+def test_a_model_sees_that_nobody_waits(workshop: Workshop) -> None:
+    body = """
+def wait(sender=sender):
+    while not sender.is_cancelled():
+        pass
+    sender.send(flags=FINAL)
+threading.Thread(target=wait).start()
+"""
+    engine = load(workshop, body, config())
+    answers = Recorded()
+    run(engine, 1, answers)
+    time.sleep(0.01)
+    assert answers.last is None
+
+    answers.is_cancelled = True
+
+    assert answers.ended.wait(20)
+
+
+def test_warm_up_has_nobody_to_answer(workshop: Workshop) -> None:
+    engine = load(workshop, "sender.send(response(1))\nsender.send(flags=FINAL)", config())
+    broken = load(workshop, "raise ValueError('odd')", config())
+
+    assert RowResult((), open=True) == run(engine, 1, None)
+    assert isinstance(run(broken, 1, None), RowError)
