@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import InferCall
+from gateway.requests.answers import RequestAnswers
 from gateway.requests.inference import Inference
 from gateway.requests.status import http_error
 from gateway.requests.waiting import Answer
@@ -164,16 +165,22 @@ class Events:
 
 
 def answers_of(inference: Inference, call: InferCall) -> AsyncGenerator[Answer | MeshError]:
-    """Submits a request. Gives its answers one at a time; today every model gives one.
+    """Submits a request at once. Gives its answers one at a time: one, or of a decoupled model any number.
 
-    An error is given in the place of one answer, or raised in the place of all that follow.
-    Cancelling the wait for an answer, or closing the generator before its end, means that the client has left.
+    An error is given in the place of one answer. Closing the generator before its end means that the client has left.
     """
-    return _only(inference.submit(call))
+    return _each(RequestAnswers(inference, call))
 
 
-async def _only(answer: asyncio.Future[Answer]) -> AsyncGenerator[Answer | MeshError]:
-    yield await answer
+async def _each(answers: RequestAnswers) -> AsyncGenerator[Answer | MeshError]:
+    try:
+        async for one in answers:
+            if isinstance(one.content, MeshError):
+                yield one.content.released()
+            elif not one.content.message.empty:
+                yield one.content
+    finally:
+        answers.close()
 
 
 async def _while_present(

@@ -270,9 +270,18 @@ def sequence_id_of(value: Any, key: str) -> CorrelationId:
 
 def step_number_of(value: Any, key: str) -> int:
     """The number of a step since START."""
+    return _counted(value, key, "steps")
+
+
+def answer_number_of(value: Any, key: str) -> int:
+    """The number of a step's answer."""
+    return _counted(value, key, "answers")
+
+
+def _counted(value: Any, key: str, what: str) -> int:
     number = unsigned_of(value, key)
     if not number:
-        raise RequestError(f"Unable to parse '{key}': steps are counted from 1")
+        raise RequestError(f"Unable to parse '{key}': {what} are counted from 1")
     return number
 
 
@@ -292,6 +301,7 @@ MESH_PARAMETERS = {
     "sequence_start": MeshParameter("start", bool_of),
     "sequence_end": MeshParameter("end", bool_of),
     "sequence_step": MeshParameter("expected_step", step_number_of),
+    "sequence_answer": MeshParameter("first_answer", answer_number_of),
     "priority": MeshParameter("priority", unsigned_of),
     "timeout": MeshParameter("timeout_us", unsigned_of),
 }

@@ -171,3 +171,22 @@ async def test_a_sequence_is_controlled_by_keys(http: aiohttp.ClientSession) -> 
     ended = await ask(http, "direct/generate_stream", {"INPUT": 2, "parameters": {"sequence_end": True} | controls})
 
     assert [1, 3] == [json.loads(begun[2])["OUTPUT"], events(ended[2])[0]["OUTPUT"]]
+
+
+async def test_a_decoupled_model_gives_an_event_for_each_answer(http: aiohttp.ClientSession) -> None:
+    status, _, three = await ask(http, "repeating/generate_stream", {"INPUT": [4, 5, 6]})
+    _, _, failing = await ask(http, "repeating/generate_stream", {"INPUT": [4, 5, 6], "fail_at": 1})
+    _, _, none = await ask(http, "repeating/generate_stream", {"INPUT": []})
+
+    assert (200, [4, 5, 6]) == (status, [event["OUTPUT"] for event in events(three)])
+    assert [4, "answer 1 failed", 6] == [event.get("OUTPUT", event.get("error")) for event in events(failing)]
+    assert [] == events(none)
+
+
+@pytest.mark.parametrize("values", [[], [1, 2]])
+async def test_generate_wants_one_answer(http: aiohttp.ClientSession, values: list[int]) -> None:
+    _, _, one = await ask(http, "repeating/generate", {"INPUT": [7]})
+    _, _, refused = await ask(http, "repeating/generate", {"INPUT": values})
+
+    assert 7 == json.loads(one)["OUTPUT"]
+    assert "generate expects model to produce exactly 1 response" in json.loads(refused)["error"]

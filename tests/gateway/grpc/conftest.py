@@ -20,7 +20,7 @@ from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.admission import InferCall
-from gateway.requests.inference import Inference
+from gateway.requests.inference import Inference, OnOpen
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
@@ -55,8 +55,9 @@ class InferenceTwin(Inference):
         return ConnectionSequences(lambda _: None)
 
     def submit(
-        self, call: InferCall, connection: ConnectionSequences | None = None, _on_open: object = None
+        self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
     ) -> asyncio.Future[Answer]:
+        del on_open
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.calls.append(call)
         self.futures.append(future)
