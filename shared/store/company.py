@@ -79,8 +79,10 @@ class Company:
                     self.hear(await self.tell())
                 except (RedisError, OSError) as error:
                     logs.debug("release not told", cause=str(error))
+                # Not `asyncio.wait_for`: in Python 3.11 it loses a cancellation that comes just as it is done.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), TELL_EVERY_S)
+                    async with asyncio.timeout(TELL_EVERY_S):
+                        await self._changed.wait()
                 self._changed.clear()
         finally:
             await self._leave()
