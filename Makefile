@@ -36,7 +36,7 @@ $(VENV)/.installed-run: pyproject.toml requirements.lock torch.lock bootstrap.lo
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
-	@$(BIN)/python deploy/requirements_of.py dev docs vad | $(INSTALL_LOCKED)
+	@$(BIN)/python deploy/requirements_of.py dev docs vad s3 gcs azure | $(INSTALL_LOCKED)
 	@touch $@
 
 $(VENV)/.installed-vad: $(VENV)/.installed-run

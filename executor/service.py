@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -21,8 +22,9 @@ from executor.lease.draining import Draining
 from executor.lease.hung_calls import HungCallError
 from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostError, OlderDataError, Registration
 from executor.models.loader import Loader
-from executor.models.polling import Polling
+from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository
+from executor.models.sources import open_sources
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
@@ -39,6 +41,8 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter: the default, 5 ms, lets a model's thread hold up the step loop."""
 
 UNUSABLE_EXIT_CODE = 1
+REACH_PAUSE_S = 2.0
+"""Between two tries to read a repository at the start."""
 
 
 async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
@@ -51,7 +55,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     connections = RedisConnections(lambda run: redis(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
     repository = ModelRepository(
-        settings.models,
+        open_sources(settings.models, settings.model_cache_dir.expanduser(), settings.model_cache_bytes),
         find_devices(settings.gpu),
         config_name=settings.model_config_name,
         backend_dirs=settings.backend_directory,
@@ -63,8 +67,6 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         call_limit_s=settings.batch_limit_s,
         reloads=settings.model_control_mode != "none",
     )
-    if repository.mentions("fixed_shape"):
-        ask_for_fixed_products()
     stored_settings = StoredSettings(connections.commands, keys)
     process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
     tasks.start(process.run(), name="settings")
@@ -87,6 +89,25 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         await asyncio.to_thread(tracing.shutdown)
 
 
+async def reach(repository: ModelRepository, stop: Stop) -> None:
+    """Returns when every repository elsewhere has been read once, or this process is to stop. Before that it is not
+    known which models there are, and which repository a name belongs to.
+
+    raises  MeshError if asking again will not help
+    """
+    while not stop.requested:
+        await asyncio.to_thread(repository.refresh)
+        problems = repository.problems()
+        if not problems:
+            return
+        if any(problem.lasting for problem in problems):
+            raise MeshError("; ".join(map(str, problems)))
+        logs.warning("waiting for model repositories", cause="; ".join(map(str, problems)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REACH_PAUSE_S):
+                await stop.wait()
+
+
 async def _serve(
     settings: ExecutorSettings,
     connections: RedisConnections,
@@ -97,6 +118,9 @@ async def _serve(
     stop: Stop,
 ) -> None:
     changed = asyncio.Event()
+    await reach(repository, stop)
+    if await asyncio.to_thread(repository.mentions, "fixed_shape"):
+        ask_for_fixed_products()
     loader = Loader(repository, connections, settings.name, stop)
     applied = await start_models(settings, connections, repository, loader, changed, tasks)
     stop.started()
@@ -152,6 +176,7 @@ async def start_models(
             await load_models(repository, loader, settings, await control.words())
             await control.catch_up()
             tasks.start(control.run(), name="control")
+            tasks.start(follow_listings(repository, settings.repository_poll_secs, changed), name="listings")
             return lambda: control.applied
         case "poll":
             polling = Polling(repository, loader, settings.repository_poll_secs, changed)

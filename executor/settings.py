@@ -8,6 +8,7 @@ from typing import Literal
 
 import click
 
+from shared.contract.locations import ModelLocation
 from shared.settings import MetricsSettings, lease_setting, setting
 
 ModelControlMode = Literal["none", "explicit", "poll"]
@@ -17,10 +18,11 @@ ModelControlMode = Literal["none", "explicit", "poll"]
 class ExecutorSettings(MetricsSettings):
     """Models, device and the rhythm of the step loop."""
 
-    models: tuple[Path, ...] = setting(
+    models: tuple[ModelLocation, ...] = setting(
         (),
-        help="Model repository in Triton's layout. May be repeated (in the environment: separated by ':').",
-        unit="dir",
+        help="Model repository in Triton's layout: a folder, or a URL of an object store "
+        "(docs/guides/remote-repositories.md). May be repeated (in the environment: separated by ':').",
+        unit="repository",
         group="Models",
         required=True,
     )
@@ -32,10 +34,25 @@ class ExecutorSettings(MetricsSettings):
     )
     repository_poll_secs: float = setting(
         15.0,
-        help="How often the folders are looked at in poll mode. Triton's default is the same.",
+        help="How often the folders are looked at in poll mode, and repositories elsewhere in explicit mode too. "
+        "Triton's default is the same.",
         unit="s",
         group="Models",
         minimum=0.1,
+    )
+    model_cache_dir: Path = setting(
+        Path("~/.cache/seqmesh/models"),
+        help="Where copies of the models of repositories elsewhere are kept. All executors of this machine may share "
+        "it; it must be on a disk of this machine.",
+        unit="dir",
+        group="Models",
+    )
+    model_cache_bytes: int = setting(
+        16 << 30,
+        help="Most bytes of these copies. A model that does not fit beside those in use is not loaded.",
+        unit="bytes",
+        group="Models",
+        minimum=1,
     )
     exit_on_error: bool = setting(
         default=False,

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from shared.contract.locations import ModelLocation, parse_location, split_locations
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
@@ -197,6 +198,22 @@ class ByteCount(click.ParamType[int]):
         return int(digits) * factor
 
 
+class Repository(click.ParamType[ModelLocation]):
+    """A model repository: a folder, or a URL of an object store."""
+
+    name = "repository"
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        """Several of them, separated by ':', which URLs contain too."""
+        return split_locations(rv)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ModelLocation:
+        try:
+            return value if isinstance(value, ModelLocation) else parse_location(str(value))
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
+
+
 class CommaList(click.ParamType[str]):
     """A text that may be given several times, or once with commas (in the environment)."""
 
@@ -268,7 +285,9 @@ class SettingOption(click.Option):
 
 
 def option(name: str, kind: Any, default: Any, meaning: Meaning) -> SettingOption:
-    """The click option of one field, from its type: bool, number, choice, path, text, or a tuple of paths or texts."""
+    """The click option of one field, from its type: bool, number, choice, path, text, model
+    repository, or a tuple of paths, texts or repositories.
+    """
     flag = "--" + name.replace("_", "-")
     multiple = typing.get_origin(kind) is tuple
     made = SettingOption(
@@ -293,6 +312,8 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         return CommaList() if members[0] is str else parameter_type(members[0], meaning)
+    if kind == ModelLocation:
+        return Repository()
     if origin is Literal:
         return click.Choice(members)
     if kind is int and meaning.unit == "bytes":
@@ -455,5 +476,5 @@ def variable_text(value: Any) -> str:
     if not isinstance(value, tuple):
         return "" if value is None else str(value)
     members = cast("tuple[object, ...]", value)
-    separator = os.pathsep if any(isinstance(member, Path) for member in members) else LIST_SEPARATOR
+    separator = os.pathsep if any(isinstance(member, ModelLocation) for member in members) else LIST_SEPARATOR
     return separator.join(map(str, members))

@@ -92,6 +92,7 @@ STARTS_PROCESSES = frozenset(
         "executor/engine/test_model_completion.py",
         "executor/engine/test_process_engine.py",
         "executor/models/test_configuration_choice.py",
+        "executor/remote/test_repository.py",
         "executor/test_health.py",
         "shared/process/test_lifecycle.py",
         "shared/store/test_sentinels.py",

@@ -126,7 +126,7 @@ def service_command(service: str) -> list[str]:
 def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     """Runs a mesh until it is told to stop. Returns the exit code; raises `LauncherError` if it cannot start."""
     for repository in settings.models:
-        if not repository.is_dir():
+        if isinstance(repository, Path) and not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
     with private_files() as umask, locked(settings.data_dir), server_socket(settings) as server:
         plans = plan(settings, commands, server, umask)

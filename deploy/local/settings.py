@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.embedded import AppendFsync
+from shared.contract.locations import ModelLocation
 from shared.settings import MeshSettings, setting
 
 
@@ -21,11 +22,11 @@ class UpSettings(MeshSettings):
         group="Mesh",
         secret=True,
     )
-    models: tuple[Path, ...] = setting(
+    models: tuple[ModelLocation, ...] = setting(
         (),
-        help="Model repository in Triton's layout; by default the sample models. May be repeated (in the environment: "
-        "separated by ':').",
-        unit="dir",
+        help="Model repository in Triton's layout: a folder, or a URL of an object store; by default the sample "
+        "models. May be repeated (in the environment: separated by ':').",
+        unit="repository",
         group="Models",
     )
     gateways: int = setting(

@@ -33,7 +33,6 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from executor.connections import RedisConnections, insist
-from executor.models.fingerprints import folder_fingerprint
 from executor.models.repository import LoadedModel, ModelRepository
 from executor.workers.devices import DeviceLostError
 from shared.contract.errors import Code, LoadError, sendable
@@ -130,9 +129,8 @@ class Loader:
         return loaded
 
     def _files_of(self, name: str) -> str:
-        folder = self._repository.folder(name)
         try:
-            return UNNAMED if folder is None else folder_fingerprint(folder)
+            return self._repository.fingerprint(name) or UNNAMED
         except OSError:
             # The load itself will report what cannot be read.
             return UNNAMED

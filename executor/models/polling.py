@@ -1,4 +1,4 @@
-"""Poll mode: the models follow the repository's folders.
+"""What is looked at again and again: in poll mode models follow the repository's folders.
 
 Each model's folder is read at intervals. A new model is loaded, a changed one is loaded again, a missing one is
 unloaded. A load that failed is tried again only when the folder changes once more; so a model that is being copied is
@@ -9,11 +9,10 @@ interval.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
-from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
 from executor.models.repository import ModelRepository
+from executor.remote.storage import UnreachableError
 from shared.contract.errors import MeshError
 from shared.process import logs
 
@@ -30,7 +29,7 @@ class Polling:
         self._loader = loader
         self._period_s = period_s
         self._changed = changed
-        self._seen: Mapping[str, str] = {}
+        self._seen: dict[str, str] = {}
 
     async def run(self) -> None:
         while True:
@@ -44,8 +43,9 @@ class Polling:
 
     async def look(self) -> bool:
         """Loads and unloads what has changed since the last look; False if nothing has."""
+        refreshed = await asyncio.to_thread(self._repository.refresh)
         now = await asyncio.to_thread(self._fingerprints)
-        before, self._seen = self._seen, now
+        before, self._seen = self._seen, dict(now)
         for name in sorted(before.keys() - now.keys()):
             self._repository.unload(name)
         changed = [name for name, state in sorted(now.items()) if before.get(name) != state]
@@ -53,20 +53,34 @@ class Polling:
             logs.info("loading model", model=name)
             try:
                 await self._loader.load(name, generation=now[name])
+            except UnreachableError as error:
+                # This says nothing about the model, so the next look tries it again.
+                self._seen[name] = ""
+                logs.warning("model not fetched", model=name, cause=error.message)
             except MeshError as error:
                 logs.error("model not loaded", model=name, cause=error.message)
-        return bool(changed) or before.keys() != now.keys()
+        return refreshed or bool(changed) or before.keys() != now.keys()
 
     def _fingerprints(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for name in self._repository.names():
-            folder = self._repository.folder(name)
             try:
-                if folder is not None:
-                    found[name] = folder_fingerprint(folder)
+                state = self._repository.fingerprint(name)
+                if state is not None:
+                    found[name] = state
             except OSError as error:
                 # It is being changed at this moment; the next look sees the result.
                 logs.warning("model not looked at", model=name, cause=str(error))
                 if name in self._seen:
                     found[name] = self._seen[name]
         return found
+
+
+async def follow_listings(repository: ModelRepository, period_s: float, changed: asyncio.Event) -> None:
+    """Keeps what the index says of repositories elsewhere up to date, where models are loaded on request. Runs for
+    ever. The arguments are those of `Polling`.
+    """
+    while True:
+        await asyncio.sleep(period_s)
+        if await asyncio.to_thread(repository.refresh):
+            changed.set()

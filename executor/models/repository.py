@@ -1,4 +1,4 @@
-"""The models of this executor: found in the repository's folders, loaded, and kept with the result of each load.
+"""The models of this executor: found in their repositories, loaded, and kept with the result of each load.
 
 A model that fails to load does not stop the others, and its predecessor goes on serving, as in Triton. A load changes
 only the versions that differ (`executor.models.fingerprints`). Everything here is slow (files, weights) and runs on a
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -27,7 +26,9 @@ from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.recovery import of_versions, with_methods
 from executor.models.slots import slots_within
+from executor.models.sources import LocalFolder, Override, ModelSource, ModelFiles
 from executor.models.warmup import warm_up
+from executor.remote.storage import StorageError, UnreachableError
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.engine_thread import EngineThread
@@ -64,7 +65,7 @@ class ServedVersion:
     """One version of a model with its engines, one worker per instance. It outlives a lost lease. An ensemble has none:
     executors only announce it, and gateways send its steps to the models that it names.
 
-    files  holds override files on disk as long as the version exists; None: the files are the repository's
+    files  the folder that it was loaded from, kept as long as the version exists; None: an ensemble's
     slots  of each instance; 0 for a stateless model
     cache_scope  what its answers depend on, for the response cache; "" if the model has it not enabled
     mark    what its sequences' states depend on: a load with another mark does not use them; "" if states are not
@@ -77,7 +78,7 @@ class ServedVersion:
     slots: int
     statistics: StatisticsRecorder
     fingerprint: Fingerprint
-    files: TemporaryDirectory[str] | None = None
+    files: ModelFiles | None = None
     strategy: BatchStrategy | None = None
     load_seconds: float = 0.0
     cache_scope: str = ""
@@ -125,15 +126,16 @@ class Failure:
 
 
 class NoSuchModelError(LoadError):
-    """No repository folder of this executor has the model."""
+    """No repository of this executor has the model."""
 
     code = Code.INTERNAL
 
 
 @dataclass(slots=True)
 class ModelRepository:
-    """All models in the given folders.
+    """All models in the given repositories.
 
+    sources   the first one that has a name wins; a path is a folder of this machine
     loaded    by name
     failures  by name: why the last load failed
     unloaded  by name: versions that were taken out of service
@@ -151,7 +153,7 @@ class ModelRepository:
     reloads        models may be loaded again; if not, no state can come from another load
     """
 
-    folders: Sequence[Path]
+    sources: Sequence[ModelSource | Path]
     devices: Devices
     config_name: str = ""
     backend_dirs: Sequence[Path] = ()
@@ -168,18 +170,36 @@ class ModelRepository:
     retired: list[ServedVersion] = field(default_factory=list[ServedVersion])
     loading: set[str] = field(default_factory=set[str])
 
-    def names(self) -> list[str]:
-        """Every model folder, sorted; the first repository that has a name wins."""
-        return sorted({path.name for folder in self.folders for path in _model_folders(folder)})
+    _sources: Sequence[ModelSource] = field(init=False)
 
-    def folder(self, name: str) -> Path | None:
-        return next((path for root in self.folders for path in _model_folders(root) if path.name == name), None)
+    def __post_init__(self) -> None:
+        self._sources = [LocalFolder(one) if isinstance(one, Path) else one for one in self.sources]
+
+    def refresh(self) -> bool:
+        """Looks anew at repositories elsewhere. Returns whether that changes what the index says. Blocks."""
+        before = self.names(), self.problems()
+        for source in self._sources:
+            source.refresh()
+        return before != (self.names(), self.problems())
+
+    def problems(self) -> list[StorageError]:
+        """Why repositories could not be read at the last look."""
+        return [source.problem for source in self._sources if source.problem is not None]
+
+    def names(self) -> list[str]:
+        """Every model, sorted."""
+        return sorted({name for source in self._sources for name in source.names()})
+
+    def fingerprint(self, name: str) -> str | None:
+        """A text that changes when anything in a model's directory changes; None if there is no such model.
+        Raises OSError if that cannot be read.
+        """
+        source = self._source_of(name)
+        return None if source is None else source.fingerprint(name)
 
     def mentions(self, word: str) -> bool:
         """Whether the configuration file of any model contains the word. A file that cannot be read does not."""
-        folders = [folder for root in self.folders for folder in _model_folders(root)]
-        files = (path for folder in folders for path in (*folder.glob("*.pbtxt"), *folder.glob("configs/*.pbtxt")))
-        return any(word in _text(path) for path in files)
+        return any(source.mentions(word) for source in self._sources)
 
     def load(
         self,
@@ -242,6 +262,8 @@ class ModelRepository:
             self._remove_files(served)
 
     async def close(self) -> None:
+        for source in self._sources:
+            source.close()
         for model in self.loaded.values():
             self.retired += model.versions
         self.loaded.clear()
@@ -256,7 +278,9 @@ class ModelRepository:
     def _lines(self, name: str, ending: Collection[tuple[str, str]]) -> list[RepositoryEntry]:
         model = self.loaded.get(name)
         ready = model.record.versions if model else ()
-        lines = [RepositoryEntry(name, version, "READY") for version in ready]
+        source = self._source_of(name)
+        problem = str(source.problem or "") if source is not None else ""
+        lines = [RepositoryEntry(name, version, "READY", problem) for version in ready]
         for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
             state = "UNLOADING" if (name, version) in ending else "UNAVAILABLE"
             lines.append(RepositoryEntry(name, version, state, UNLOADED if state == "UNAVAILABLE" else ""))
@@ -271,8 +295,11 @@ class ModelRepository:
             return [RepositoryEntry(name, "", "UNAVAILABLE", UNLOADED)]
         return lines or [RepositoryEntry(name)]
 
+    def _source_of(self, name: str) -> ModelSource | None:
+        return next((source for source in self._sources if name in source.names()), None)
+
     def _remove_files(self, closed: ServedVersion) -> None:
-        """Removes override files that no other version shares."""
+        """Lets go of files that no other version shares."""
         others = [*self.retired, *(served for model in list(self.loaded.values()) for served in model.versions)]
         if closed.files is not None and not any(served.files is closed.files for served in others):
             closed.files.cleanup()
@@ -284,14 +311,13 @@ class ModelRepository:
     ) -> LoadedModel:
         began = time.monotonic()
         self.failures.pop(name, None)
-        holder = TemporaryDirectory(prefix="seqmesh-model-") if files else None
+        taken = self._take(name, files)
         try:
-            loaded = self._read(name, override_json, files, holder)
+            loaded = self._read(name, override_json, taken.folder)
             labels = read_labels(loaded.config, loaded.model_dir)
-            versions = self._versions(loaded, generation, holder)
+            versions = self._versions(loaded, generation, taken, by_content=bool(files))
         except BaseException:
-            if holder is not None:
-                holder.cleanup()
+            taken.cleanup()
             raise
         before = self.loaded.get(name)
         if before is not None and any(_continues(before, served) for served in versions):
@@ -308,26 +334,30 @@ class ModelRepository:
         )
         model = LoadedModel(record, versions)
         self._replace(name, model)
-        if holder is not None and not any(served.files is holder for served in versions):
-            holder.cleanup()
+        if not any(served.files is taken for served in versions):
+            taken.cleanup()
         _tell(model, seconds=time.monotonic() - began)
         return model
 
-    def _read(
-        self,
-        name: str,
-        override_json: str | None,
-        files: Mapping[str, bytes] | None,
-        holder: TemporaryDirectory[str] | None,
-    ) -> LoadedConfig:
-        """Reads the configuration, and finds the model's files."""
-        if holder is None:
-            folder = self.folder(name)
-        else:
-            folder = Path(holder.name) / name
-            write_files(folder, files or {})
-        if folder is None:
-            raise NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
+    def _take(self, name: str, files: Mapping[str, bytes] | None) -> ModelFiles:
+        """The model's files: those given, or those of the first repository that has the model."""
+        if files:
+            return Override(name, files)
+        problem: UnreachableError | None = None
+        for source in self._sources:
+            try:
+                taken = source.take(name)
+            except UnreachableError as error:
+                if name in source.names():
+                    raise
+                problem = error
+                continue
+            if taken is not None:
+                return taken
+        raise problem or NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
+
+    def _read(self, name: str, override_json: str | None, folder: Path) -> LoadedConfig:
+        """Reads the configuration."""
         installed = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
         backends = {key: backend.auto_complete for key, backend in installed.items()}
         try:
@@ -345,7 +375,7 @@ class ModelRepository:
             raise LoadError(message, Code.INTERNAL) from error
 
     def _versions(
-        self, loaded: LoadedConfig, generation: str, holder: TemporaryDirectory[str] | None
+        self, loaded: LoadedConfig, generation: str, taken: ModelFiles, *, by_content: bool
     ) -> list[ServedVersion]:
         """Every version that the version policy chooses. Unchanged ones are taken over, the others made; if one fails,
         none is.
@@ -357,7 +387,7 @@ class ModelRepository:
         for number in loaded.versions:
             version = str(number)
             try:
-                present = fingerprint(loaded, number, by_content=holder is not None)
+                present = fingerprint(loaded, number, by_content=by_content)
                 known = before.at(version) if before else None
                 if known is not None and known.fingerprint == present:
                     versions.append(known)
@@ -367,7 +397,7 @@ class ModelRepository:
                 served = self._serve(loaded, load, present)
                 made.append(served)
                 scope = fingerprint(loaded, number, by_content=True).content if served.config.response_cache else ""
-                made[-1] = replace(served, files=holder, cache_scope=scope, mark=self._state_mark(loaded, served))
+                made[-1] = replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
                 versions.append(made[-1])
             except (Exception, SystemExit) as error:  # A model's own code; whatever it raises, the load failed.
                 self.devices.check()
@@ -503,26 +533,3 @@ def close_now(served: ServedVersion) -> None:
         worker.close_now()
     if served.strategy is not None:
         served.strategy.close_now()
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes a load request's files (`1/model.pt` -> content). Raises LoadError for a path that leaves the folder."""
-    for name, content in files.items():
-        path = (folder / name.removeprefix("file:")).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise LoadError(f"failed to load '{folder.name}', file '{name}' must not leave the model's directory")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _model_folders(root: Path) -> Iterable[Path]:
-    if not root.is_dir():
-        return []
-    return (path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -70,7 +70,7 @@ async def living(redis_url: str, key_prefix: str, models: Path, model: str, name
     bytes_max = await value_bytes_max(asking)
     await asking.aclose()
     connections = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), keys, bytes_max)
-    repository = ModelRepository(settings.models, Devices(), value_bytes_max=bytes_max)
+    repository = ModelRepository((models,), Devices(), value_bytes_max=bytes_max)
     repository.load(model)
     changed = asyncio.Event()
     registration = Registration(settings, connections, repository, Tracing(), Applied(), changed)

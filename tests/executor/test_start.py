@@ -39,9 +39,9 @@ async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -
 
 
 async def test_a_broken_model_stands_in_the_index_and_the_others_serve(
-    repository: ModelRepository, loader: Loader
+    repository: ModelRepository, loader: Loader, tmp_path: Path
 ) -> None:
-    await load_models(repository, loader, ExecutorSettings(models=tuple(repository.folders)))
+    await load_models(repository, loader, ExecutorSettings(models=(tmp_path,)))
 
     assert ["good"] == list(repository.loaded)
     (line,) = [line for line in repository.index() if line.model == "broken"]
@@ -50,22 +50,22 @@ async def test_a_broken_model_stands_in_the_index_and_the_others_serve(
 
 
 async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(
-    repository: ModelRepository, loader: Loader
+    repository: ModelRepository, loader: Loader, tmp_path: Path
 ) -> None:
-    settings = ExecutorSettings(models=tuple(repository.folders))
+    settings = ExecutorSettings(models=(tmp_path,))
     with pytest.raises(MeshError, match=r"failed to load all models: broken: .*it is broken"):
         await load_models(repository, loader, replace(settings, exit_on_error=True))
 
     repository.unload("good")
-    shutil.rmtree(repository.folders[0] / "good")
+    shutil.rmtree(tmp_path / "good")
     with pytest.raises(MeshError, match="could be loaded"):
         await load_models(repository, loader, settings)
 
 
 async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(
-    repository: ModelRepository, loader: Loader
+    repository: ModelRepository, loader: Loader, tmp_path: Path
 ) -> None:
-    settings = ExecutorSettings(models=tuple(repository.folders), model_control_mode="explicit", load_model=("good",))
+    settings = ExecutorSettings(models=(tmp_path,), model_control_mode="explicit", load_model=("good",))
     await load_models(repository, loader, settings, but={"good"})
     assert [] == list(repository.loaded)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.operate.settings import OperatorSettings
+from shared.contract.locations import ModelLocation
 from shared.settings import ENTRY_POINTS, Meaning, SettingsClass, option, size_text, variables_of
 from tests.docs.reference.markdown import code, page, table, text
 
@@ -27,7 +28,7 @@ variable, the variable over the default. A variable that begins with `SEQMESH_` 
 
 OpenTelemetry reads its own variables, which begin with `OTEL_`.
 """
-NAMES = {int: "integer", float: "number", str: "text", bool: "boolean", Path: "path"}
+NAMES = {int: "integer", float: "number", str: "text", bool: "boolean", Path: "path", ModelLocation: "repository"}
 
 
 def settings() -> str:
@@ -69,7 +70,7 @@ def kind_text(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return ", ".join(map(code, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
-        return f"list of {NAMES[typing.get_args(kind)[0]]}s"
+        return f"list of {NAMES[typing.get_args(kind)[0]]}s".replace("ys", "ies")
     return NAMES[kind]
 
 

@@ -146,8 +146,8 @@ async def test_override_files_take_the_place_of_the_folder_until_the_version_is_
     (seven,) = repository.load("running_sum", config, files).versions
     assert "7" == seven.version
     assert seven.files is not None
-    place = Path(seven.files.name)
-    assert (place / "running_sum" / "7" / "model.py").exists()
+    place = seven.files.folder
+    assert (place / "7" / "model.py").exists()
     assert [seven] == repository.load("running_sum", config, files).versions
     with pytest.raises(LoadError, match="must not leave the model's directory"):
         repository.load("running_sum", config, {"../model.py": b""})

@@ -1,0 +1,142 @@
+"""Where an executor's models come from: folders of this machine, and repositories elsewhere (`executor.remote`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from executor.models.fingerprints import folder_fingerprint
+from executor.remote.cache import Cache
+from executor.remote.repository import RemoteRepository
+from executor.remote.storage import Storage, StorageError
+from shared.contract.errors import LoadError
+from shared.contract.locations import ModelLocation
+
+
+class ModelFiles(Protocol):
+    """A model's files, for a load and for the versions that it makes. folder: the model's, with its name"""
+
+    @property
+    def folder(self) -> Path: ...
+    def cleanup(self) -> None:
+        """The files are not used any more."""
+        ...
+
+
+class ModelSource(Protocol):
+    """A model repository. `names` and `problem` answer at once, the others may block.
+
+    problem  why the repository could not be read the last time; None if it could
+    """
+
+    problem: StorageError | None
+
+    def refresh(self) -> None:
+        """Reads anew which models there are. If that fails it says so in `problem`, and what was read before stays in
+        force.
+        """
+        ...
+
+    def names(self) -> Collection[str]: ...
+    def fingerprint(self, model: str) -> str:
+        """A text that changes when anything of the model changes. Raises OSError if that cannot be read."""
+        ...
+
+    def mentions(self, word: str) -> bool:
+        """Whether the configuration file of any model contains the word. A file that cannot be read does not."""
+        ...
+
+    def take(self, model: str) -> ModelFiles | None:
+        """The model as it is now; None if it is not there. Raises LoadError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A model whose files are read where they are."""
+
+    folder: Path
+
+    def cleanup(self) -> None:
+        """The files are the user's."""
+
+
+class Override:
+    """A load request's files (`1/model.pt` -> content), written into a folder of their own.
+
+    raises  LoadError for a path that leaves the folder
+    """
+
+    def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
+        self._holder = TemporaryDirectory(prefix="seqmesh-model-")
+        self.folder = Path(self._holder.name) / model
+        try:
+            for name, content in files.items():
+                path = (self.folder / name.removeprefix("file:")).resolve()
+                if not path.is_relative_to(self.folder.resolve()):
+                    raise LoadError(f"failed to load '{model}', file '{name}' must not leave the model's directory")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        except BaseException:
+            self.cleanup()
+            raise
+
+    def cleanup(self) -> None:
+        """Removes the files."""
+        self._holder.cleanup()
+
+
+class LocalFolder:
+    """A repository in a folder of this machine. It is read each time, so there is nothing to refresh."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.problem: StorageError | None = None
+
+    def refresh(self) -> None: ...
+
+    def names(self) -> Collection[str]:
+        return [path.name for path in self._folders()]
+
+    def fingerprint(self, model: str) -> str:
+        return folder_fingerprint(self._root / model)
+
+    def mentions(self, word: str) -> bool:
+        files = (path for one in self._folders() for path in (*one.glob("*.pbtxt"), *one.glob("configs/*.pbtxt")))
+        return any(word in _text(path) for path in files)
+
+    def take(self, model: str) -> InPlace | None:
+        return next((InPlace(path) for path in self._folders() if path.name == model), None)
+
+    def close(self) -> None: ...
+
+    def _folders(self) -> Iterable[Path]:
+        if not self._root.is_dir():
+            return []
+        return (path for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def open_sources(locations: Iterable[ModelLocation], cache_dir: Path, cache_bytes_max: int) -> list[ModelSource]:
+    """The repositories at these locations.
+
+    raises  MeshError for one whose library is not installed, and for a cache that cannot be used
+    """
+    found: list[ModelSource] = []
+    for location in locations:
+        if isinstance(location, Path):
+            found.append(LocalFolder(location))
+        else:
+            found.append(RemoteRepository(Storage(location), Cache(cache_dir, cache_bytes_max)))
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
