@@ -26,7 +26,7 @@ from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.recovery import of_versions, with_methods
 from executor.models.slots import slots_within
-from executor.models.sources import LocalFolder, Override, ModelSource, ModelFiles
+from executor.models.sources import LocalFolder, ModelFiles, ModelSource, Override
 from executor.models.warmup import warm_up
 from executor.remote.storage import StorageError, UnreachableError
 from executor.reporting.statistics import StatisticsRecorder
