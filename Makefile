@@ -102,9 +102,11 @@ bench: install  ## closed-loop load; BENCH="--triton" to compare with one
 mutants: install  ## a sample of faults put into the code: who sees them? MUTANTS="--files shared --sample 20 --seed 7"
 	$(BIN)/python -m tests.mutation $(MUTANTS)
 
-perf-analyzer: install  ## Triton's load tool, fetched from PyPI, drives sequences; every answer is checked
+perf-analyzer: install  ## Triton's load tool and Model Analyzer, fetched from PyPI, drive sequences; answers are checked
 	PERF_ANALYZER=$$($(BIN)/python -m tests.conformance.fetch_perf_analyzer build/perf_analyzer) && \
-	  PERF_ANALYZER=$$PWD/$$PERF_ANALYZER $(BIN)/python -m pytest tests/conformance/test_perf_analyzer.py $(ARGS)
+	  MODEL_ANALYZER=$$($(BIN)/python -m tests.conformance.fetch_model_analyzer build/model_analyzer) && \
+	  PERF_ANALYZER=$$PWD/$$PERF_ANALYZER MODEL_ANALYZER=$$MODEL_ANALYZER \
+	  $(BIN)/python -m pytest tests/conformance/test_perf_analyzer.py $(ARGS)
 
 soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothing that grows; SOAK="--minutes 1"
 	$(BIN)/python -m benchmarks.soak $(SOAK)

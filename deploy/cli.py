@@ -40,6 +40,7 @@ LAZY_COMMANDS = {
         "What was changed in logging and tracing, by whom; and the way back.",
     ),
     "demo": ("deploy.demo.command", "Texts streamed through a running mesh, while one of its executors is killed."),
+    "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most within bounds."),
     "chaos": ("deploy.chaos.command", "A mesh under load is killed, frozen and cut off; every answer is checked."),
 }
 

@@ -6,7 +6,7 @@
     gs://bucket/path
     as://account/container/path
 
-Source: Triton's docs/user_guide/model_repository.md, "Model Repository Locations". A URL with credentials in it is
+Source: Triton's user guide, "Model Repository Locations". A URL with credentials in it is
 refused: command lines and logs would show them.
 """
 

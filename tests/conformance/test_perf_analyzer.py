@@ -1,10 +1,13 @@
-"""Triton's load tool drives sequences unchanged, over every protocol, and every answer that it got is right.
+"""Triton's load tool drives sequences unchanged, over every protocol, and every answer that it got is right. NVIDIA's
+Model Analyzer, which calls it, searches configurations on a mesh.
 
-`make perf-analyzer` fetches the tool and names it in PERF_ANALYZER; without that these tests are left out.
+`make perf-analyzer` fetches both and names them in PERF_ANALYZER and MODEL_ANALYZER; without that these tests are left
+out.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -20,6 +23,7 @@ import pytest
 from benchmarks.servers import BenchmarkMesh, build_models, running_mesh
 
 PERF_ANALYZER = os.environ.get("PERF_ANALYZER", "")
+MODEL_ANALYZER = os.environ.get("MODEL_ANALYZER", "")
 pytestmark = [
     pytest.mark.skipif(not PERF_ANALYZER, reason="PERF_ANALYZER does not name the tool (make perf-analyzer)"),
     # The tool stops where its window ends, in the middle of sequences.
@@ -97,6 +101,35 @@ def test_perf_analyzer_places_inputs_and_outputs_in_shared_memory(
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(requests_of(profile)) >= 200
+
+
+@pytest.mark.skipif(not MODEL_ANALYZER, reason="MODEL_ANALYZER does not name the tool (make perf-analyzer)")
+@pytest.mark.timeout(RUN_TIMEOUT_S + 120)
+def test_model_analyzer_searches_configurations_in_remote_mode(tmp_path: Path) -> None:
+    """It loads each configuration on request, has it measured, and unloads it."""
+    repository = tmp_path / "models"
+    build_models(repository)
+    config = tmp_path / "analyzer.yaml"
+    config.write_text("profile_models: {accumulate: {cpu_only: true}}\n")
+    command = [MODEL_ANALYZER, "profile", "-f", str(config), "-m", str(repository), "--triton-launch-mode=remote"]
+    command += ["--perf-analyzer-path", PERF_ANALYZER, "--run-config-search-mode=brute", "-c", "2", "-v"]
+    command += ["--run-config-search-max-instance-count=2", "--run-config-search-max-model-batch-size=2"]
+    command += ["--output-model-repository-path", str(tmp_path / "tried"), "-e", str(tmp_path / "report")]
+    command += ["-s", str(tmp_path / "checkpoints")]
+    explicit = {"SEQMESH_MODEL_CONTROL_MODE": "explicit", "SEQMESH_LOAD_MODEL": "accumulate"}
+    with running_mesh(repository, executors=1, settings=explicit) as mesh:
+        http = mesh.address.http.removeprefix("http://")
+        command += ["--triton-http-endpoint", http, "--triton-grpc-endpoint", mesh.address.grpc]
+        command += ["--triton-metrics-url", f"{mesh.address.http}/metrics"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "load failed" not in done.stdout + done.stderr
+    with (tmp_path / "report" / "results" / "metrics-model-inference.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tried = {(row["Instance Group"], row["Max Batch Size"]) for row in rows}
+    assert tried >= {("1:CPU", "1"), ("1:CPU", "2"), ("2:CPU", "1"), ("2:CPU", "2")}
+    assert all(float(row["Throughput (infer/sec)"]) > 0 for row in rows)
 
 
 def requests_of(profile: Path) -> list[dict[str, Any]]:

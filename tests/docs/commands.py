@@ -24,6 +24,7 @@ from benchmarks.memory import main as memory
 from benchmarks.scripts import main as scripts
 from benchmarks.soak import soak
 from deploy import cli
+from deploy.analyze.command import analyze
 from deploy.chaos.command import chaos
 from deploy.demo.command import demo
 from deploy.demo.vad.command import vad
@@ -64,6 +65,7 @@ SEQMESH: Mapping[str, click.Command] = {
     "settings": runtime_settings.command,
     "demo": demo,
     "demo vad": vad,
+    "analyze": analyze,
     "chaos": chaos,
 }
 MODULES: Mapping[str, click.Command] = {"benchmarks.memory": memory, "benchmarks.scripts": scripts}

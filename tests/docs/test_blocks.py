@@ -35,7 +35,7 @@ FOREIGN_OPTIONS = {
     *("--model-repository", "--response-cache-byte-size", "--trace-config", "--log-verbose"),
     "--rate-limit",
     # of its load tool
-    "--shared-memory",
+    *("--shared-memory", "--profile-models", "--reload-model-disable", "--run-config-search-disable"),
     # of pip, docker and pytest
     *("--require-hashes", "--build", "--wait", "--scale", "--extra-index-url", "--shm-size"),
 }

@@ -1,0 +1,1 @@
+"""`seqmesh analyze`: finds the configuration of a model that serves most within bounds."""

@@ -1,0 +1,258 @@
+"""The command line of `seqmesh analyze`: describes the model, searches, and writes the report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from deploy.analyze.inputs import Input, Step, made_sequences, read_sequences
+from deploy.analyze.knobs import applied, knobs_of, powers, setting_of
+from deploy.analyze.load import LoadPlan
+from deploy.analyze.notes import (
+    Circumstances,
+    CurvePoint,
+    Notes,
+    by_setting,
+    hash_of,
+    measurement,
+    read_notes,
+    write_notes,
+)
+from deploy.analyze.report import MIB, Outcome, curve_plot, markdown, said, trials_plot
+from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
+from deploy.analyze.trials import Described, TrialMesh, text_of
+from deploy.local.launcher import LauncherError
+from shared.settings import ByteCount
+
+HELP = """Finds the configuration of a model that serves most steps a second within bounds.
+
+MODEL: the model's folder. It is copied; the folder itself is not changed. Each trial runs on a private mesh of its own
+on this machine, under a closed loop of callers. From the given configuration one knob at a time is turned (batch size,
+strategy, candidates, instances, delay, checkpoint interval), as long as that helps by more than the noise.
+
+Writes report.md with its plots, the chosen config.pbtxt, and measurements.json, with which an interrupted search goes
+on when the command is given again. Ctrl-C: the report of what is known so far. Exit code 0: a configuration within the
+bounds was found. 1: none was. 3: the search ended too soon (Ctrl-C, --trials).
+"""
+EXIT_NONE_FITS, EXIT_INCOMPLETE = 1, 3
+CURVE_WINDOW_SHARE = 0.5
+"""A point of the curve is measured for one round of half a window: it is drawn, nothing is decided by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One search. sequences: what is sent"""
+
+    mesh: TrialMesh
+    described: Described
+    sequences: Sequence[Sequence[Step]]
+    plan: LoadPlan
+    bounds: Bounds
+    trials_max: int
+    output: Path
+    notes: Notes
+
+    @property
+    def start(self) -> Setting:
+        """The given configuration."""
+        return setting_of(self.described.config)
+
+    def run(self, say: Callable[[str], None]) -> Conclusion:
+        """Measures until the search is over; every trial is noted at once."""
+        knobs = knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
+        while True:
+            found = self.notes.found
+            move = follow(self.start, knobs, found, self.bounds, self.trials_max)
+            if isinstance(move, Conclusion):
+                return move
+            say(f"trial {len(found) + 1} of at most {self.trials_max}: {move.why}")
+            (measured,) = self.measure(move.setting, [self.plan])
+            self.notes.trials.append(measurement(move.setting, move.why, measured))
+            write_notes(self.output, self.notes)
+            say(f"  {shown(measured, self.bounds)}")
+
+    def confirmed(self, verdict: Conclusion, say: Callable[[str], None]) -> Conclusion:
+        """The verdict, if the choice is better once more, on new meshes; else that the given configuration stays."""
+        if verdict.best == self.start:
+            return verdict
+        for setting, name in ((self.start, "given"), (verdict.best, "chosen")):
+            if setting not in by_setting(self.notes.again):
+                say(f"once more: the {name} configuration")
+                (measured,) = self.measure(setting, [self.plan])
+                self.notes.again.append(measurement(setting, f"{name}, again", measured))
+                write_notes(self.output, self.notes)
+                say(f"  {shown(measured, self.bounds)}")
+        again = by_setting(self.notes.again)
+        if is_better(again[verdict.best], again[self.start], self.bounds):
+            return verdict
+        say("the gain was not seen again: the given configuration stays")
+        return Conclusion(self.start, verdict.complete)
+
+    def draw_curve(self, best: Setting, say: Callable[[str], None]) -> None:
+        """Measures the given and the chosen setting with fewer and more callers, unless that is known."""
+        counts = powers(1, 2 * self.plan.concurrency)
+        plans = [
+            LoadPlan(count, 1, self.plan.warmup_s, max(0.5, self.plan.window_s * CURVE_WINDOW_SHARE))
+            for count in counts
+        ]
+        known = [one.setting for one in self.notes.curve]
+        self.notes.curve = [one for one in self.notes.curve if tuple(one.setting.items()) in (self.start, best)]
+        for setting in dict.fromkeys((self.start, best)):
+            if dict(setting) in known:
+                continue
+            say(f"the curve over {counts[0]} to {counts[-1]} callers")
+            points = zip(counts, self.measure(setting, plans), strict=True)
+            self.notes.curve += [
+                CurvePoint(dict(setting), count, one.steps_per_s, one.p99_ms)
+                for count, one in points
+                if not one.problem
+            ]
+            write_notes(self.output, self.notes)
+
+    def measure(self, setting: Setting, plans: Sequence[LoadPlan]) -> list[Measured]:
+        """What a setting gives under these loads."""
+        return self.mesh.measure(applied(self.described.config, setting), self.described, self.sequences, plans)
+
+    def write_report(self, model: str, verdict: Conclusion, ending: str) -> None:
+        """Writes the report, its plots and the chosen configuration."""
+        knobs = knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
+        plan = self.plan
+        load = (
+            f"{plan.concurrency} callers, each with one step outstanding, over gRPC from this machine; {plan.rounds} "
+            f"rounds of {plan.window_s:g} s after {plan.warmup_s:g} s of warm-up, of which the medians count. One "
+            f"gateway, one scheduler, one executor and an embedded server on {os.cpu_count()} cores, started anew for "
+            "each trial. "
+            "Memory is what the executor has resident, and the model's on GPUs."
+        )
+        outcome = Outcome(model, self.start, verdict.best, knobs, self.bounds, ending, load)
+        (self.output / "report.md").write_text(markdown(outcome, self.notes))
+        (self.output / "trials.svg").write_text(trials_plot(outcome, self.notes))
+        if self.notes.curve:
+            (self.output / "curve.svg").write_text(curve_plot(outcome, self.notes.curve))
+        (self.output / "config.pbtxt").write_text(text_of(applied(self.described.config, verdict.best)))
+
+
+@click.command("analyze", help=HELP, context_settings={"max_content_width": 110})
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--p99-ms", type=click.FloatRange(0), default=0.0, metavar="MS", help="Bound of the 99th percentile.")
+@click.option("--memory", type=ByteCount(0), default=0, metavar="BYTES", help="Bound of the executor's memory (2GiB).")
+@click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Callers.")
+@click.option("--trials", "trials_max", type=click.IntRange(1), default=40, show_default=True, help="Most trials.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of a trial.")
+@click.option("--window-s", type=click.FloatRange(0.1), default=3.0, show_default=True, help="Length of a round.")
+@click.option("--warmup-s", type=click.FloatRange(0.0), default=2.0, show_default=True, help="Load before them.")
+@click.option(
+    "--sequence-length", type=click.IntRange(1), default=20, show_default=True, help="Steps of made sequences."
+)
+@click.option("--shape", "shapes", multiple=True, metavar="NAME:N,...", help="Shape of an input of any size.")
+@click.option(
+    "--input-data",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What is sent, in perf_analyzer's form; by default it is made from the model's metadata.",
+)
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the report.  [default: analyze-MODEL]"
+)
+@click.option("--anew", is_flag=True, help="Forget what an earlier search has left in that folder.")
+def analyze(
+    model: Path,
+    *,
+    p99_ms: float,
+    memory: int,
+    concurrency: int,
+    trials_max: int,
+    rounds: int,
+    window_s: float,
+    warmup_s: float,
+    sequence_length: int,
+    shapes: tuple[str, ...],
+    input_data: Path | None,
+    output: Path | None,
+    anew: bool,
+) -> None:
+    given = dict(parsed_shape(shape) for shape in shapes)
+    model = model.resolve()
+    output = output or Path(f"analyze-{model.name}")
+    plan = LoadPlan(concurrency, rounds, warmup_s, window_s)
+    sent = input_data.read_text() if input_data else f"{shapes} {sequence_length}"
+    circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)
+    if anew:
+        shutil.rmtree(output, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
+        mesh = TrialMesh(model, Path(workspace))
+        notes = read_notes(output, circumstances) or begun(mesh, circumstances)
+        if notes.trials:
+            click.echo(f"going on with {len(notes.trials)} trials of {output}")
+        inputs = [Input(name, datatype, tuple(shape)) for name, datatype, shape in notes.inputs]
+        described = Described(notes.config, tuple(inputs))
+        length = sequence_length if described.is_sequence else 1
+        sequences = read_sequences(input_data, inputs) if input_data else made_sequences(inputs, given, length)
+        bounds = Bounds(p99_ms, memory)
+        code = carried_out(Search(mesh, described, sequences, plan, bounds, trials_max, output, notes), model.name)
+    raise SystemExit(code)
+
+
+def begun(mesh: TrialMesh, circumstances: Circumstances) -> Notes:
+    """The notes of a search that begins. Raises click.ClickException if the model cannot be analyzed."""
+    click.echo("loading the model with its given configuration")
+    described = mesh.describe()
+    if described.config.get("platform") == "ensemble":
+        raise LauncherError("an ensemble has no knobs of its own: analyze the models of its steps")
+    inputs = [(one.name, one.datatype, list(one.shape)) for one in described.inputs]
+    return Notes(circumstances, described.config, inputs)
+
+
+def carried_out(search: Search, model: str) -> int:
+    """Searches, reports, and returns the exit code. Ctrl-C ends the search; the report is of what is known."""
+    try:
+        verdict = search.run(click.echo)
+        ending = "No knob is left that helps." if verdict.complete else "The number of trials was used up."
+        sought, verdict = verdict, search.confirmed(verdict, click.echo)
+        if sought.best != verdict.best:
+            ending += f" The best of them was not better when measured once more: {said(sought.best)}."
+        search.draw_curve(verdict.best, click.echo)
+    except KeyboardInterrupt:
+        if search.start not in search.notes.found:
+            raise click.ClickException("interrupted before anything was known") from None
+        knobs = knobs_of(search.described.config, cores=os.cpu_count() or 1, concurrency=search.plan.concurrency)
+        known = search.notes.found
+        move = follow(search.start, knobs, known, search.bounds, len(known))
+        assert not isinstance(move, Trial), "no trial is left to be made"
+        verdict = Conclusion(move.best, complete=False)
+        ending = "The search was interrupted: this is what was known then."
+    search.write_report(model, verdict, ending)
+    best = search.notes.found[verdict.best]
+    click.echo(f"{ending}\nchosen: {said(verdict.best)}")
+    click.echo(f"  {shown(best, search.bounds)}\nreport: {search.output / 'report.md'}")
+    if best.problem or search.bounds.excess(best):
+        return EXIT_NONE_FITS
+    return 0 if verdict.complete else EXIT_INCOMPLETE
+
+
+def shown(found: Measured, bounds: Bounds) -> str:
+    """A measurement as a line of the progress."""
+    if found.problem:
+        return f"does not work: {found.problem}"
+    beyond = ", beyond the bounds" if bounds.excess(found) else ""
+    memory = f"{found.memory_bytes / MIB:,.0f} MiB"
+    return f"{found.steps_per_s:,.0f} steps/s, p99 {found.p99_ms:.2f} ms, {memory}, noise {found.noise:.0%}{beyond}"
+
+
+def parsed_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`NAME:3,4`. Raises click.UsageError for anything else."""
+    name, _, sizes = text.rpartition(":")
+    try:
+        return name, tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        raise click.UsageError(f"--shape {text}: write NAME:3,4") from None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command."""
+    analyze.main(arguments, prog_name="seqmesh analyze")

@@ -1,0 +1,148 @@
+"""What the load sends: made from a model's metadata, or read from a file in perf_analyzer's form (`--input-data`).
+
+Source of the form: perf_analyzer, docs/input_data.md. {"data": [step, ...]} holds steps that stand for themselves,
+{"data": [[step, ...], ...]} sequences. A step names each input's values: a list, {"content": [...], "shape": [...]} or
+{"b64": "...", "shape": [...]}.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import numpy as np
+from tritonclient import utils as _utils
+
+from shared.contract.tensors import ELEMENT_BYTES
+
+# The library has no types.
+utils: Any = _utils
+
+SEED = 7
+STEPS_MADE = 16
+"""Different steps that are made; sequences take them in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input as the model's metadata describe it. shape: of one request, with a batch of one row; -1: any size"""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SentTensor:
+    """A tensor of a request."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+Step = tuple[SentTensor, ...]
+
+
+def made_sequences(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]], length: int) -> list[list[Step]]:
+    """Sequences of random steps: numbers from 0 to 1, texts of one letter; always the same ones.
+
+    shapes  of inputs whose metadata leave it open, without the batch
+    raises  click.UsageError for an input whose shape is not known
+    """
+    chance = np.random.default_rng(SEED)
+    steps = [tuple(made_tensor(one, shapes, chance) for one in inputs) for _ in range(STEPS_MADE)]
+    return [[steps[(first + number) % STEPS_MADE] for number in range(length)] for first in range(STEPS_MADE)]
+
+
+def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.random.Generator) -> SentTensor:
+    """A random tensor."""
+    shape = one.shape
+    if given := shapes.get(one.name):
+        shape = (*shape[: len(shape) - len(given)], *given)
+    if -1 in shape:
+        raise click.UsageError(f"input {one.name} has dimensions of any size: give --shape {one.name}:N,...")
+    if one.datatype == "BYTES":
+        return encoded(one, shape, np.full(shape, b"a", dtype=np.object_))
+    kind = kind_of(one)
+    values = chance.random(shape) if kind.kind == "f" else chance.integers(0, 2, shape)
+    return encoded(one, shape, values.astype(kind))
+
+
+def kind_of(one: Input) -> np.dtype[Any]:
+    """The type of numpy of an input's values; of BF16, which numpy does not have, float32."""
+    return np.dtype(np.float32 if one.datatype == "BF16" else utils.triton_to_np_dtype(one.datatype))
+
+
+def encoded(one: Input, shape: tuple[int, ...], values: Any) -> SentTensor:
+    """A tensor in the protocol's binary form."""
+    if one.datatype == "BYTES":
+        data = utils.serialize_byte_tensor(values).item()
+    elif one.datatype == "BF16":
+        data = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    else:
+        data = values.tobytes()
+    return SentTensor(one.name, one.datatype, shape, data)
+
+
+def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:
+    """The sequences of a file; steps that stand for themselves are sequences of one step.
+
+    raises  click.UsageError for a file that is not in perf_analyzer's form, or does not fit the model
+    """
+    try:
+        entries = json.loads(path.read_text())["data"]
+        found = [
+            [step_of(step, inputs) for step in (cast("list[Any]", entry) if isinstance(entry, list) else [entry])]
+            for entry in entries
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise click.UsageError(f"--input-data {path}: not in the form of perf_analyzer ({error!r})") from error
+    if not found or not all(found):
+        raise click.UsageError(f"--input-data {path}: no steps")
+    return found
+
+
+def step_of(entry: Mapping[str, Any], inputs: Sequence[Input]) -> Step:
+    """A step of a file."""
+    if unknown := set(entry) - {one.name for one in inputs}:
+        raise ValueError(f"the model has no input {', '.join(sorted(unknown))}")
+    return tuple(given_tensor(one, entry[one.name]) for one in inputs if one.name in entry)
+
+
+def given_tensor(one: Input, given: Any) -> SentTensor:
+    """A tensor of a file. Without a shape it is the metadata's, where a single open dimension takes what is left."""
+    members = cast("dict[str, Any]", given) if isinstance(given, dict) else {"content": given}
+    shape = one.shape
+    if "shape" in members:
+        sizes = tuple(int(size) for size in members["shape"])
+        shape = (*one.shape[: len(one.shape) - len(sizes)], *sizes)
+    if "b64" in members:
+        data = base64.b64decode(members["b64"], validate=True)
+        shape = sized(one, shape, None)
+        if one.datatype != "BYTES" and len(data) != math.prod(shape) * ELEMENT_BYTES[one.datatype]:
+            raise ValueError(f"input {one.name} has {len(data)} bytes")
+        return SentTensor(one.name, one.datatype, shape, data)
+    content: Any = np.asarray(members["content"])
+    shape = sized(one, shape, int(content.size))
+    if one.datatype == "BYTES":
+        texts = [str(text).encode() for text in content.ravel().tolist()]
+        return encoded(one, shape, np.array(texts, dtype=np.object_).reshape(shape))
+    return encoded(one, shape, content.astype(kind_of(one)).reshape(shape))
+
+
+def sized(one: Input, shape: tuple[int, ...], count: int | None) -> tuple[int, ...]:
+    """A shape in which at most one dimension was open."""
+    if -1 not in shape:
+        return shape
+    rest = math.prod(size for size in shape if size != -1)
+    if count is None or shape.count(-1) > 1 or not rest or count % rest:
+        raise ValueError(f"input {one.name} needs a shape")
+    return tuple(count // rest if size == -1 else size for size in shape)

@@ -1,0 +1,172 @@
+"""The report of a search, in Markdown, with its plots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deploy.analyze.notes import CurvePoint, Notes, by_setting
+from deploy.analyze.plots import Series, plot
+from deploy.analyze.search import Bounds, Knob, Measured, Setting, change, noise_of
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a report is about. ending: how the search ended"""
+
+    model: str
+    start: Setting
+    best: Setting
+    knobs: Sequence[Knob]
+    bounds: Bounds
+    ending: str
+    load: str
+
+
+def markdown(outcome: Outcome, notes: Notes) -> str:
+    """The report."""
+    found = notes.found
+    lines = [f"# {outcome.model}: the configuration that serves most", "", *choice(outcome, notes), ""]
+    lines += ["## What was tried", "", outcome.load, "", outcome.ending, "", "![all trials](trials.svg)", ""]
+    lines += trial_table(outcome, notes)
+    lines += [
+        "",
+        "## Each knob around the choice",
+        "",
+        "All other knobs are as chosen.",
+        "",
+        *knob_table(outcome, found),
+    ]
+    if notes.curve:
+        lines += ["", "## Throughput and latency by the number of callers", "", "![the curve](curve.svg)", ""]
+        lines += curve_table(outcome, notes.curve)
+    lines += [
+        "",
+        "The chosen configuration is `config.pbtxt` beside this page; the measurements are `measurements.json`.",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def choice(outcome: Outcome, notes: Notes) -> list[str]:
+    """What was chosen, and why."""
+    found, again = notes.found, by_setting(notes.again)
+    given, best = found[outcome.start], found[outcome.best]
+    noise = noise_of(given, best)
+    rows = [("given", outcome.start, given), ("chosen", outcome.best, best)]
+    rows += [(f"{name}, again", setting, again[setting]) for name, setting, _ in rows if setting in again]
+    lines = table(
+        ["", "setting", "steps/s", "p50 ms", "p99 ms", "memory MiB"],
+        [[name, said(setting), *figures(one)] for name, setting, one in rows],
+    )
+    if best.problem:
+        return [*lines, "", f"**Nothing that was tried works**: {best.problem}"]
+    if outcome.start == outcome.best:
+        why = f"The given configuration stays: nothing that was tried is better by more than the noise ({noise:.0%})."
+    elif given.problem:
+        why = f"The given configuration does not work under this load: {given.problem}"
+    else:
+        gain = best.steps_per_s / given.steps_per_s - 1
+        why = (
+            f"Changed: {change(outcome.start, outcome.best)}. Throughput {gain:+.0%}; below {noise:.0%} it were noise."
+        )
+    lines += ["", why]
+    if said_bounds := bounds_text(outcome.bounds):
+        kept = "keeps" if not outcome.bounds.excess(best) else "**does not keep**"
+        lines += ["", f"The choice {kept} the bounds: {said_bounds}."]
+    if dict(outcome.best).get("checkpoint_interval", 1) != dict(outcome.start).get("checkpoint_interval", 1):
+        price = "the next owner runs the steps since the last checkpoint again."
+        lines += ["", f"A larger `checkpoint_interval` makes takeovers longer: {price}"]
+    return lines
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """The bounds, as a text; "" if there are none."""
+    parts = [f"p99 at most {bounds.p99_ms:g} ms"] if bounds.p99_ms else []
+    parts += [f"memory at most {bounds.memory_bytes / MIB:,.0f} MiB"] if bounds.memory_bytes else []
+    return ", ".join(parts)
+
+
+def trial_table(outcome: Outcome, notes: Notes) -> list[str]:
+    """Every trial in its order."""
+    rows: list[list[str]] = []
+    for number, (one, found) in enumerate(zip(notes.trials, notes.found.values(), strict=True), 1):
+        if found.problem:
+            verdict = found.problem.replace("|", "/").replace("\n", " ")
+        elif outcome.bounds.excess(found):
+            verdict = "beyond the bounds"
+        else:
+            verdict = "chosen" if tuple(one.setting.items()) == outcome.best else ""
+        rows.append([str(number), one.why, *figures(found), f"{found.noise:.0%}", verdict])
+    return table(["trial", "what", "steps/s", "p50 ms", "p99 ms", "memory MiB", "noise", ""], rows)
+
+
+def knob_table(outcome: Outcome, found: Mapping[Setting, Measured]) -> list[str]:
+    """The trials that differ from the choice in one knob."""
+    rows: list[list[str]] = []
+    for knob in outcome.knobs:
+        for value in knob.values:
+            setting = tuple((name, value if name == knob.name else old) for name, old in outcome.best)
+            if setting in found:
+                mark = " (chosen)" if setting == outcome.best else ""
+                rows.append([f"{knob.name}: {knob.meaning}", f"{value}{mark}", *figures(found[setting])])
+    return table(["knob", "value", "steps/s", "p50 ms", "p99 ms", "memory MiB"], rows)
+
+
+def curve_table(outcome: Outcome, curve: Sequence[CurvePoint]) -> list[str]:
+    """The given and the chosen setting by callers."""
+    names = {outcome.start: "given", outcome.best: "chosen"}
+    rows = [
+        [
+            names.get(tuple(one.setting.items()), ""),
+            str(one.concurrency),
+            f"{one.steps_per_s:,.0f}",
+            f"{one.p99_ms:.2f}",
+        ]
+        for one in curve
+    ]
+    return table(["setting", "callers", "steps/s", "p99 ms"], rows)
+
+
+def trials_plot(outcome: Outcome, notes: Notes) -> str:
+    """p99 over throughput, a point for each trial."""
+    found = {setting: one for setting, one in notes.found.items() if not one.problem}
+    others = [
+        (one.steps_per_s, one.p99_ms) for setting, one in found.items() if setting not in (outcome.best, outcome.start)
+    ]
+    series = [Series("tried", others)]
+    for title, setting in (("given", outcome.start), ("chosen", outcome.best)):
+        if setting in found:
+            series.append(Series(title, [(found[setting].steps_per_s, found[setting].p99_ms)]))
+    return plot(f"{outcome.model}: all trials", "steps per second", "p99, ms", series, outcome.bounds.p99_ms)
+
+
+def curve_plot(outcome: Outcome, curve: Sequence[CurvePoint]) -> str:
+    """p99 over throughput by the number of callers, for the given and the chosen setting."""
+    series: list[Series] = []
+    for title, setting in {"given": outcome.start, "chosen": outcome.best}.items():
+        points = [one for one in curve if tuple(one.setting.items()) == setting]
+        if points and not (title == "chosen" and outcome.start == outcome.best):
+            places = [(one.steps_per_s, one.p99_ms) for one in points]
+            series.append(Series(title, places, [str(one.concurrency) for one in points], is_line=True))
+    title = f"{outcome.model}: by the number of callers"
+    return plot(title, "steps per second", "p99, ms", series, outcome.bounds.p99_ms)
+
+
+def said(setting: Setting) -> str:
+    """A setting as a text."""
+    return ", ".join(f"{name} {value}" for name, value in setting)
+
+
+def figures(found: Measured) -> list[str]:
+    """The figures of a trial, for a table."""
+    if found.problem:
+        return [""] * 4
+    memory = f"{found.memory_bytes / MIB:,.0f}"
+    return [f"{found.steps_per_s:,.0f}", f"{found.p50_ms:.2f}", f"{found.p99_ms:.2f}", memory]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]

@@ -1,0 +1,135 @@
+"""Measures settings of a model, each on a mesh of its own with a copy of the model: nothing of one trial reaches the
+next, memory least of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from google.protobuf import text_format
+
+from deploy.analyze.inputs import Input, Step
+from deploy.analyze.knobs import Config
+from deploy.analyze.load import ClosedLoop, LoadPlan
+from deploy.analyze.search import Measured
+from deploy.local.launcher import LauncherError, MeshState
+from deploy.local.private_mesh import private_mesh
+from shared.configuration.parse import parse_json
+
+PROBLEM_LINES = 6
+HTTP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model as the mesh has loaded it."""
+
+    config: dict[str, Any]
+    inputs: tuple[Input, ...]
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it has sequences."""
+        return bool(self.config.get("sequence_batching"))
+
+
+class TrialMesh:
+    """Meshes with one model, a copy of a folder. workspace: directory for copy, logs and data"""
+
+    def __init__(self, model: Path, workspace: Path) -> None:
+        self._folder = workspace / "models" / model.name
+        self._workspace = workspace
+        self._name = model.name
+        shutil.copytree(model, self._folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def describe(self) -> Described:
+        """The model with its given configuration, as it is loaded. Raises LauncherError if it cannot be."""
+        with self._running(None) as mesh:
+            config = fetch(mesh, f"/v2/models/{self._name}/config")
+            metadata = fetch(mesh, f"/v2/models/{self._name}")
+        batched = int(config.get("max_batch_size", 0)) > 0
+        return Described(config, tuple(described_input(one, batched=batched) for one in metadata["inputs"]))
+
+    def measure(
+        self, config: Config, described: Described, sequences: Sequence[Sequence[Step]], plans: Sequence[LoadPlan]
+    ) -> list[Measured]:
+        """What a configuration gives under each load, one after the other."""
+        try:
+            with self._running(config) as mesh:
+                gateway = next(child for child in mesh.children if child.service == "gateway")
+
+                async def play(plan: LoadPlan) -> Measured:
+                    address = f"{mesh.host}:{gateway.grpc_port}"
+                    loop = ClosedLoop(address, self._name, sequences, is_sequence=described.is_sequence)
+                    return await loop.measure(plan, lambda: memory_of(mesh, self._name))
+
+                return [asyncio.run(play(plan)) for plan in plans]
+        except LauncherError as error:
+            return [Measured(problem=reason_of(error.message))] * len(plans)
+
+    @contextmanager
+    def _running(self, config: Config | None) -> Generator[MeshState]:
+        if config is not None:
+            (self._folder / "config.pbtxt").write_text(text_of(config))
+        data = self._workspace / "mesh"
+        shutil.rmtree(data, ignore_errors=True)
+        # A model that cannot be loaded ends the mesh at once.
+        settings = {"SEQMESH_EXIT_ON_ERROR": "true"}
+        with private_mesh(executors=1, models=(self._folder.parent,), settings=settings, data_dir=data) as mesh:
+            yield mesh
+
+
+def text_of(config: Config) -> str:
+    """A configuration as `config.pbtxt` has it."""
+    return text_format.MessageToString(parse_json(json.dumps(config)))
+
+
+def fetch(mesh: MeshState, path: str) -> Any:
+    """A document of the mesh's HTTP protocol. Raises LauncherError with the mesh's refusal."""
+    port = next(child.http_port for child in mesh.children if child.service == "gateway")
+    try:
+        with urllib.request.urlopen(f"http://{mesh.host}:{port}{path}", timeout=HTTP_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as refused:
+        raise LauncherError(f"the mesh does not serve the model: {refused.read().decode(errors='replace')}") from None
+
+
+def described_input(metadata: Mapping[str, Any], *, batched: bool) -> Input:
+    """An input of the model's metadata. Of a model with batches the first dimension is the batch: one row."""
+    shape = [int(size) for size in metadata["shape"]]
+    if batched:
+        shape[0] = 1
+    return Input(metadata["name"], metadata["datatype"], tuple(shape))
+
+
+def memory_of(mesh: MeshState, model: str) -> int:
+    """Bytes that the executors have resident, and that the model's instances have on GPUs."""
+    resident = 0
+    for child in mesh.children:
+        if child.service == "executor" and child.pid:
+            try:
+                process = psutil.Process(child.pid)
+                resident += sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+            except psutil.NoSuchProcess:
+                continue
+    uses = [
+        use for one in fetch(mesh, f"/v2/models/{model}/stats")["model_stats"] for use in one.get("memory_usage", [])
+    ]
+    return resident + sum(int(use["byte_size"]) for use in uses if use["type"] == "GPU")
+
+
+def reason_of(message: str) -> str:
+    """Why a mesh did not start, from the end of what it said: the executor's own words, if there are any."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    own = [line.partition("failed to load")[2] for line in lines if "failed to load" in line]
+    return f"failed to load{own[-1]}" if own else " / ".join(lines[-PROBLEM_LINES:])

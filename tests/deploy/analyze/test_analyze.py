@@ -1,0 +1,86 @@
+"""`seqmesh analyze` on a real model: a short search, interrupted, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from deploy.analyze.command import analyze
+from deploy.analyze.notes import FILE
+from executor.configuration.load import load_model_config
+from tests.mesh.model_repository import SAMPLES, add_sum_model
+
+QUICK = ["--concurrency=2", "--rounds=2", "--window-s=0.3", "--warmup-s=0.1", "--p99-ms=60000"]
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_search_that_is_interrupted_leaves_what_is_known_and_goes_on(tmp_path: Path) -> None:
+    add_sum_model(tmp_path / "models", slots=4)
+    model, output = tmp_path / "models" / "running_sum", tmp_path / "report"
+    config = (model / "config.pbtxt").read_bytes()
+    command = [sys.executable, "-m", "deploy.cli", "analyze", str(model), f"--output={output}", *QUICK]
+    said: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            said.append(line)
+            if line.startswith("trial 2 of"):
+                os.killpg(running.pid, signal.SIGINT)
+    assert 3 == running.returncode, "".join(said)
+
+    (first,) = json.loads((output / FILE).read_text())["trials"]
+    report = (output / "report.md").read_text()
+    assert "The search was interrupted" in report
+    assert "the given configuration" in report
+    assert load_model_config(model, backends={"python": lambda text, _: text}).config.name == "running_sum"
+
+    again = CliRunner().invoke(analyze, [str(model), f"--output={output}", *QUICK, "--trials=2"])
+
+    assert 3 == again.exit_code, again.output
+    assert "going on with 1 trials" in again.output
+    notes = json.loads((output / FILE).read_text())
+    assert first == notes["trials"][0]
+    assert 2 == len(notes["trials"])
+    assert notes["trials"][1]["steps_per_s"] > 0
+    assert {1, 2, 4} == {point["concurrency"] for point in notes["curve"]}
+    for name in ("trials.svg", "curve.svg"):
+        assert (output / name).read_text().startswith("<svg")
+    (model / "config.pbtxt").write_bytes((output / "config.pbtxt").read_bytes())
+    chosen = load_model_config(model, backends={"python": lambda text, _: text}).config
+    assert re.search(rf"\| chosen \| max_batch_size {chosen.max_batch_size},", (output / "report.md").read_text())
+    # Its own folder was left alone, and other circumstances are refused.
+    assert config != (output / "config.pbtxt").read_bytes()
+    refused = CliRunner().invoke(analyze, [str(model), f"--output={output}", *QUICK])
+    assert "another model, load or machine" in refused.output
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    model = tmp_path / "broken"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text("raise ValueError('it is broken')")
+    (model / "config.pbtxt").write_text(
+        (SAMPLES / "add_sub" / "config.pbtxt").read_text().replace('name: "add_sub"', "")
+    )
+
+    result = CliRunner().invoke(analyze, [str(model), f"--output={tmp_path / 'out'}", *QUICK])
+
+    assert 1 == result.exit_code
+    assert "it is broken" in result.output
+
+
+def test_shapes_are_read() -> None:
+    result = CliRunner().invoke(analyze, [str(SAMPLES / "add_sub"), "--shape=X:a"])
+
+    assert click.UsageError.exit_code == result.exit_code
+    assert "write NAME:3,4" in result.output
