@@ -1,6 +1,6 @@
 """What the load sends: made from a model's metadata, or read from a file in perf_analyzer's form (`--input-data`).
 
-Source of the form: perf_analyzer, docs/input_data.md. {"data": [step, ...]} holds steps that stand for themselves,
+Source of the form: perf_analyzer's page "Input Data". {"data": [step, ...]} holds steps that stand for themselves,
 {"data": [[step, ...], ...]} sequences. A step names each input's values: a list, {"content": [...], "shape": [...]} or
 {"b64": "...", "shape": [...]}.
 """
