@@ -24,7 +24,7 @@ from deploy.analyze.notes import (
     read_notes,
     write_notes,
 )
-from deploy.analyze.report import MIB, Outcome, curve_plot, markdown, said, trials_plot
+from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, trials_plot
 from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
 from deploy.local.launcher import LauncherError
@@ -130,7 +130,7 @@ class Search:
             "each trial. "
             "Memory is what the executor has resident, and the model's on GPUs."
         )
-        outcome = Outcome(model, self.start, verdict.best, knobs, self.bounds, ending, load)
+        outcome = Analysis(model, self.start, verdict.best, knobs, self.bounds, ending, load)
         (self.output / "report.md").write_text(markdown(outcome, self.notes))
         (self.output / "trials.svg").write_text(trials_plot(outcome, self.notes))
         if self.notes.curve:

@@ -39,7 +39,7 @@ class LoadPlan:
 
 
 @dataclass(slots=True)
-class Answers:
+class AnswerTimes:
     """What was answered in one round. seconds: its length; latencies_s: of each step"""
 
     seconds: float = 0.0
@@ -56,23 +56,23 @@ class ClosedLoop:
         self._sequences = [[request_part(model, step) for step in sequence] for sequence in sequences]
         self._is_sequence = is_sequence
         self._ids = itertools.count(1)
-        self._answers = Answers()
+        self._answers = AnswerTimes()
 
     async def measure(self, plan: LoadPlan, read_memory: Callable[[], int]) -> Measured:
         """The medians over the rounds of a load. read_memory: asked after each round, bytes"""
         callers = [asyncio.create_task(self._caller(), name="caller") for _ in range(plan.concurrency)]
-        rounds: list[Answers] = []
+        rounds: list[AnswerTimes] = []
         memory = [0]
         try:
             await asyncio.sleep(plan.warmup_s)
             for _ in range(plan.rounds):
-                self._answers = Answers()
+                self._answers = AnswerTimes()
                 began = time.perf_counter()
                 await asyncio.sleep(plan.window_s)
                 # Measured, because the loop may wake late.
                 self._answers.seconds = time.perf_counter() - began
                 rounds.append(self._answers)
-                self._answers = Answers()
+                self._answers = AnswerTimes()
                 memory.append(await asyncio.to_thread(read_memory))
         finally:
             for caller in callers:
@@ -121,7 +121,7 @@ def sequence_part(identity: int, *, start: bool, end: bool) -> bytes:
     return message.SerializeToString()
 
 
-def summary(rounds: Sequence[Answers], memory_bytes: int) -> Measured:
+def summary(rounds: Sequence[AnswerTimes], memory_bytes: int) -> Measured:
     """The medians of several rounds. Errors, or a round without an answer, are a problem."""
     errors = Counter[str]()
     for one in rounds:
@@ -142,7 +142,7 @@ def summary(rounds: Sequence[Answers], memory_bytes: int) -> Measured:
     )
 
 
-def quantile_ms(answers: Answers, share: float) -> float:
+def quantile_ms(answers: AnswerTimes, share: float) -> float:
     """The latency that a share of the steps does not exceed."""
     ordered = sorted(answers.latencies_s)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Analysis:
     """What a report is about. ending: how the search ended"""
 
     model: str
@@ -25,7 +25,7 @@ class Outcome:
     load: str
 
 
-def markdown(outcome: Outcome, notes: Notes) -> str:
+def markdown(outcome: Analysis, notes: Notes) -> str:
     """The report."""
     found = notes.found
     lines = [f"# {outcome.model}: the configuration that serves most", "", *choice(outcome, notes), ""]
@@ -49,7 +49,7 @@ def markdown(outcome: Outcome, notes: Notes) -> str:
     return "\n".join([*lines, ""])
 
 
-def choice(outcome: Outcome, notes: Notes) -> list[str]:
+def choice(outcome: Analysis, notes: Notes) -> list[str]:
     """What was chosen, and why."""
     found, again = notes.found, by_setting(notes.again)
     given, best = found[outcome.start], found[outcome.best]
@@ -88,7 +88,7 @@ def bounds_text(bounds: Bounds) -> str:
     return ", ".join(parts)
 
 
-def trial_table(outcome: Outcome, notes: Notes) -> list[str]:
+def trial_table(outcome: Analysis, notes: Notes) -> list[str]:
     """Every trial in its order."""
     rows: list[list[str]] = []
     for number, (one, found) in enumerate(zip(notes.trials, notes.found.values(), strict=True), 1):
@@ -102,7 +102,7 @@ def trial_table(outcome: Outcome, notes: Notes) -> list[str]:
     return table(["trial", "what", "steps/s", "p50 ms", "p99 ms", "memory MiB", "noise", ""], rows)
 
 
-def knob_table(outcome: Outcome, found: Mapping[Setting, Measured]) -> list[str]:
+def knob_table(outcome: Analysis, found: Mapping[Setting, Measured]) -> list[str]:
     """The trials that differ from the choice in one knob."""
     rows: list[list[str]] = []
     for knob in outcome.knobs:
@@ -114,7 +114,7 @@ def knob_table(outcome: Outcome, found: Mapping[Setting, Measured]) -> list[str]
     return table(["knob", "value", "steps/s", "p50 ms", "p99 ms", "memory MiB"], rows)
 
 
-def curve_table(outcome: Outcome, curve: Sequence[CurvePoint]) -> list[str]:
+def curve_table(outcome: Analysis, curve: Sequence[CurvePoint]) -> list[str]:
     """The given and the chosen setting by callers."""
     names = {outcome.start: "given", outcome.best: "chosen"}
     rows = [
@@ -129,7 +129,7 @@ def curve_table(outcome: Outcome, curve: Sequence[CurvePoint]) -> list[str]:
     return table(["setting", "callers", "steps/s", "p99 ms"], rows)
 
 
-def trials_plot(outcome: Outcome, notes: Notes) -> str:
+def trials_plot(outcome: Analysis, notes: Notes) -> str:
     """p99 over throughput, a point for each trial."""
     found = {setting: one for setting, one in notes.found.items() if not one.problem}
     others = [
@@ -142,7 +142,7 @@ def trials_plot(outcome: Outcome, notes: Notes) -> str:
     return plot(f"{outcome.model}: all trials", "steps per second", "p99, ms", series, outcome.bounds.p99_ms)
 
 
-def curve_plot(outcome: Outcome, curve: Sequence[CurvePoint]) -> str:
+def curve_plot(outcome: Analysis, curve: Sequence[CurvePoint]) -> str:
     """p99 over throughput by the number of callers, for the given and the chosen setting."""
     series: list[Series] = []
     for title, setting in {"given": outcome.start, "chosen": outcome.best}.items():

@@ -8,10 +8,10 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 
-from deploy.analyze.load import Answers, summary
+from deploy.analyze.load import AnswerTimes, summary
 from deploy.analyze.notes import Circumstances, CurvePoint, Notes, measurement, read_notes, write_notes
 from deploy.analyze.plots import nice
-from deploy.analyze.report import Outcome, curve_plot, markdown, trials_plot
+from deploy.analyze.report import Analysis, curve_plot, markdown, trials_plot
 from deploy.analyze.search import Bounds, Knob, Measured, Setting
 
 START: Setting = (("size", 4), ("copies", 1))
@@ -32,8 +32,8 @@ def notes(*extra: Setting) -> Notes:
     return made
 
 
-def outcome(best: Setting, bounds: Bounds) -> Outcome:
-    return Outcome(
+def outcome(best: Setting, bounds: Bounds) -> Analysis:
+    return Analysis(
         "m", START, best, [Knob("size", (4, 8, 16), "rows")], bounds, "No knob is left that helps.", "2 callers"
     )
 
@@ -86,7 +86,7 @@ def test_notes_outlive_their_process_and_belong_to_their_circumstances(tmp_path:
 
 
 def test_rounds_become_medians_and_errors_a_problem() -> None:
-    rounds = [Answers(1.0, [0.001] * count) for count in (90, 100, 140)]
+    rounds = [AnswerTimes(1.0, [0.001] * count) for count in (90, 100, 140)]
     found = summary(rounds, 7)
 
     assert (100.0, 1.0, 1.0, 7) == (found.steps_per_s, found.p50_ms, found.p99_ms, memory := found.memory_bytes)
@@ -94,4 +94,4 @@ def test_rounds_become_medians_and_errors_a_problem() -> None:
     assert pytest.approx(0.25) == found.noise
     rounds[0].errors["UNAVAILABLE: full"] += 2
     assert "2 steps failed, 2 of them with: UNAVAILABLE: full" == summary(rounds, 7).problem
-    assert "no step was answered" == summary([Answers(1.0)], 7).problem
+    assert "no step was answered" == summary([AnswerTimes(1.0)], 7).problem
