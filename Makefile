@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run vad unit test coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run console vad unit test coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -31,7 +31,7 @@ $(VENV)/.installed-run: pyproject.toml requirements.lock torch.lock bootstrap.lo
 	@echo "installing seqmesh into $(VENV); the first time takes a few minutes, torch is large"
 	@$(INSTALL) --require-hashes -r bootstrap.lock
 	@$(INSTALL_TORCH)
-	@$(BIN)/python deploy/requirements_of.py gateway scheduler executor local | $(INSTALL_LOCKED)
+	@$(BIN)/python deploy/requirements_of.py gateway scheduler executor console local | $(INSTALL_LOCKED)
 	@$(INSTALL_PROJECT)
 	@touch $@
 
@@ -82,6 +82,9 @@ check: install  ## style, format, strict types, import contracts, names
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.names
+
+console:  ## builds the console's page from deploy/console/web into the package; needs node and npm
+	cd deploy/console/web && npm ci --no-audit --no-fund && npm run build
 
 docs: $(VENV)/.installed-docs  ## these pages as a site in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -30,6 +30,7 @@ LAZY_COMMANDS = {
     "gateway": ("gateway.__main__", "One gateway: the v2 HTTP and gRPC protocols. Any number may run."),
     "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors. One leads, others stand by."),
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
+    "console": ("deploy.console.__main__", "A page that shows a running mesh: `seqmesh up` starts one."),
     "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
     "seq": ("deploy.operate.sequences", "The sequences of a mesh: lists them, shows, moves, ends and copies one."),
     "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),

@@ -22,7 +22,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from gateway.access.origins import Origins, is_loopback
 from gateway.bounds import descriptors
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
@@ -60,6 +59,7 @@ from gateway.rest.shared_memory import SystemSharedMemory
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
+from shared.origins import Origins, is_loopback
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
 from shared.statistics.metrics_config import parse_metrics_config

@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 
 import click
 
-from gateway.access.origins import parse_origin
 from gateway.access.restrictions import Restriction, parse_restrictions
 from gateway.bounds.memory import MEMORY_MIN, available_bytes
 from shared.contract.limits import LIVE_MAX
 from shared.contract.response_cache import parse_cache_config
+from shared.origins import parse_origin
 from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1

@@ -127,15 +127,15 @@ def socket_url(path: Path) -> str:
 
 
 @contextmanager
-def socket_path(data_dir: Path) -> Generator[Path]:
-    """The path of the server's socket: in the data directory, or, if that path is too long for the kernel, in a
-    temporary directory that is removed after the block."""
-    path = data_dir.resolve() / SOCKET_NAME
+def socket_path(data_dir: Path, name: str = SOCKET_NAME) -> Generator[Path]:
+    """The path of a socket: in the data directory, or, if that path is too long for the kernel, in a temporary
+    directory that is removed after the block. name: by default that of the server's socket"""
+    path = data_dir.resolve() / name
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="seqmesh-") as private:
-        yield Path(private) / SOCKET_NAME
+        yield Path(private) / name
 
 
 @contextmanager

@@ -5,6 +5,7 @@
     lock             held while a launcher runs, so that two launchers never share a directory
     mesh.json        the mesh's processes and ports (`MeshState`); replaced after every start of a child, removed at
                      the end
+    control.sock     by which the console asks for an executor to be killed (`control.py`)
     redis/           the embedded server's data and its socket
     logs/<name>.log  a child's output; its warnings and errors also go to the terminal. Cut at 32 MiB, with one old file
 
@@ -22,13 +23,14 @@ import dataclasses
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,6 +38,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
+from deploy.local.control import control_served
 from deploy.local.embedded import family_of, free_port, on_socket, server_command, serves, socket_path, socket_url
 from deploy.local.private_files import PRIVATE_UMASK, make_private, private_files
 from deploy.local.settings import UpSettings
@@ -54,7 +57,7 @@ from deploy.local.supervision import (
 from deploy.local.tether import tethered
 from shared.process.logs import Level, level_of_line
 from shared.process.repeats import Repeats
-from shared.settings import MeshSettings, environment_of
+from shared.settings import MeshSettings, environment_of, variable_name
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.redis_url import url_without_password
 
@@ -67,12 +70,17 @@ PROGRESS_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 0.2
 LOG_BYTES_MAX = 32 << 20
 LOG_TAIL_LINES = 20
+CONTROL_SOCKET = "control.sock"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+MODULES = {"console": "deploy.console"}
+"""Modules of services that are not packages of their own."""
+CONSOLE_TOKEN, CONSOLE_CONTROL = variable_name("console_token"), variable_name("console_control")
 SAMPLE_MODELS = Path(__file__).parents[1] / "models"
 
 
 class ChildState(msgspec.Struct):
-    """One process of the mesh. Only gateways have ports; `pid` is 0 between two runs."""
+    """One process of the mesh. Only gateways have ports, and the console has an `http_port`; `pid` is 0 between two
+    runs."""
 
     name: str
     service: str
@@ -120,7 +128,7 @@ ServiceCommand = Callable[[str], list[str]]
 def service_command(service: str) -> list[str]:
     """Runs an installed service under this interpreter. -P: Python must not import a folder of that name from the
     current directory."""
-    return [sys.executable, "-P", "-m", service]
+    return [sys.executable, "-P", "-m", MODULES.get(service, service)]
 
 
 def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
@@ -128,10 +136,16 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     for repository in settings.models:
         if isinstance(repository, Path) and not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
-    with private_files() as umask, locked(settings.data_dir), server_socket(settings) as server:
-        plans = plan(settings, commands, server, umask)
+    settings = dataclasses.replace(settings, console_token=settings.console_token or secrets.token_urlsafe(16))
+    with (
+        private_files() as umask,
+        locked(settings.data_dir),
+        server_socket(settings) as server,
+        socket_path(settings.data_dir, CONTROL_SOCKET) as control,
+    ):
+        plans = plan(settings, commands, server, umask, control)
         refuse_taken_ports(settings.host, plans)
-        return asyncio.run(Launcher(settings, plans, server).run())
+        return asyncio.run(Launcher(settings, plans, server, control).run())
 
 
 @contextmanager
@@ -170,15 +184,18 @@ def server_socket(settings: UpSettings) -> Generator[Path | None]:
         yield path
 
 
-def plan(settings: UpSettings, commands: ServiceCommand, server: Path | None, umask: int) -> list[ChildPlan]:
+def plan(
+    settings: UpSettings, commands: ServiceCommand, server: Path | None, umask: int, control: Path
+) -> list[ChildPlan]:
     """Every child of the mesh, in the order in which they start.
 
-    server  socket of the embedded server; None if the user gave a URL of Redis
-    umask   umask of the services
+    server   socket of the embedded server; None if the user gave a URL of Redis
+    umask    umask of the services
+    control  socket of this launcher, for the console
     """
     plans = [server_plan(settings, server)] if server else []
     redis_url = socket_url(server) if server else settings.redis_url
-    environment = {**os.environ, **environment_of(mesh_settings(settings, redis_url))}
+    environment = {**inherited_environment(), **environment_of(mesh_settings(settings, redis_url))}
     models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
     for service, count in (("scheduler", settings.schedulers), ("executor", settings.executors)):
         for number in range(1, count + 1):
@@ -186,20 +203,34 @@ def plan(settings: UpSettings, commands: ServiceCommand, server: Path | None, um
             flags = [f"--name={state.name}", *(models if service == "executor" else [])]
             plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
     plans.extend(gateway_plan(settings, number, commands, environment, umask) for number in range(settings.gateways))
+    if settings.console:
+        private = {**environment, CONSOLE_TOKEN: settings.console_token, CONSOLE_CONTROL: str(control)}
+        plans.append(console_plan(settings, commands, private, umask))
     return plans
 
 
+def inherited_environment() -> dict[str, str]:
+    """This process's environment without the console's token, which is for the console alone: executors run models'
+    code."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(CONSOLE_TOKEN)}
+
+
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
-    """Raises `LauncherError` if another process listens on a gateway port: its answers would pass for ours."""
-    for child in (child.state for child in plans if child.state.service == "gateway"):
+    """Raises `LauncherError` if another process listens on a port of ours: its answers would pass for ours."""
+    for child in (child.state for child in plans):
         ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
+        if child.service == "console":
+            ports = {"console": child.http_port}
         for name, port in ports.items():
+            if not port:
+                continue
             try:
                 socket.create_server((host, port), family=family_of(host)).close()
             except OSError as refused:
                 raise LauncherError(
                     f"{child.name} cannot listen on {host}:{port} ({refused.strerror}): "
                     f"stop what runs there, or give another --{name}-port"
+                    + (", or --no-console" if name == "console" else "")
                 ) from refused
 
 
@@ -215,7 +246,7 @@ def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
     return ChildPlan(
         child_state(settings.data_dir, "redis", "redis"),
         server_command((settings.data_dir / "redis").resolve(), on_socket(listening), settings.appendfsync),
-        os.environ,
+        inherited_environment(),
         PRIVATE_UMASK,
         death_signal=signal.SIGTERM,
     )
@@ -240,6 +271,15 @@ def gateway_plan(
     return ChildPlan(state, command, environment, umask)
 
 
+def console_plan(
+    settings: UpSettings, commands: ServiceCommand, environment: Mapping[str, str], umask: int
+) -> ChildPlan:
+    port = settings.console_port or free_port(settings.host)
+    state = child_state(settings.data_dir, "console", "console", {"http_port": port})
+    command = [*commands("console"), f"--host={settings.host}", f"--console-port={port}"]
+    return ChildPlan(state, command, environment, umask)
+
+
 def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
     """The state of a child that does not run yet."""
     return ChildState(name, service, 0, str(data_dir / "logs" / f"{name}.log"), **(ports or {}))
@@ -251,10 +291,15 @@ def reachable(host: str) -> str:
 
 
 class Launcher:
-    """Runs the children. server: socket of the embedded server; None if the user gave a URL of Redis."""
+    """Runs the children.
 
-    def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan], server: Path | None) -> None:
+    server   socket of the embedded server; None if the user gave a URL of Redis
+    control  socket on which the console is heard
+    """
+
+    def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan], server: Path | None, control: Path) -> None:
         self._settings = settings
+        self._control = control
         self._server = server
         self._redis_url = socket_url(server) if server else settings.redis_url
         self._plans = {child.state.name: child for child in plans}
@@ -274,7 +319,10 @@ class Launcher:
         for expected in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(expected, self._events.put_nowait, MeshEvent.STOP_REQUESTED)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+                if self._settings.console:
+                    executors = [name for name, child in self._plans.items() if child.state.service == "executor"]
+                    await stack.enter_async_context(control_served(self._control, executors, self._kill))
                 background = [
                     tasks.create_task(self._announce_readiness(), name="readiness"),
                     tasks.create_task(self._relay_logs(), name="logs"),
@@ -341,6 +389,17 @@ class Launcher:
         self._write_state()
         return process
 
+    def _kill(self, name: str) -> str:
+        """Kills an executor, as a crash would. Returns why it does not, "" if it does."""
+        child, process = self._plans.get(name), self._processes.get(name)
+        if child is None or child.state.service != "executor":
+            return f"there is no executor '{name}' in this mesh"
+        if process is None or process.returncode is not None:
+            return f"{name} does not run at the moment"
+        say(f"{name} is killed, as the console asks")
+        process.kill()
+        return ""
+
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         self._plans[name].state.pid = 0
@@ -398,8 +457,14 @@ class Launcher:
         host, gateways = reachable(self._settings.host), self._gateways()
         where = "; ".join(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways)
         metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
+        token = self._settings.console_token
+        console = "".join(
+            f"console http://{host}:{child.state.http_port}/#token={token}; "
+            for child in self._plans.values()
+            if child.state.service == "console"
+        )
         return (
-            f"ready: {where}; metrics {metrics}; redis {url_without_password(self._redis_url)}. "
+            f"ready: {where}; {console}metrics {metrics}; redis {url_without_password(self._redis_url)}. "
             f"Try, in another terminal: {self._demo_command()}"
         )
 

@@ -66,11 +66,11 @@ def private_mesh(
             stop(launcher)
 
 
-def up_command(data_dir: Path, executors: int, models: tuple[Path, ...]) -> list[str]:
+def up_command(data_dir: Path, executors: int, models: tuple[Path, ...], *, console: bool = False) -> list[str]:
     """The command line of `seqmesh up` with this interpreter. -P: Python imports nothing from the current directory."""
-    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--console-port=0")
     repositories = [f"--models={repository.resolve()}" for repository in models]
-    command = [sys.executable, "-P", "-m", "deploy.cli", "up"]
+    command = [sys.executable, "-P", "-m", "deploy.cli", "up", "--console" if console else "--no-console"]
     return [*command, f"--executors={executors}", f"--data-dir={data_dir}", *ports, *repositories]
 
 

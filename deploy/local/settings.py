@@ -44,6 +44,17 @@ class UpSettings(MeshSettings):
     metrics_port: int = setting(
         8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
     )
+    console: bool = setting(default=True, help="Whether a console runs: a page that shows the mesh.", group="Console")
+    console_port: int = setting(
+        8003, help="Port of the console; 0 picks a free one.", group="Console", minimum=0, maximum=65535
+    )
+    console_token: str = setting(
+        "",
+        help="Who gives it to the console may act there: kill an executor. By default one is made at random, and "
+        "printed with the console's address.",
+        group="Console",
+        secret=True,
+    )
     # Below the 15 s for which a gateway lets requests wait for a model whose executors have died.
     restart_pause_max_ms: int = setting(
         5_000,

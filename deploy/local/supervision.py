@@ -5,8 +5,8 @@
     give up    only before the mesh was ready for the first time: on a refused command line (exit code 2), or after a
                few quick failures. An executor that crashes may fail more often: a model's code may end its process, and
                executors give such a model up themselves. A mesh that has served is never given up
-    stop       gateways, then executors, then schedulers, then redis, so that each service still has what it needs to
-               drain. Each stage has a grace period, then SIGKILL; a second request to stop kills at once
+    stop       the console, then gateways, executors, schedulers, and redis last, so that each service still has what it
+               needs to drain. Each stage has a grace period, then SIGKILL; a second request to stop kills at once
 
 `launcher.py` performs the actions and feeds back what happened.
 """
@@ -20,7 +20,7 @@ from enum import Enum, StrEnum
 
 from shared.contract.errors import FAILED
 
-STOP_ORDER = ("gateway", "executor", "scheduler", "redis")
+STOP_ORDER = ("console", "gateway", "executor", "scheduler", "redis")
 SERVER = "redis"
 """The service that must take commands before the others start."""
 FIRST_PAUSE_MS = 200

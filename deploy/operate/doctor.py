@@ -153,7 +153,7 @@ def installed(distribution: str) -> str:
 def default_ports() -> list[int]:
     """The ports on which `seqmesh up` listens unless it is told others."""
     settings = UpSettings()
-    return [settings.http_port, settings.grpc_port, settings.metrics_port]
+    return [settings.http_port, settings.grpc_port, settings.metrics_port, settings.console_port]
 
 
 def port_problem(port: int) -> str:

@@ -1,10 +1,12 @@
 """Makes the counts of one model version (triton-spec 5.7), packed for the commit or answer that carries them.
 
-Nothing is kept here: Redis adds the counts up when the answer is final (`shared.statistics.tally`).
+No count is kept here: Redis adds the counts up when the answer is final (`shared.statistics.tally`). Only the sizes of
+the latest batches wait for the next report.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from executor.engine.base import RowError, RowResult, Timings
@@ -28,6 +30,8 @@ from shared.statistics.tally import (
 )
 
 DEFAULT = MetricsConfig()
+BATCHES_REPORTED = 32
+"""The latest batches that a report names; between two reports there may have been more."""
 
 
 class StatisticsRecorder:
@@ -43,6 +47,13 @@ class StatisticsRecorder:
         self.load = load
         self._summaries = metrics.summary_latencies
         self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
+        self._latest: deque[int] = deque(maxlen=BATCHES_REPORTED)
+
+    def take_batches(self) -> tuple[int, ...]:
+        """Rows of the batches since the last call."""
+        latest = tuple(self._latest)
+        self._latest.clear()
+        return latest
 
     def of(self, load: ModelLoad) -> StatisticsRecorder:
         """The same for another load."""
@@ -59,6 +70,7 @@ class StatisticsRecorder:
         ended_ns    wall clock
         gained      rows that the batch gained by waiting for them; None if it did not wait
         """
+        self._latest.append(batch_size - null_rows)
         compute, ended_ms = compute_of(timings), ended_ns // 1_000_000
         counts = execution(batch_size=batch_size, compute=compute, ended_ms=ended_ms, null_rows=null_rows)
         if gained is not None:

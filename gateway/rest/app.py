@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.origins import Origins
 from gateway.access.restrictions import METRICS, SEQUENCES, Restriction, of_metrics
 from gateway.bounds.clients import CROWDED
 from gateway.rest.generate import Generate
@@ -28,6 +27,7 @@ from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import CudaSharedMemory, SystemSharedMemory
 from shared.contract.errors import UnavailableError
+from shared.origins import Origins
 
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version:digits}"

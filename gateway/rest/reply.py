@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.origins import Origins
 from gateway.access.restrictions import Restriction
 from gateway.requests.status import http_error
 from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
 from shared.contract.errors import MeshError
+from shared.origins import Origins
 from shared.process import logs
 
 Header = tuple[bytes, bytes]

@@ -20,6 +20,7 @@ class ModelReport(msgspec.Struct, frozen=True, array_like=True):
 
     pending       requests that have arrived here and do not run yet
     load_seconds  what its loading took; 0 when it was not measured
+    batches       rows of the batches that have run here since the report before, the latest of them last
     """
 
     model: str
@@ -27,6 +28,7 @@ class ModelReport(msgspec.Struct, frozen=True, array_like=True):
     pending: int = 0
     load_seconds: float = 0.0
     memory: tuple[MemoryUse, ...] = ()
+    batches: tuple[int, ...] = ()
 
 
 class HostReport(msgspec.Struct, frozen=True, array_like=True):

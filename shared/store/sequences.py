@@ -31,6 +31,7 @@ from shared.contract.record import (
     EPOCH,
     EXPIRED,
     FAILED,
+    FIRST_EPOCH,
     INSTANCE,
     LATEST,
     LIVE,
@@ -73,7 +74,7 @@ READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
 FIELDS_READ = (
     *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
-    *(DURABLE, LATEST),
+    *(DURABLE, LATEST, FIRST_EPOCH),
 )
 ENDED_BY_OPERATOR = encode(
     ReplyMessage(
@@ -98,6 +99,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     behind             answered steps since the last checkpoint: a takeover runs them again
     recoverable        whether a takeover finds the state
     closed             whether nothing but a START is accepted
+    has_moved          whether it has changed its slot since it got the first one
     begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
     idle_left_ms       how much of its idle time is left; absent with open steps, and when the sequence is over
     """
@@ -119,6 +121,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     slot: int | None = None
     epoch: int | None = None
     idle_left_ms: int | None = None
+    has_moved: bool = False
 
 
 SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
@@ -175,6 +178,23 @@ class Sequences:
         for piece in _pieces(sorted(names)):
             found += filter(wanted.shows, [one for one in await self.statuses(piece) if one is not None])
         return wanted.sorted(found)
+
+    async def some(
+        self, model: str, prefix: str, *, found_max: int, looked_at_max: int
+    ) -> tuple[list[SequenceId], bool]:
+        """Open sequences of a model whose id begins with this, at most so many, and whether these are all of them.
+
+        looked_at_max  names that are looked at, some of them more than once
+        """
+        found: set[SequenceId] = set()
+        looked_at = 0
+        async for name in self._names(model):
+            if len(found) == found_max or looked_at == looked_at_max:
+                return sorted(found), False
+            looked_at += 1
+            if _id_text(name).startswith(prefix):
+                found.add(name)
+        return sorted(found), True
 
     async def statuses(self, sequences: Sequence[SequenceId]) -> list[SequenceStatus | None]:
         """Each sequence's status; None for one that the mesh does not know, or whose record cannot be read."""
@@ -304,7 +324,7 @@ def _id_text(sequence: SequenceId) -> str:
 
 def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
     """Raises one of `FAILURES` for a record that cannot be read."""
-    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest = record
+    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest, first_epoch = record
     if state is None:
         return None
     accepted, committed, checkpointed, start = (int(count or 0) for count in counts)
@@ -328,4 +348,5 @@ def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_m
         slot=int(slot or 0) if live else None,
         epoch=int(epoch or 0) if live else None,
         idle_left_ms=idle_left_ms if idle_left_ms >= 0 else None,
+        has_moved=None not in (epoch, first_epoch) and epoch != first_epoch,
     )

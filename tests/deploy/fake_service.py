@@ -19,7 +19,7 @@ def stop(*_: object) -> None:
 
 service, *flags = sys.argv[1:]
 values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
-name = values["name"]
+name = values.get("name", service)
 print(f"2026-01-01T00:00:00.000Z INFO    quiet name={name}", flush=True)
 print(f"2026-01-01T00:00:00.000Z WARNING loud name={name} url={os.environ['SEQMESH_REDIS_URL']}", flush=True)
 print(f"umask={os.umask(0)}", flush=True)

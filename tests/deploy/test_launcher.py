@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -15,16 +16,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state, up
 from deploy.local.settings import UpSettings
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
 import sys, pathlib
+from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 sizes = dict(gateways=2, executors=2)
-settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), http_port=0, grpc_port=0, metrics_port=0, **sizes)
+ports = dict(http_port=0, grpc_port=0, metrics_port=0, console_port=0)
+settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), **ports, **sizes)
 sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
 """
 
@@ -101,7 +105,7 @@ def test_says_one_line_when_ready_and_stops_everything_on_ctrl_c(launch: Launch)
     line = launcher.reads_until("ready: ")
 
     children = launcher.children()
-    assert set(children) == {"redis", "scheduler-1", "executor-1", "executor-2", "gateway-1", "gateway-2"}
+    assert set(children) == {"redis", "scheduler-1", "executor-1", "executor-2", "gateway-1", "gateway-2", "console"}
     assert launcher.state().ready
     assert launcher.state().redis_url in line
     for gateway in ("gateway-1", "gateway-2"):
@@ -172,6 +176,27 @@ def test_a_data_directory_that_others_can_read_is_used_and_warned_of(launch: Lau
     launcher.reads_until("ready: ")
 
 
+def test_the_console_alone_gets_a_token_and_kills_an_executor_through_the_launcher(launch: Launch) -> None:
+    launcher = launch(SEQMESH_CONSOLE_TOKEN="somebody's own token")
+    line = launcher.reads_until("ready: ")
+    console, before = launcher.children()["console"], launcher.children()["executor-1"].pid
+    (token,) = re.findall(r"console http://127.0.0.1:\d+/#token=(\S+);", line)
+
+    given = {name: psutil.Process(child.pid).environ() for name, child in launcher.children().items()}
+    assert {"console"} == {name for name, found in given.items() if "SEQMESH_CONSOLE_TOKEN" in found}
+    assert token == given["console"]["SEQMESH_CONSOLE_TOKEN"]
+    assert not any(token in word for word in psutil.Process(console.pid).cmdline())
+
+    control = Path(given["console"]["SEQMESH_CONSOLE_CONTROL"])
+    assert {"executor-1", "executor-2"} == asyncio.run(killable_executors(control))
+    with pytest.raises(ControlError, match="there is no executor 'gateway-1'"):
+        asyncio.run(ask_to_kill(control, "gateway-1"))
+    asyncio.run(ask_to_kill(control, "executor-1"))
+
+    launcher.reads_until("executor-1 was killed by SIGKILL")
+    assert launcher.comes_back("executor-1", before)
+
+
 def test_a_server_that_is_killed_comes_back_at_the_same_address(launch: Launch) -> None:
     launcher = launch()
     launcher.reads_until("ready: ")
@@ -212,7 +237,7 @@ def test_no_child_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
     launcher = launch()
     launcher.reads_until("ready: ")
     processes = launcher.processes()
-    assert len(processes) == 6
+    assert len(processes) == 7
 
     launcher.process.kill()
 

@@ -26,6 +26,7 @@ from benchmarks.soak import soak
 from deploy import cli
 from deploy.analyze.command import analyze
 from deploy.chaos.command import chaos
+from deploy.console.settings import ConsoleSettings
 from deploy.demo.command import demo
 from deploy.demo.vad.command import vad
 from deploy.operate import drain, reshard, runtime_settings, sequences
@@ -50,7 +51,12 @@ SHELL = {".": 1, "cd": 1, "mkdir": 1}
 
 def services() -> dict[str, click.Command]:
     """The commands that run one service."""
-    settings = {"gateway": GatewaySettings, "scheduler": SchedulerSettings, "executor": ExecutorSettings}
+    settings = {
+        "gateway": GatewaySettings,
+        "scheduler": SchedulerSettings,
+        "executor": ExecutorSettings,
+        "console": ConsoleSettings,
+    }
     return {name: settings_command(kind, print, name=name, help="") for name, kind in settings.items()}
 
 
@@ -202,6 +208,9 @@ def check_docker(arguments: Sequence[str]) -> None:
         case ["compose", *rest]:
             while rest[0] == "-f":
                 assert (ROOT / rest[1]).exists()
+                rest = rest[2:]
+            while rest[0] == "--profile":
+                assert any(rest[1] in service.get("profiles", ()) for service in COMPOSE["services"].values())
                 rest = rest[2:]
             subcommand, *words = rest
             while words:

@@ -37,7 +37,7 @@ FOREIGN_OPTIONS = {
     # of its load tool
     *("--shared-memory", "--profile-models", "--reload-model-disable", "--run-config-search-disable"),
     # of pip, docker and pytest
-    *("--require-hashes", "--build", "--wait", "--scale", "--extra-index-url", "--shm-size"),
+    *("--require-hashes", "--build", "--wait", "--scale", "--profile", "--extra-index-url", "--shm-size"),
 }
 
 

@@ -267,6 +267,7 @@ def running_mesh(
     gateways: int = 1,
     schedulers: int = 1,
     executors: int = 1,
+    console: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Generator[RunningMesh]:
     """Runs a mesh inside the `with` block; it is ready when the block begins, and every executor takes part: a gateway
@@ -293,7 +294,7 @@ def running_mesh(
     variables.pop(mkl.VARIABLE, None)  # set for the tests' own engines; an executor asks for it by itself
     with said.open("wb") as output:
         launcher = subprocess.Popen(
-            tethered(up_command(directory, executors, tuple(models)), signal.SIGTERM),
+            tethered(up_command(directory, executors, tuple(models), console=console), signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

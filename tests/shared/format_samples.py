@@ -74,6 +74,7 @@ ADDED: Mapping[str, int] = {
     "InferMessage.deadline_ms": 1,
     "ServiceLine.host": 1,
     "ServiceLine.grpc": 1,
+    "ModelReport.batches": 1,
 }
 """`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 

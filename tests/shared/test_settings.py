@@ -220,7 +220,9 @@ def installed_classes() -> list[type[Any]]:
 
 
 def test_every_program_announces_its_settings() -> None:
-    assert {"up", "gateway", "scheduler", "executor"} == {entry.name for entry in entry_points(group=ENTRY_POINTS)}
+    assert {"up", "gateway", "scheduler", "executor", "console"} == {
+        entry.name for entry in entry_points(group=ENTRY_POINTS)
+    }
 
 
 def test_the_same_name_means_the_same_in_every_program() -> None:

@@ -14,7 +14,7 @@ from shared.settings import ENTRY_POINTS, Meaning, SettingsClass, option, size_t
 from tests.docs.reference.markdown import code, page, table, text
 
 HEAD = ("Flag and variable", "Type", "Unit", "Default", "Bounds", "Meaning")
-ORDER = ("gateway", "scheduler", "executor", "up")
+ORDER = ("gateway", "scheduler", "executor", "up", "console")
 OPERATING = ("drain", "seq", "settings")
 INTRO = """
 A setting `http_port` is the flag `--http-port` and the environment variable `SEQMESH_HTTP_PORT`. The flag wins over the

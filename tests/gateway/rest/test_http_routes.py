@@ -12,11 +12,11 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway.access.origins import Origins
 from gateway.rest.reply import RouteEndpoint
 from gateway.rest.server import ServerRoutes
 from gateway.settings import GatewaySettings
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry
+from shared.origins import Origins
 from shared.process.lifecycle import Stop
 from shared.statistics.tally import packed
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running

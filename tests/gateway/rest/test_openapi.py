@@ -15,7 +15,6 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.routing import Route
 
-from gateway.access.origins import Origins
 from gateway.access.restrictions import Restriction
 from gateway.rest.app import build_app
 from gateway.rest.infer import Infer
@@ -23,6 +22,7 @@ from gateway.rest.openapi import PATH, document
 from gateway.rest.operations import operation_of
 from gateway.rest.reply import RouteEndpoint
 from gateway.settings import GatewaySettings, HttpParser
+from shared.origins import Origins
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 PLACES = {"model": "echo_text", "version": "1", "id": "5", "region": "r", "repository": "any"}

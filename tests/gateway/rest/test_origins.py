@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.http as blocking_client
 
-from gateway.access.origins import Origins, is_loopback
 from gateway.settings import GatewaySettings
+from shared.origins import Origins, is_loopback
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 
 PUBLIC, LOCAL = Origins(["https://App.example.com", "http://[::5]:81"]), Origins(is_loopback=True)

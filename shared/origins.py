@@ -1,4 +1,5 @@
-"""Refuses requests that a foreign web page makes through a browser. A gateway serves no web pages itself.
+"""Refuses requests that a foreign web page makes through a browser: to a gateway, which serves no web pages itself, and
+to the console, whose own page is not foreign.
 
 A browser sends the requests that a page asks it to send, also from inside a private network that the page's author
 cannot reach; a POST of plain text it sends without asking the server first. Two rules stop that. Clients that are not
@@ -11,7 +12,7 @@ browsers never meet them:
                addresses, names without a dot, and this machine's name. A port that other machines reach has names that
                the server cannot know, so the rule does not apply there
 
-An operator allows the origins of pages that a proxy serves in front of the gateway (`--http-allowed-origin`).
+An operator allows the origins of pages that a proxy serves in front of the server, by a setting.
 
 Source: the Fetch standard, `Origin` and `Sec-Fetch-Site`; the same rules in Jupyter, Ollama, webpack's server.
 """
@@ -20,11 +21,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
-
-from starlette.types import Scope
 
 SAFE_METHODS = frozenset(("GET", "HEAD"))
 """Methods that change nothing. The browser does not show their answers to a foreign page."""
@@ -45,15 +45,19 @@ class Origins:
 
     allowed      origins of the setting
     is_loopback  whether only this machine reaches the port
+    flag         of that setting
     """
 
-    def __init__(self, allowed: Iterable[str] = (), *, is_loopback: bool = False) -> None:
+    def __init__(
+        self, allowed: Iterable[str] = (), *, is_loopback: bool = False, flag: str = "--http-allowed-origin"
+    ) -> None:
+        self._flag = flag
         self._allowed = frozenset(map(parse_origin, allowed))
         names = {socket.gethostname().lower(), *(host for _, (host, _) in self._allowed)}
         self._names = frozenset(names) if is_loopback else None
 
-    def refusal(self, scope: Scope) -> str:
-        """Why a request is refused; "" if it is not."""
+    def refusal(self, scope: Mapping[str, Any]) -> str:
+        """Why a request is refused; "" if it is not. scope: of ASGI"""
         given: dict[bytes, str] = {
             name: value.decode("latin-1") for name, value in scope["headers"] if name in BROWSERS_HEADERS
         }
@@ -61,15 +65,14 @@ class Origins:
         if self._names is not None and host and not is_local(name := place_of(host)[0], self._names):
             return (
                 f"this server listens on a loopback address and does not go by the name '{name}': use localhost or an "
-                "address, or allow the name with --http-allowed-origin"
+                f"address, or allow the name with {self._flag}"
             )
         if scope["method"] in SAFE_METHODS:
             return ""
         origin = given.get(b"origin")
         if origin is not None and not self._is_ours(origin, host):
             return (
-                f"web pages of other origins may not use this server, got origin '{origin}': allow it with "
-                "--http-allowed-origin"
+                f"web pages of other origins may not use this server, got origin '{origin}': allow it with {self._flag}"
             )
         if origin is None and given.get(b"sec-fetch-site", OWN_PAGES[0]) not in OWN_PAGES:
             return "web pages of other sites may not use this server"

@@ -1,0 +1,256 @@
+"""The console's HTTP: the page's files, the stream of events, lookups, and the kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deploy.console.access import SECURITY_HEADERS, Access
+from deploy.console.events import WARN
+from deploy.console.live import LiveMesh, Page, as_server_sent
+from deploy.console.reader import FOUND_MAX, MeshReader
+from deploy.console.view import sequence_view
+from deploy.local.control import ask_to_kill
+from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
+from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from shared.store.redis_client import CONNECTION_LOST
+
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+STATUS = {Code.FORBIDDEN: 403, Code.NOT_FOUND: 404, Code.UNAVAILABLE: 503}
+UNREAD_S = 20.0
+"""How long a browser may leave a message of the stream unread."""
+LOOKUPS_WAITING_MAX = 32
+LOOKUP_PAUSE_S = 0.2
+"""Between two lookups of all pages together."""
+QUERY_MAX = 512
+"""Characters of a parameter."""
+
+
+class Lookups:
+    """Lookups of all pages, one at a time and with a pause: a reading of many records costs Redis time."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def carry_out(self, reads: Callable[[], Awaitable[Any]]) -> Any:
+        """What the lookup reads. Raises UnavailableError if too many wait, or Redis is lost."""
+        if self._waiting >= LOOKUPS_WAITING_MAX:
+            raise UnavailableError("too many searches at once: try again in a moment")
+        self._waiting += 1
+        try:
+            async with self._turn:
+                found = await reads()
+                await asyncio.sleep(LOOKUP_PAUSE_S)
+                return found
+        except CONNECTION_LOST as lost:
+            raise UnavailableError(f"Redis cannot be read: {lost}") from lost
+        finally:
+            self._waiting -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleRoutes:
+    """The handlers. control: socket of the launcher; None: nothing can be killed here"""
+
+    access: Access
+    live: LiveMesh
+    reader: MeshReader
+    lookups: Lookups
+    control: Path | None
+
+    async def session(self, request: Request) -> Response:
+        """GET /api/session: whether the token that came with it is the right one."""
+        signed_in = self.access.is_signed_in(request.headers)
+        return answered({"signed_in": signed_in, "must_sign_in": not self.access.is_loopback})
+
+    async def search(self, request: Request) -> Response:
+        """GET /api/sequences: with `id`, the sequences of that id; with `model`, open ones, whose id has a `prefix`."""
+        self.access.check_reader(request.headers)
+        id_, model = parameter(request, "id"), parameter(request, "model")
+        if id_:
+            found, are_all = await self.lookups.carry_out(lambda: self.reader.called(id_)), True
+        else:
+            prefix = parameter(request, "prefix")
+            found, are_all = await self.lookups.carry_out(lambda: self.reader.some(model, prefix))
+        shown = [sequence_view(one, None) for one in found]
+        return answered({"sequences": shown, "are_all": are_all, "most": FOUND_MAX})
+
+    async def model(self, request: Request) -> Response:
+        """GET /api/models/{name}: a model's configuration, as Triton writes it."""
+        self.access.check_reader(request.headers)
+        name: str = request.path_params["name"]
+        record = await self.lookups.carry_out(lambda: self.reader.model(name))
+        if record is None:
+            raise RequestError(f"no model '{name}' in this mesh", Code.NOT_FOUND)
+        return answered({"name": name, "versions": record.versions, "config": msgspec.json.decode(record.config_json)})
+
+    async def kill(self, request: Request) -> Response:
+        """POST /api/executors/{name}/kill: has the launcher kill an executor, as a crash would."""
+        self.access.check_actor(request.headers)
+        name: str = request.path_params["name"]
+        if self.control is None:
+            raise RequestError(
+                "this console can kill nothing: only the one that `seqmesh up` starts can, in its own mesh",
+                Code.FORBIDDEN,
+            )
+        await ask_to_kill(self.control, name)
+        self.live.tell(WARN, f"{name} was killed by SIGKILL from this page", name)
+        return answered({"killed": name})
+
+    async def health(self, request: Request) -> Response:
+        """GET /api/health: 200 while this process serves."""
+        return answered({"pages": self.live.pages})
+
+    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /api/live: the stream of events, until the browser goes, or leaves it unread."""
+        request = Request(scope)
+        self.access.check_reader(request.headers)
+        with self.live.opened(watched_by(request)) as page:
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SECURITY_HEADERS]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            gone = asyncio.ensure_future(until_gone(receive))
+            telling = asyncio.ensure_future(self._tell(page, send))
+            try:
+                await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                telling.cancel()
+                await asyncio.gather(gone, telling, return_exceptions=True)
+
+    async def _tell(self, page: Page, send: Send) -> None:
+        """Sends what comes; ends when the browser does not read it, or the connection is lost."""
+        while True:
+            body = as_server_sent(await page.take())
+            async with asyncio.timeout(UNREAD_S):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def watched_by(request: Request) -> SequenceId | None:
+    """The sequence that a page looks at: `model`, `id`, `version`, and `type=string` for a text of digits."""
+    model, id_ = parameter(request, "model"), parameter(request, "id")
+    if not model or not id_:
+        return None
+    string = parameter(request, "type") == "string"
+    return sequence_id(model, parameter(request, "version"), correlation_id_from(id_, string=string))
+
+
+def parameter(request: Request, name: str) -> str:
+    """A parameter of the query; "" if it is not there. Raises RequestError for one that is too long."""
+    text = request.query_params.get(name, "")
+    if len(text) > QUERY_MAX:
+        raise RequestError(f"'{name}' has more than {QUERY_MAX} characters")
+    return text
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the browser has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def answered(value: Any, status: int = 200) -> Response:
+    """JSON that nobody keeps."""
+    return Response(msgspec.json.encode(value), status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+async def refused(_: Request, error: Exception) -> Response:
+    """The answer to a request that cannot be carried out."""
+    assert isinstance(error, MeshError)
+    return answered({"error": error.message}, STATUS.get(error.code, 400))
+
+
+class Guarded:
+    """Around the application: refuses foreign pages, and adds the security headers to every answer."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(header for header in SECURITY_HEADERS if header[0] not in names),
+                ]
+            await send(message)
+
+        try:
+            self._access.check_origin(scope)
+        except RequestError as refusal:
+            await answered({"error": refusal.message}, 403)(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+
+def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:
+    """The application. files: of the page, by their paths"""
+
+    def file(path: str) -> Callable[[Request], Awaitable[Response]]:
+        # Their names hold a hash of their content, but that of the page itself.
+        kept = "no-cache" if path.endswith(".html") else "public, max-age=31536000, immutable"
+
+        async def sent(_: Request) -> Response:
+            return Response(files[path], headers={"cache-control": kept}, media_type=TYPES[Path(path).suffix])
+
+        return sent
+
+    served = [Route(f"/{path}", file(path)) for path in files]
+    app = Starlette(
+        routes=[
+            Route("/", file("index.html")),
+            *served,
+            Route("/api/health", routes.health),
+            Route("/api/session", routes.session),
+            Route("/api/live", Stream(routes)),
+            Route("/api/sequences", routes.search),
+            Route("/api/models/{name}", routes.model),
+            Route("/api/executors/{name}/kill", routes.kill, methods=["POST"]),
+        ],
+        exception_handlers={MeshError: refused},
+    )
+    return Guarded(app, routes.access)
+
+
+class Stream:
+    """The stream as an application of its own: Starlette's responses have no bound on a browser that does not read."""
+
+    def __init__(self, routes: ConsoleRoutes) -> None:
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._routes.stream(scope, receive, send)
+        except MeshError as error:
+            await (await refused(Request(scope), error))(scope, receive, send)
+
+
+def page_files(folder: Path = STATIC) -> dict[str, bytes]:
+    """The page as it was built: path -> content."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in TYPES
+    }

@@ -1,0 +1,162 @@
+"""Reads the mesh for the console: one reading after another, each with a bounded number of commands.
+
+Executors and models are few. Sequences may be many: they are counted by the sizes of sets, and read one by one only
+while there are at most `FOLLOWED_MAX` of them in slots. Beyond that pages show numbers, and find a sequence by its id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from deploy.console.snapshot import Snapshot, id_of, served_loads
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, holdings
+from shared.contract.errors import Code, MeshError, RequestError
+from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from shared.contract.messages import ModelRecord
+from shared.store.commands import Redis
+from shared.store.company import services
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.reading import text_of
+from shared.store.redis_client import keys_of_mesh, redis_now_ms
+from shared.store.reporting import Reports
+from shared.store.scripts import Scripts
+from shared.store.sequences import OPEN_STATES, Sequences, SequenceStatus
+from shared.store.totals import Tallies
+from shared.store.waiting_line import read_lines
+
+FOLLOWED_MAX = 256
+"""Sequences that each reading reads one by one."""
+FOUND_MAX = 200
+"""Sequences in one answer to a search."""
+LOOKED_AT_MAX = 20_000
+"""Ids that a search by their beginning looks at."""
+CANDIDATES_MAX = 512
+"""Sequences that one typed id may mean, over all models and versions."""
+
+
+class NoMeshError(MeshError):
+    """There is no mesh in this Redis yet."""
+
+
+class MeshReader:
+    """The mesh with this prefix, whatever its number of shards."""
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = prefix
+        self._keys = Keyspace(prefix)
+        self._membership = Membership(redis, self._keys)
+        self._followed: set[SequenceId] = set()
+
+    async def read(self, watched: Collection[SequenceId] = ()) -> Snapshot:
+        """The mesh now. Raises NoMeshError, UnfitRedisError and one of `CONNECTION_LOST`."""
+        began = time.monotonic()
+        await self._join()
+        mesh = OperatedMesh(self._redis, self._keys, self._membership)
+        executors = await holdings(mesh)
+        records = await self._membership.models()
+        with_sequences = [
+            name for name, record in sorted(records.items()) if record.config.sequence_batching is not None
+        ]
+        loads = served_loads(executors, records)
+        statuses, watched_now, is_complete = await self._sequences(executors, watched)
+        reports = await Reports(self._redis, self._keys).read(one.registration.executor for one in executors)
+        return Snapshot(
+            at_ms=await redis_now_ms(self._redis),
+            executors=executors,
+            reports={report.executor: report for report in reports},
+            drained=frozenset(await self._membership.drained()),
+            services=await services(self._redis, self._keys),
+            records=records,
+            counts=await Tallies(Scripts(self._redis, self._keys), self._keys).read(loads) if loads else {},
+            lines=await read_lines(self._redis, self._keys, with_sequences) if with_sequences else {},
+            live=await self._live(with_sequences),
+            queued=await self._queued([(one.model, one.version) for one in loads if one.model not in with_sequences]),
+            sequences=statuses,
+            is_complete=is_complete,
+            watched=watched_now,
+            took_ms=(time.monotonic() - began) * 1000,
+        )
+
+    async def model(self, name: str) -> ModelRecord | None:
+        """A published model."""
+        await self._join()
+        return await self._membership.model(name)
+
+    async def called(self, text: str) -> list[SequenceStatus]:
+        """The sequences of any model that clients call by this id, also those that are over and not forgotten."""
+        await self._join()
+        ids = dict.fromkeys(correlation_id_from(text, string=string) for string in (False, True))
+        records = await self._membership.models()
+        candidates = [
+            sequence_id(name, version, one)
+            for name, record in sorted(records.items())
+            if record.config.sequence_batching is not None
+            for version in ("", *record.versions)
+            for one in ids
+        ]
+        found = await self._all_sequences.statuses(candidates[:CANDIDATES_MAX])
+        return [one for one in found if one is not None]
+
+    async def some(self, model: str, prefix: str) -> tuple[list[SequenceStatus], bool]:
+        """Open sequences of a model whose id begins with this, and whether these are all of them."""
+        await self._join()
+        if await self._membership.model(model) is None:
+            raise RequestError(f"no model '{model}' in this mesh", Code.NOT_FOUND)
+        names, are_all = await self._all_sequences.some(model, prefix, found_max=FOUND_MAX, looked_at_max=LOOKED_AT_MAX)
+        return [one for one in await self._all_sequences.statuses(names) if one is not None], are_all
+
+    @property
+    def _all_sequences(self) -> Sequences:
+        return Sequences(self._redis, self._keys, self._membership)
+
+    async def _join(self) -> None:
+        """Takes the mesh's number of shards, which `seqmesh reshard` may have changed."""
+        keys = await keys_of_mesh(self._redis, self._prefix)
+        if keys is None:
+            raise NoMeshError(f"there is no mesh '{self._prefix}' in this Redis yet")
+        if keys.shards != self._keys.shards:
+            self._keys = keys
+            self._membership = Membership(self._redis, keys)
+
+    async def _sequences(
+        self, executors: Sequence[ExecutorHolding], watched: Collection[SequenceId]
+    ) -> tuple[list[SequenceStatus], dict[SequenceId, SequenceStatus | None], bool]:
+        """Followed sequences, watched ones, and whether all that hold a slot are among the followed."""
+        is_complete = sum(one.total for one in executors) <= FOLLOWED_MAX
+        held = await self._held(executors) if is_complete else set[SequenceId]()
+        # One that has left its slot is followed until it is over: it moves, or is paged.
+        names = [*held, *sorted(self._followed - held)][:FOLLOWED_MAX]
+        self._followed = held
+        more = [name for name in watched if name not in names]
+        asked = [*names, *more]
+        found = dict(zip(asked, await self._all_sequences.statuses(asked), strict=True)) if asked else {}
+        statuses = [one for name in names if (one := found[name]) is not None]
+        self._followed |= {id_of(one) for one in statuses if one.state in OPEN_STATES}
+        return statuses, {name: found[name] for name in watched}, is_complete
+
+    async def _held(self, executors: Sequence[ExecutorHolding]) -> set[SequenceId]:
+        """The sequences in these executors' slots."""
+        pipe = self._redis.pipeline(transaction=False)
+        for one in executors:
+            for model in one.sequences:
+                for shard in self._keys.shard_ids():
+                    pipe.smembers(self._keys.owned(shard, one.registration.executor, model))
+        return {SequenceId(text_of(name)) for names in await pipe.execute() for name in names}
+
+    async def _live(self, models: Sequence[str]) -> dict[str, int]:
+        pipe = self._redis.pipeline(transaction=False)
+        shards = self._keys.shard_ids()
+        for model in models:
+            for shard in shards:
+                pipe.zcard(self._keys.deadlines(shard, model))
+        counts = iter(await pipe.execute())
+        return {model: sum(next(counts) for _ in shards) for model in models}
+
+    async def _queued(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        pipe = self._redis.pipeline(transaction=False)
+        for place in places:
+            pipe.zcard(self._keys.work_queue(*place).queue)
+        return dict(zip(places, await pipe.execute(), strict=True))

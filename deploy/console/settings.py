@@ -1,0 +1,60 @@
+"""What a console can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from deploy.operate.settings import OperatorSettings
+from shared.origins import parse_origin
+from shared.settings import LogFormat, LogLevel, setting
+
+TOKEN_LENGTH_MIN = 16
+"""A shorter one could be guessed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleSettings(OperatorSettings):
+    """One console."""
+
+    host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.", group="Console")
+    console_port: int = setting(
+        8003, help="Port of the page; 0 picks a free one.", group="Console", minimum=0, maximum=65535
+    )
+    console_token: str = setting(
+        "",
+        help="Who gives it may act: kill an executor. On an address beyond loopback it is asked for before anything is "
+        f"shown, too. At least {TOKEN_LENGTH_MIN} characters; by default one is made at random, and logged with the "
+        "console's address.",
+        group="Console",
+        secret=True,
+    )
+    console_allowed_origin: tuple[str, ...] = setting(
+        (),
+        help="Origin under which a proxy shows the page, for instance https://mesh.example.com. May be repeated.",
+        group="Console",
+    )
+    console_control: str = setting(
+        "",
+        help="Socket of the launcher that kills executors on request; `seqmesh up` gives it to its console.",
+        group="Console",
+    )
+    log_level: LogLevel = setting("info", help="Least level that is logged.", group="Log")
+    log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.", group="Log")
+
+    def __post_init__(self) -> None:
+        """Raises click.UsageError for a token that could be guessed, and for what is no origin."""
+        if self.console_token and len(self.console_token) < TOKEN_LENGTH_MIN:
+            raise click.UsageError(f"--console-token needs at least {TOKEN_LENGTH_MIN} characters")
+        try:
+            for origin in self.console_allowed_origin:
+                parse_origin(origin)
+        except ValueError as error:
+            raise click.UsageError(f"--console-allowed-origin: {error}") from error
+
+    @property
+    def control(self) -> Path | None:
+        """The launcher's socket; None without a launcher."""
+        return Path(self.console_control) if self.console_control else None

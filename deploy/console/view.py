@@ -1,0 +1,353 @@
+"""From readings to what pages show. Pure: numbers are added and subtracted here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from deploy.console.events import more
+from deploy.console.snapshot import Snapshot, id_of, served_loads
+from deploy.console.stories import Stories, Story, StoryLine
+from deploy.operate.operating import ExecutorHolding
+from shared.contract.ids import CorrelationId
+from shared.contract.messages import ModelRecord
+from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
+from shared.store.sequences import OPEN_STATES, SequenceStatus
+from shared.store.waiting_line import WaitingLine
+
+POINTS_KEPT = 300
+"""Readings in the charts."""
+GAP_MS = 10_000
+"""Two readings further apart say nothing of the rates between them."""
+NO_NUMBER = -1.0
+"""In the place of a mean over nothing."""
+
+
+class ServedView(msgspec.Struct, frozen=True):
+    """One version of a model on one executor. batches: rows of the latest ones; pending: requests that wait there"""
+
+    model: str
+    version: str
+    instances: int
+    slots: int
+    held: int
+    pending: int
+    batches: tuple[int, ...]
+    closing: bool
+
+
+class ExecutorView(msgspec.Struct, frozen=True):
+    """One executor. cpu, memory: 0 to 1, of its machine; -1: not told. killable: whether this console may kill it"""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    state: str
+    started_ms: int
+    drained: bool
+    killable: bool
+    cpu: float
+    memory: float
+    gpus: tuple[float, ...]
+    models: tuple[ServedView, ...]
+
+
+class ModelView(msgspec.Struct, frozen=True):
+    """One version of a model. Counts of sequences are of all its versions together; means in ms, -1 over nothing."""
+
+    name: str
+    version: str
+    kind: str
+    backend: str
+    max_batch_size: int
+    executors: int
+    slots: int
+    used: int
+    live: int
+    waiting: int
+    paged: int
+    pending: int
+    steps_per_s: float
+    request_ms: float
+    batch: float
+    succeeded: int
+    failed: int
+
+
+class SequenceView(msgspec.Struct, frozen=True):
+    """One sequence on the map, or in a list. changed_ms: when the console saw its owner change, 0 if it did not."""
+
+    id: CorrelationId
+    model: str
+    version: str
+    requested_version: str
+    state: str
+    executor: str
+    instance: int
+    slot: int
+    steps: int
+    open: int
+    behind: int
+    recoverable: bool
+    closed: bool
+    begun_ms: int
+    used_ms: int
+    idle_left_ms: int
+    changed_ms: int
+    came_from: str
+
+
+class ChartPoint(msgspec.Struct, frozen=True):
+    """The mesh as a whole, since the reading before. Means in ms, -1 over nothing."""
+
+    at_ms: int
+    steps_per_s: float
+    failed_per_s: float
+    request_ms: float
+    queue_ms: float
+    compute_ms: float
+    batch: float
+    live: int
+    waiting: int
+
+
+class WatchedView(msgspec.Struct, frozen=True):
+    """The story of the sequence that a page looks at; without `sequence` the mesh does not know it."""
+
+    sequence: SequenceView | None
+    lines: tuple[StoryLine, ...]
+
+
+class MeshView(msgspec.Struct, frozen=True):
+    """Everything that all pages show. batches: how many ran since the reading before, by their rows."""
+
+    at_ms: int
+    took_ms: float
+    executors: tuple[ExecutorView, ...]
+    services: tuple[tuple[str, str, str], ...]
+    models: tuple[ModelView, ...]
+    sequences: tuple[SequenceView, ...]
+    is_complete: bool
+    point: ChartPoint
+    batches: tuple[tuple[int, int], ...]
+
+
+Grown = Mapping[ModelLoad, ModelStatistics]
+"""What was counted between two readings."""
+
+
+def grown(before: Snapshot | None, now: Snapshot) -> Grown:
+    """The counts since the reading before; nothing for a load that is new, or after a gap."""
+    if before is None or not 0 < now.at_ms - before.at_ms <= GAP_MS:
+        return {}
+    return {
+        load: statistics_of(load.model, load.version, more(before.counts[load], counts))
+        for load, counts in now.counts.items()
+        if load in before.counts
+    }
+
+
+def mesh_view(before: Snapshot | None, now: Snapshot, stories: Stories, *, killable: frozenset[str]) -> MeshView:
+    """What pages show of a reading.
+
+    before    the reading before it, for the rates
+    killable  names of executors that the launcher can kill
+    """
+    since = grown(before, now)
+    elapsed_s = (now.at_ms - before.at_ms) / 1000 if before is not None and since else 0.0
+    models = tuple(_models(now, since, elapsed_s))
+    batches = Counter[int]()
+    for statistics in since.values():
+        batches.update({each.batch_size: each.compute_infer.count for each in statistics.batches})
+    return MeshView(
+        at_ms=now.at_ms,
+        took_ms=round(now.took_ms, 2),
+        executors=tuple(_executor(one, now, killable) for one in now.executors),
+        services=tuple(sorted((line.service, line.name, line.release) for line in now.services)),
+        models=models,
+        sequences=tuple(
+            sequence_view(one, stories.of(id_of(one))) for one in now.sequences if one.state in OPEN_STATES
+        ),
+        is_complete=now.is_complete,
+        point=chart_point(now, list(since.values()), elapsed_s),
+        batches=tuple(sorted((size, count) for size, count in batches.items() if count)),
+    )
+
+
+def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> ExecutorView:
+    registration = one.registration
+    report = now.reports.get(registration.executor)
+    machine = report.machine if report is not None else None
+    of_model = {(each.model, each.version): each for each in report.models} if report is not None else {}
+    served: list[ServedView] = []
+    for each in registration.models:
+        told = of_model.get((each.model, each.version))
+        first = next(other for other in registration.models if other.model == each.model) is each
+        served.append(
+            ServedView(
+                each.model,
+                each.version,
+                each.instances,
+                each.slots,
+                # The mesh counts a model's sequences, whatever their version: they are shown once.
+                one.sequences.get(each.model, 0) if first else 0,
+                told.pending if told is not None and one.member.alive else 0,
+                told.batches if told is not None and one.member.alive else (),
+                each.closing,
+            )
+        )
+    return ExecutorView(
+        id=registration.executor,
+        name=registration.name,
+        host=registration.host,
+        pid=registration.pid,
+        state=one.state,
+        started_ms=registration.started_ms,
+        drained=not now.drained.isdisjoint((registration.name, registration.executor)),
+        killable=registration.name in killable and one.member.alive,
+        cpu=round(machine.cpu_utilization, 3) if machine is not None else NO_NUMBER,
+        memory=_share(machine.memory_used, machine.memory_total) if machine is not None else NO_NUMBER,
+        gpus=tuple(gpu.utilization or 0.0 for gpu in report.gpus) if report is not None else (),
+        models=tuple(served),
+    )
+
+
+def _models(now: Snapshot, since: Grown, elapsed_s: float) -> Iterable[ModelView]:
+    for load in served_loads(now.executors, now.records):
+        record = now.records[load.model]
+        serving = [
+            (one, served)
+            for one in now.executors
+            if one.member.usable
+            for served in one.registration.models
+            if (served.model, served.version) == (load.model, load.version)
+        ]
+        line = now.lines.get(load.model) or WaitingLine()
+        whole = statistics_of(load.model, load.version, now.counts.get(load, {}))
+        recent = since.get(load)
+        yield ModelView(
+            name=load.model,
+            version=load.version,
+            kind=kind_of(record),
+            backend=record.config.backend or record.config.platform,
+            max_batch_size=record.config.max_batch_size,
+            executors=len(serving),
+            slots=sum(served.instances * served.slots for _, served in serving),
+            used=sum(one.sequences.get(load.model, 0) for one, _ in serving),
+            live=now.live.get(load.model, 0),
+            waiting=line.first,
+            paged=max(0, line.paged.total()),
+            pending=_pending(load, now, line),
+            steps_per_s=rate(recent.durations["success"].count, elapsed_s) if recent is not None else 0.0,
+            request_ms=mean_ms([recent], "success") if recent is not None else NO_NUMBER,
+            batch=mean_batch([recent]) if recent is not None else NO_NUMBER,
+            succeeded=whole.durations["success"].count,
+            failed=sum(whole.failures.values()),
+        )
+
+
+def kind_of(record: ModelRecord) -> str:
+    """What sort of model it is, in a word."""
+    if record.config.ensemble:
+        return "ensemble"
+    return "stateless" if record.config.sequence_batching is None else "sequences"
+
+
+def _pending(load: ModelLoad, now: Snapshot, line: WaitingLine) -> int:
+    at_executors = sum(
+        each.pending
+        for report in now.reports.values()
+        for each in report.models
+        if (each.model, each.version) == (load.model, load.version)
+    )
+    return at_executors + line.steps[load.version] + now.queued.get((load.model, load.version), 0)
+
+
+def chart_point(now: Snapshot, since: Sequence[ModelStatistics], elapsed_s: float) -> ChartPoint:
+    """The mesh as a whole since the reading before."""
+    return ChartPoint(
+        at_ms=now.at_ms,
+        steps_per_s=rate(sum(each.durations["success"].count for each in since), elapsed_s),
+        failed_per_s=rate(sum(sum(each.failures.values()) for each in since), elapsed_s),
+        request_ms=mean_ms(since, "success"),
+        queue_ms=mean_ms(since, "queue"),
+        compute_ms=_sum_of_means(since, ("compute_input", "compute_infer", "compute_output")),
+        batch=mean_batch(since),
+        live=sum(now.live.values()),
+        waiting=sum(line.first for line in now.lines.values()),
+    )
+
+
+def rate(count: int, elapsed_s: float) -> float:
+    """Per second."""
+    return round(count / elapsed_s, 2) if elapsed_s else 0.0
+
+
+def mean_ms(since: Sequence[ModelStatistics], duration: str) -> float:
+    """The mean of a duration, ms; `NO_NUMBER` if none was measured."""
+    count = sum(each.durations[duration].count for each in since)
+    return round(sum(each.durations[duration].ns for each in since) / count / 1e6, 3) if count > 0 else NO_NUMBER
+
+
+def _sum_of_means(since: Sequence[ModelStatistics], durations: Sequence[str]) -> float:
+    means = [mean_ms(since, duration) for duration in durations]
+    return NO_NUMBER if NO_NUMBER in means else round(sum(means), 3)
+
+
+def mean_batch(since: Sequence[ModelStatistics]) -> float:
+    """Rows of a batch, on average."""
+    executions = sum(each.execution_count for each in since)
+    rows = sum(batch.batch_size * batch.compute_infer.count for each in since for batch in each.batches)
+    return round(rows / executions, 2) if executions else NO_NUMBER
+
+
+def sequence_view(status: SequenceStatus, story: Story | None) -> SequenceView:
+    return SequenceView(
+        id=status.id,
+        model=status.model,
+        version=status.version,
+        requested_version=status.requested_version,
+        state=status.state,
+        executor=status.executor,
+        instance=-1 if status.instance is None else status.instance,
+        slot=-1 if status.slot is None else status.slot,
+        steps=status.last_step,
+        open=status.open_steps,
+        behind=status.behind,
+        recoverable=status.recoverable,
+        closed=status.closed,
+        begun_ms=status.begun_ms,
+        used_ms=status.used_ms,
+        idle_left_ms=-1 if status.idle_left_ms is None else status.idle_left_ms,
+        changed_ms=story.changed_ms if story is not None else 0,
+        came_from=story.came_from if story is not None and story.changed_ms else "",
+    )
+
+
+def watched_view(status: SequenceStatus | None, story: Story | None) -> WatchedView:
+    """The story of a sequence. One that the mesh has forgotten keeps what the console has seen of it."""
+    shown = status or (story.status if story is not None else None)
+    return WatchedView(
+        sequence_view(shown, story) if shown is not None else None, tuple(story.lines) if story is not None else ()
+    )
+
+
+class ChartPoints:
+    """The points of the charts, oldest first."""
+
+    def __init__(self) -> None:
+        self._points: deque[ChartPoint] = deque(maxlen=POINTS_KEPT)
+
+    @property
+    def points(self) -> list[ChartPoint]:
+        return list(self._points)
+
+    def add(self, point: ChartPoint) -> None:
+        self._points.append(point)
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 3) if whole else NO_NUMBER

@@ -1,0 +1,69 @@
+import type { Named, Sequence } from "./types";
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+export function count(value: number): string {
+  return whole.format(value);
+}
+
+export function compact(value: number): string {
+  return value < 10_000 ? whole.format(value) : short.format(value);
+}
+
+/** A rate or mean with as many digits as say something; a dash for nothing. */
+export function measure(value: number): string {
+  if (value < 0) return "–";
+  if (value >= 100 || Number.isInteger(value)) return compact(value);
+  return value.toFixed(value >= 10 ? 1 : 2);
+}
+
+export function milliseconds(value: number): string {
+  if (value < 0) return "–";
+  return value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${measure(value)} ms`;
+}
+
+export function duration(ms: number): string {
+  const seconds = Math.max(0, ms) / 1000;
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
+}
+
+export function clock(ms: number): string {
+  return new Date(ms).toLocaleTimeString("en-GB");
+}
+
+export function percent(share: number): string {
+  return share < 0 ? "–" : `${Math.round(share * 100)} %`;
+}
+
+/** Name of a sequence, the same over its life: model, version that its client names, id with its type. */
+export function keyOf(one: Sequence): string {
+  return `${one.model}|${one.requested_version}|${typeof one.id}|${one.id}`;
+}
+
+export function linkOf(one: Sequence): string {
+  const named = { model: one.model, id: String(one.id), version: one.requested_version };
+  const type: Record<string, string> = typeof one.id === "string" ? { type: "string" } : {};
+  return `#/sequence?${new URLSearchParams({ ...named, ...type })}`;
+}
+
+export function namedBy(query: URLSearchParams): Named | null {
+  const [model, id] = [query.get("model"), query.get("id")];
+  if (!model || !id) return null;
+  return { model, id, version: query.get("version") ?? "", string: query.get("type") === "string" };
+}
+
+/** An id as people read it: a text that looks like a number stands in quotes, because 42 and "42" differ. */
+export function idText(one: Sequence): string {
+  return typeof one.id === "string" && /^\d+$/.test(one.id) ? `"${one.id}"` : String(one.id);
+}
+
+/** A hue by which a sequence is recognised when it moves. Never the only sign: its id stands beside it. */
+export function hueOf(one: Sequence): number {
+  let hash = 7;
+  for (const character of keyOf(one)) hash = (hash * 31 + character.charCodeAt(0)) >>> 0;
+  return Math.round((hash * 137.508) % 360);
+}

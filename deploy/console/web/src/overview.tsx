@@ -1,0 +1,68 @@
+import { Batches, Lines } from "./charts";
+import { EventList } from "./events";
+import { Executors } from "./executors";
+import { compact, measure, milliseconds } from "./format";
+import { KillReport } from "./kill";
+import type { State } from "./store";
+import type { View } from "./types";
+
+interface Props {
+  view: View;
+  state: State;
+  signedIn: boolean;
+  signIn: () => void;
+}
+
+export function Overview({ view, state, signedIn, signIn }: Props) {
+  const { point } = view;
+  const alive = view.executors.filter((one) => one.state !== "dead").length;
+  const moving = view.models.reduce((sum, one) => sum + one.paged, 0);
+  return (
+    <>
+      <h1 class="sr-only">Overview</h1>
+      <dl class="numbers">
+        <Figure name="Steps per second" value={measure(point.steps_per_s)} />
+        <Figure name="Live sequences" value={compact(point.live)} note={moving ? `${compact(moving)} paged` : ""} />
+        <Figure name="Waiting for a slot" value={compact(point.waiting)} tone={point.waiting ? "warn" : ""} />
+        <Figure name="Request, mean" value={milliseconds(point.request_ms)} />
+        <Figure name="Rows of a batch" value={measure(point.batch)} />
+        <Figure name="Executors alive" value={`${alive} of ${view.executors.length}`} tone={alive < view.executors.length ? "warn" : ""} />
+      </dl>
+      <KillReport kill={state.kill} />
+      <Executors view={view} canKill={state.begin?.can_kill ?? false} signedIn={signedIn} signIn={signIn} killed={state.kill?.id ?? ""} />
+      <section aria-labelledby="charts">
+        <h2 id="charts">The last minutes</h2>
+        <div class="charts">
+          <Lines title="Steps per second" points={state.points} series={[["steps", "steps_per_s"]]} unit="" />
+          <Lines
+            title="Mean time of a request"
+            points={state.points}
+            series={[["in all", "request_ms"], ["waiting", "queue_ms"], ["computing", "compute_ms"]]}
+            unit="ms"
+          />
+          <Lines title="Sequences" points={state.points} series={[["live", "live"], ["waiting for a slot", "waiting"]]} unit="" />
+          <Batches batches={view.batches} />
+        </div>
+      </section>
+      <section aria-labelledby="latest">
+        <div class="row">
+          <h2 id="latest">Latest events</h2>
+          <a href="#/events">All events</a>
+        </div>
+        <EventList events={state.events.slice(-8)} />
+      </section>
+    </>
+  );
+}
+
+function Figure({ name, value, note = "", tone = "" }: { name: string; value: string; note?: string; tone?: string }) {
+  return (
+    <div class={tone}>
+      <dt>{name}</dt>
+      <dd>
+        {value}
+        {note && <small> {note}</small>}
+      </dd>
+    </div>
+  );
+}

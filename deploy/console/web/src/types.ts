@@ -1,0 +1,127 @@
+// What the console sends: deploy/console/view.py, events.py and stories.py say what each field means.
+
+export interface Served {
+  model: string;
+  version: string;
+  instances: number;
+  slots: number;
+  held: number;
+  pending: number;
+  batches: number[];
+  closing: boolean;
+}
+
+export interface Executor {
+  id: string;
+  name: string;
+  host: string;
+  pid: number;
+  state: "serving" | "closing" | "leaving" | "dead";
+  started_ms: number;
+  drained: boolean;
+  killable: boolean;
+  cpu: number;
+  memory: number;
+  gpus: number[];
+  models: Served[];
+}
+
+export interface Model {
+  name: string;
+  version: string;
+  kind: "sequences" | "stateless" | "ensemble";
+  backend: string;
+  max_batch_size: number;
+  executors: number;
+  slots: number;
+  used: number;
+  live: number;
+  waiting: number;
+  paged: number;
+  pending: number;
+  steps_per_s: number;
+  request_ms: number;
+  batch: number;
+  succeeded: number;
+  failed: number;
+}
+
+export interface Sequence {
+  id: number | string;
+  model: string;
+  version: string;
+  requested_version: string;
+  state: string;
+  executor: string;
+  instance: number;
+  slot: number;
+  steps: number;
+  open: number;
+  behind: number;
+  recoverable: boolean;
+  closed: boolean;
+  begun_ms: number;
+  used_ms: number;
+  idle_left_ms: number;
+  changed_ms: number;
+  came_from: string;
+}
+
+export interface Point {
+  at_ms: number;
+  steps_per_s: number;
+  failed_per_s: number;
+  request_ms: number;
+  queue_ms: number;
+  compute_ms: number;
+  batch: number;
+  live: number;
+  waiting: number;
+}
+
+export interface News {
+  number: number;
+  at_ms: number;
+  tone: "good" | "note" | "warn" | "bad";
+  text: string;
+  about: string;
+}
+
+export interface View {
+  at_ms: number;
+  took_ms: number;
+  executors: Executor[];
+  services: [string, string, string][];
+  models: Model[];
+  sequences: Sequence[];
+  is_complete: boolean;
+  point: Point;
+  batches: [number, number][];
+}
+
+export interface Begin {
+  points: Point[];
+  events: News[];
+  every_ms: number;
+  can_kill: boolean;
+  release: string;
+}
+
+export interface StoryLine {
+  at_ms: number;
+  kind: string;
+  text: string;
+}
+
+export interface Watched {
+  sequence: Sequence | null;
+  lines: StoryLine[];
+}
+
+/** A sequence as a link names it. */
+export interface Named {
+  model: string;
+  id: string;
+  version: string;
+  string: boolean;
+}
