@@ -224,7 +224,7 @@ def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:
             *served,
             Route("/api/health", routes.health),
             Route("/api/session", routes.session),
-            Route("/api/live", Stream(routes)),
+            Route("/api/live", PageStream(routes)),
             Route("/api/sequences", routes.search),
             Route("/api/models/{name}", routes.model),
             Route("/api/executors/{name}/kill", routes.kill, methods=["POST"]),
@@ -234,7 +234,7 @@ def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:
     return Guarded(app, routes.access)
 
 
-class Stream:
+class PageStream:
     """The stream as an application of its own: Starlette's responses have no bound on a browser that does not read."""
 
     def __init__(self, routes: ConsoleRoutes) -> None:
