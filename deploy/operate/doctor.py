@@ -26,6 +26,7 @@ from deploy.operate.operating import OperatedMesh, connected, found_mesh, locate
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.store.commands import Redis
 from shared.store.company import services
+from shared.store.redis_client import POLICIES
 from shared.store.waiting_line import read_lines
 
 PINGS = 9
@@ -97,9 +98,7 @@ async def server_facts(redis: Redis) -> ServerFacts:
     with suppress(NoPermissionError):
         info = await redis.info()
     with suppress(ResponseError):
-        config = await redis.config_get(
-            "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
-        )
+        config = await redis.config_get(*POLICIES)
     return ServerFacts(info, config, statistics.median(took), statistics.median(skews))
 
 

@@ -66,6 +66,9 @@ ENVELOPE_BYTES = 64 << 10
 RESHARDING = 0
 """Number of shards while `seqmesh reshard` moves the keys: no process of any release takes it for its own."""
 
+POLICIES = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
+"""Names of the server's settings that decide what it may lose (`risks`)."""
+
 RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
 
 
@@ -294,9 +297,7 @@ def check_server_info(info: Mapping[str, Any]) -> None:
 
 async def _check_policies(redis: Redis, *, replicas: int) -> None:
     try:
-        config: dict[str, str] = await redis.config_get(
-            "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
-        )
+        config: dict[str, str] = await redis.config_get(*POLICIES)
     except ResponseError:
         # Managed services forbid CONFIG; then only the operator can know the policy.
         logs.warning("redis config unreadable", remedy="make sure that maxmemory-policy is noeviction")

@@ -128,9 +128,9 @@ local function with_recent(ids, n, committed)
   return string.sub(ids, from)
 end
 
--- Notes that this caller waits for step n too, once; false if it does already. A caller that asks again and again has usually stopped waiting under
--- its older tokens: so if there are too many, the oldest gives way, and is told. The first caller stands in the inbox
--- entry, and never gives way.
+-- Notes that this caller waits for step n too, once; false if it does already. A caller that asks again and again has
+-- usually stopped waiting under its older tokens: so if there are too many, the oldest gives way, and is told. The first
+-- caller stands in the inbox entry, and never gives way.
 local function join(step, n, record)
   local field, caller = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
   local joined = redis.call('HGET', step.record, field) or ''

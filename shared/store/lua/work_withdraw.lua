@@ -1,5 +1,6 @@
 -- Gives up requests whose callers have gone, or whose timeout has ended, if they are still in the queue. A request that
--- is being run runs on; if its callers have gone, `work_answers` tells its executor. A request that was taken once, and put back, cannot be late any more (work_requeue.lua).
+-- is being run runs on; if its callers have gone, `work_answers` tells its executor. A request that was taken once, and
+-- put back, cannot be late any more (work_requeue.lua).
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
 -- ARGV   1 reply   2 CANCELED: the callers have gone; REJECTED: the timeout has ended   3... ids
