@@ -14,6 +14,8 @@ from typing import Generic, Protocol, TextIO, TypeVar
 
 import click
 
+from deploy.local.terminal import printable
+
 PATIENCE_S = 0.3
 """A text whose answer takes longer than this is shown as waiting."""
 PLAIN_EVERY = 12
@@ -112,8 +114,3 @@ class Screen(Generic[ViewT]):
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
-
-
-def printable(text: str) -> str:
-    """The text as one line: characters that would move the cursor become blanks."""
-    return "".join(character if character.isprintable() else " " for character in text)

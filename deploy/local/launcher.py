@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -323,20 +324,18 @@ class Launcher:
                 if self._settings.console:
                     executors = [name for name, child in self._plans.items() if child.state.service == "executor"]
                     await stack.enter_async_context(control_served(self._control, executors, self._kill))
-                background = [
-                    tasks.create_task(self._announce_readiness(), name="readiness"),
-                    tasks.create_task(self._relay_logs(), name="logs"),
-                ]
-                await self._supervise(tasks)
-                for task in background:
-                    task.cancel()
+                logs = tasks.create_task(self._relay_logs(), name="logs")
+                progress = tasks.create_task(self._show_progress(), name="progress")
+                await self._supervise(tasks, progress)
+                logs.cancel()
         finally:
             self._relay_new_lines()
             self._state_path.unlink(missing_ok=True)
         assert self._exit_code is not None
         return self._exit_code
 
-    async def _supervise(self, tasks: asyncio.TaskGroup) -> None:
+    async def _supervise(self, tasks: asyncio.TaskGroup, progress: asyncio.Task[None]) -> None:
+        """Handles events until the end. progress: what shows a mesh that starts or runs; ends when the mesh stops"""
         self._events.put_nowait(MeshEvent.BEGIN)
         while self._exit_code is None:
             event = await self._next_event()
@@ -344,6 +343,8 @@ class Launcher:
                 say("stopping")
             for action in self._supervision.handle(event, now_ms()):
                 await self._perform(action, tasks)
+            if self._supervision.stopping:
+                progress.cancel()
 
     async def _next_event(self) -> Event:
         wake_ms = self._supervision.wake_ms()
@@ -424,6 +425,23 @@ class Launcher:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2))
         new.replace(self._state_path)
 
+    async def _show_progress(self) -> None:
+        await self._announce_readiness()
+        consoles = [child.state for child in self._plans.values() if child.state.service == "console"]
+        if not (self._settings.live and consoles and sys.stdout.isatty()):
+            return
+        # Imported here: a mesh that runs without a terminal needs neither package.
+        try:
+            live_view = import_module("deploy.local.live_view")
+        except ModuleNotFoundError as missing:
+            say(f"no live view without {missing.name}: pip install 'seqmesh[local]', or give --no-live")
+            return
+        url = f"http://{reachable(self._settings.host)}:{consoles[0].http_port}"
+        try:
+            await live_view.shown(url, self._settings.console_token)
+        except Exception as failure:  # noqa: BLE001 -- a picture must not end the mesh that it shows
+            say(f"the live view has ended ({type(failure).__name__}: {failure}); the mesh runs on")
+
     async def _announce_readiness(self) -> None:
         """Lets the services start when the server takes commands, and announces when every gateway is ready."""
         if self._server is not None:
@@ -441,7 +459,7 @@ class Launcher:
         self._ready = True
         self._write_state()
         self._events.put_nowait(MeshEvent.MESH_READY)
-        say(self._ready_line())
+        say(self._ready_text())
 
     async def _not_ready(self) -> list[str]:
         """Gateways that are not ready, each with the reason."""
@@ -453,20 +471,21 @@ class Launcher:
     def _gateways(self) -> list[ChildState]:
         return [child.state for child in self._plans.values() if child.state.service == "gateway"]
 
-    def _ready_line(self) -> str:
+    def _ready_text(self) -> str:
+        """Where the mesh is found: one line, which a program may read; on a terminal a line for each place."""
         host, gateways = reachable(self._settings.host), self._gateways()
         where = "; ".join(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways)
         metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
-        token = self._settings.console_token
-        console = "".join(
-            f"console http://{host}:{child.state.http_port}/#token={token}; "
+        consoles = [
+            f"console http://{host}:{child.state.http_port}/#token={self._settings.console_token}"
             for child in self._plans.values()
             if child.state.service == "console"
-        )
-        return (
-            f"ready: {where}; {console}metrics {metrics}; redis {url_without_password(self._redis_url)}. "
-            f"Try, in another terminal: {self._demo_command()}"
-        )
+        ]
+        places = [where, *consoles, f"metrics {metrics}", f"redis {url_without_password(self._redis_url)}"]
+        advice = f"Try, in another terminal: {self._demo_command()}"
+        if sys.stdout.isatty():
+            return "\n    ".join(["ready:", *places, advice])
+        return f"ready: {'; '.join(places)}. {advice}"
 
     def _demo_command(self) -> str:
         """The command line of the demo, beginning as this program was called, so that it can be pasted."""
@@ -486,7 +505,7 @@ class Launcher:
     def _relay_new_lines(self) -> None:
         for name, log in self._log_files.items():
             for line in log.new_important_lines():
-                click.echo(f"{name} | {line}", err=True)
+                click.echo(f"{name} | {line}", file=sys.stderr)
 
 
 class LogFile:
@@ -586,5 +605,5 @@ def now_ms() -> int:
 
 
 def say(text: str) -> None:
-    click.echo(f"seqmesh: {text}")
-    sys.stdout.flush()
+    # With the file named: click has its own way to standard output, past the live view, which stands in its place.
+    click.echo(f"seqmesh: {text}", file=sys.stdout)

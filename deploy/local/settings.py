@@ -55,6 +55,11 @@ class UpSettings(MeshSettings):
         group="Console",
         secret=True,
     )
+    live: bool = setting(
+        default=True,
+        help="Whether a terminal shows the mesh in a few lines below the messages: what the console shows, in short.",
+        group="Console",
+    )
     # Below the 15 s for which a gateway lets requests wait for a model whose executors have died.
     restart_pause_max_ms: int = setting(
         5_000,

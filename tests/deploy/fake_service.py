@@ -1,7 +1,7 @@
 """Stands for a service in the launcher's tests: `fake_service.py <service> --name=... [--http-port=...]`.
 
 Behaviour by environment: FAKE_FAILS names a child that exits at once with code 1; FAKE_STUBBORN one that ignores
-SIGTERM. A gateway answers its readiness with 200.
+SIGTERM. A gateway answers its readiness with 200, a console its stream with FAKE_STREAM.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(os.environ.get("FAKE_STREAM", "").encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- http.server's name
         pass
 
 
-if service == "gateway":
-    http.server.HTTPServer((values["host"], int(values["http-port"])), Ready).serve_forever()
+port = values.get("http-port") or values.get("console-port")
+if port:
+    http.server.HTTPServer((values["host"], int(port)), Ready).serve_forever()
 threading.Event().wait()

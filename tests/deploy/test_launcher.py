@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import re
 import signal
 import socket
@@ -31,6 +32,12 @@ ports = dict(http_port=0, grpc_port=0, metrics_port=0, console_port=0)
 settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), **ports, **sizes)
 sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
 """
+
+
+CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+FIGURES = '"steps_per_s": 7, "failed_per_s": 0, "request_ms": -1, "batch": -1, "live": 5, "waiting": 0'
+STREAM = f'event: view\ndata: {{"executors": [], "point": {{{FIGURES}}}}}\n\n'
+"""What a console tells: a mesh without executors that somehow takes steps."""
 
 
 class Launched:
@@ -314,3 +321,77 @@ def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monk
             assert log.path.stat().st_size == 0
 
     assert len((tmp_path / "a.log.1").read_text().splitlines()) == 1
+
+
+def on_a_terminal(data_dir: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A launcher of stand-ins whose output is a terminal; with the terminal's other end."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(data_dir)],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **environment},
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def reads_until(terminal: int, text: str) -> str:
+    """What the terminal was told, without control sequences, as soon as `text` is among it."""
+    told = ""
+    while text not in told:
+        try:
+            told += CONTROL_SEQUENCE.sub("", os.read(terminal, 1 << 16).decode(errors="replace"))
+        except OSError:
+            pytest.fail(f"{text!r} was not said:\n{told}")
+    return told
+
+
+def test_a_terminal_shows_the_mesh_below_the_messages_and_is_left_in_order(tmp_path: Path) -> None:
+    process, terminal = on_a_terminal(tmp_path / "mesh", FAKE_STREAM=STREAM)
+    try:
+        told = reads_until(terminal, "0 executors · 5 sequences · 7 steps/s")
+        assert told.index("ready:\r\n    http://127.0.0.1:") < told.index("0 executors ·")
+
+        process.send_signal(signal.SIGINT)
+
+        reads_until(terminal, "stopping")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("event: view\ndata: {}\n\n", "the console tells what this release does not read"),
+        ("nothing of the kind\n\n", "waiting for the console"),
+    ],
+)
+def test_what_cannot_be_read_harms_no_mesh(tmp_path: Path, told: str, shown: str) -> None:
+    process, terminal = on_a_terminal(tmp_path / "mesh", FAKE_STREAM=told)
+    try:
+        reads_until(terminal, shown)
+        process.send_signal(signal.SIGINT)
+        reads_until(terminal, "stopping")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"SEQMESH_LIVE": "false"}])
+def test_a_terminal_that_cannot_draw_or_need_not_gets_plain_lines(tmp_path: Path, environment: dict[str, str]) -> None:
+    process, terminal = on_a_terminal(tmp_path / "mesh", FAKE_STREAM="", **environment)
+    try:
+        reads_until(terminal, "ready:")
+        process.send_signal(signal.SIGINT)
+        assert "\x1b" not in reads_until(terminal, "stopping")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
