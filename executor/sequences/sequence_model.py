@@ -464,9 +464,9 @@ class SequenceModel:
     def _commit(self, commit: Commit, finished: FinishedBatch | None) -> None:
         instance = self._instances[commit.instance]
         if finished is not None:
-            for given in commit.answers:
-                if given.how is HowAnswered.RAN and given.queued.message.traceparent:
-                    self._trace(given, finished)
+            ran = [given for given in commit.answers if given.how is HowAnswered.RAN]
+            if traced := [given for given in ran if given.queued.message.traceparent]:
+                self._trace(traced, finished)
         steps = instance.commits.of(commit, finished)
         if steps:
             instance.answered = self._committer.put(self, steps)
@@ -513,12 +513,23 @@ class SequenceModel:
         described = self._instances[owned.instance].worker.describe_state(owned.slot)
         described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
 
-    def _trace(self, given: StepAnswer, finished: FinishedBatch) -> None:
-        """Records a step's spans up to here; the span `checkpoint` follows when its commit comes back."""
+    def _trace(self, ran: Sequence[StepAnswer], finished: FinishedBatch) -> None:
+        """Records a batch, and its steps' spans up to here; their `checkpoint` follows when the commit comes back."""
+        batch = self._tracing.record_batch(
+            [given.queued.message.traceparent for given in ran],
+            finished.began_ns,
+            finished.ended_ns,
+            batch_size=len(finished.result.rows),
+            model=self.model,
+        )
+        for given in ran:
+            self._trace_step(given, finished, batch)
+
+    def _trace_step(self, given: StepAnswer, finished: FinishedBatch, batch: str) -> None:
         step, message = given.queued.step, given.queued.message
-        links: list[str] = []
+        links = [batch]
         if given.predecessor is not None:
-            links = [takeover_traceparent(step.sequence, step.epoch), given.predecessor]
+            links += [takeover_traceparent(step.sequence, step.epoch), given.predecessor]
         record, parent = self._tracing.record, message.traceparent
         delivered_ns = entry_time_ns(step.entry)
         record(parent, SpanName.SCHEDULE, message.arrived_ns, delivered_ns)

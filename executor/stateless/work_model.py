@@ -309,7 +309,7 @@ class WorkModel:
             )
             reply = answer(row, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
             done.append(WorkDone(id, reply, counts, None if isinstance(row, RowError) else self._stored(message)))
-            self._trace(message, began_ns, ended_ns, len(batch))
+        self._trace([message for _, message in batch], began_ns, ended_ns)
         execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
         return done, execution
 
@@ -333,7 +333,7 @@ class WorkModel:
             # A backend without response senders gives the only answer at once.
             only = None if isinstance(row, RowResult) and row.open else row
             open_rows.conclude(one, (began_ns, result.timings), last=only)
-            self._trace(one.key.message, began_ns, time.time_ns(), len(batch))
+        self._trace([message for _, message in batch], began_ns, time.time_ns())
         size = sum(rows_of(self.config, message.inputs) for _, message in batch)
         counts = self._statistics.execution(batch_size=size, timings=result.timings, ended_ns=time.time_ns())
         # They go with the next request that is finished.
@@ -369,10 +369,15 @@ class WorkModel:
             return None
         return Stored(entry_name(scope, self._statistics.load.generation, message.cache_key), message.cache_bytes)
 
-    def _trace(self, message: InferMessage, began_ns: int, ended_ns: int, batch_size: int) -> None:
-        if message.traceparent:
+    def _trace(self, ran: Sequence[InferMessage], began_ns: int, ended_ns: int) -> None:
+        """Records a batch and what it ran."""
+        traced = [message for message in ran if message.traceparent]
+        parents = [message.traceparent for message in traced]
+        size = len(ran)
+        batch = self._tracing.record_batch(parents, began_ns, ended_ns, batch_size=size, model=self.model)
+        for message in traced:
             self._tracing.record(message.traceparent, SpanName.QUEUE, message.arrived_ns, began_ns)
-            self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=batch_size)
+            self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, [batch], batch_size=size)
 
 
 class OpenWork(msgspec.Struct, frozen=True, eq=False):

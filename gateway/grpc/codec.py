@@ -21,6 +21,7 @@ from gateway.requests.classification import classified
 from gateway.requests.forwarding import RESERVED_PREFIX
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.requests.waiting import Answer
+from shared.contract.endpoints import Endpoint
 from shared.contract.errors import MeshError, RequestError, SequenceError
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
@@ -46,7 +47,10 @@ INT64_MAX = (1 << 63) - 1
 
 
 def decode_request(
-    request: InferRequest, metadata: CallMetadata = NO_METADATA, regions: Regions = NO_REGIONS
+    request: InferRequest,
+    metadata: CallMetadata = NO_METADATA,
+    regions: Regions = NO_REGIONS,
+    endpoint: Endpoint = Endpoint.MODEL_INFER,
 ) -> InferCall:
     """The call that a request makes.
 
@@ -100,6 +104,7 @@ def decode_request(
         origin=metadata.call,
         first_answer=first_answer,
         wants_empty_final=wants_empty_final,
+        endpoint=endpoint,
     )
 
 

@@ -49,6 +49,7 @@ from gateway.requests.admission import InferCall, has_many_strings, with_strings
 from gateway.requests.inference import OnOpen
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer, PendingRequest
+from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, MeshError, ModelError, UnavailableError
 from shared.process import logs
 
@@ -203,7 +204,7 @@ class InferStream:
         wants_empty_final = False
         try:
             forms = requested_forms(request, self._regions)
-            call = decode_request(request, self._metadata, self._regions)
+            call = decode_request(request, self._metadata, self._regions, Endpoint.MODEL_STREAM_INFER)
             size = sum([len(tensor.raw) for tensor in call.inputs])
             wants_empty_final = call.wants_empty_final
             if has_many_strings(call):

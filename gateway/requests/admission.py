@@ -17,6 +17,7 @@ import msgspec
 from gateway.models.versions import check_version_text
 from shared.contract.batch_shape import ShapeKeys, rows_of
 from shared.contract.calls import NO_CALL, CallOrigin
+from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, RequestError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX
@@ -68,7 +69,7 @@ class InferCall(msgspec.Struct, frozen=True):
     string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
     part             of a stateful step of an ensemble; None for what a client sent
     origin           of a call that a model made; None for what a client sent
-    endpoint         the caller's name in Triton's refusal of decoupled models
+    endpoint         by which way it came
     first_answer     request parameter `sequence_answer`: of a decoupled model's answers, the first one that the caller
                      lacks
     wants_empty_final  of a decoupled model, the caller wants a last answer that has nothing to give
@@ -91,7 +92,7 @@ class InferCall(msgspec.Struct, frozen=True):
     string_problems: Mapping[str, str] | None = None
     part: EnsemblePart | None = None
     origin: CallOrigin | None = None
-    endpoint: str = "ModelInfer RPC"
+    endpoint: Endpoint = Endpoint.MODEL_INFER
     first_answer: int = 1
     wants_empty_final: bool = False
 

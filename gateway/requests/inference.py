@@ -302,6 +302,7 @@ class Inference:
             start=bool(admitted.flags & StepFlag.START),
             trace_headers=call.trace_headers,
             arrived_ns=message.arrived_ns,
+            endpoint=call.endpoint,
         )
         if not span.traceparent:
             return admitted, span
@@ -311,8 +312,8 @@ class Inference:
 
 def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:
     if done.cancelled():
-        span.end("the caller left")
+        span.end("the caller left", Code.CANCELLED)
     elif error := done.exception():
-        span.end(str(error))
+        span.end(str(error), error.code if isinstance(error, MeshError) else type(error).__name__)
     else:
         span.end()

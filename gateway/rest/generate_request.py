@@ -20,6 +20,7 @@ from gateway.requests.admission import InferCall, Parameter, error_about
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import JsonError, members, parse, text_of
 from gateway.rest.request import MESH_PARAMETERS, custom_parameter
+from shared.contract.endpoints import Endpoint
 from shared.contract.errors import RequestError
 from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor, element_count
@@ -53,7 +54,11 @@ def decode_generate(body: bytes, call: InferCall, config: ModelConfig) -> InferC
         except RequestError as error:
             raise error.within(f"Converting keyword: '{NESTED}': ") from error
     return msgspec.structs.replace(
-        call, inputs=tuple(reading.tensors.values()), parameters=reading.parameters, **reading.fields
+        call,
+        inputs=tuple(reading.tensors.values()),
+        parameters=reading.parameters,
+        endpoint=Endpoint.GENERATE,
+        **reading.fields,
     )
 
 

@@ -16,6 +16,7 @@ from gateway.requests.inference import Inference
 from gateway.rest.body import BULKY_BYTES, Headers, read_body
 from gateway.rest.json_values import parsing_bytes
 from gateway.rest.request import forwarded_headers
+from shared.contract.endpoints import Endpoint
 
 T = TypeVar("T")
 Decode = Callable[[bytes, InferCall], tuple[InferCall, T]]
@@ -56,7 +57,7 @@ class Receiver:
             path.get("version", ""),
             session_id=headers.session_id,
             trace_headers=headers.trace,
-            endpoint="HTTP end point",
+            endpoint=Endpoint.INFER,
         )
         call, wanted = decode(body, call)
         if self._forward is not None:

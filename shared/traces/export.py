@@ -30,6 +30,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from shared.process import logs
+from shared.traces.conventions import CONVENTIONAL, ROLES, Role
 from shared.traces.spans import FinishedSpan
 
 QUEUE_SPANS = 8192
@@ -172,9 +173,9 @@ class SdkSink:
             context,
             parent,
             self._resource,
-            span.attributes,
+            {**CONVENTIONAL.get(span.name, {}), **span.attributes},
             links=[Link(SpanContext(trace, one, is_remote=True, trace_flags=SAMPLED)) for trace, one in span.links],
-            kind=SpanKind.SERVER if span.server else SpanKind.INTERNAL,
+            kind=SpanKind[ROLES.get(span.name, Role.INTERNAL).name],
             status=Status(StatusCode.ERROR, span.error) if span.error else OK,
             start_time=span.start_ns,
             end_time=span.end_ns,

@@ -13,6 +13,7 @@ AttributeValue = str | bool | int | float
 class SpanName(StrEnum):
     START = "sequence.start"
     STEP = "step"
+    BATCH = "batch"
     GATEWAY = "gateway"
     SCHEDULE = "schedule"
     QUEUE = "queue"
@@ -35,7 +36,6 @@ class FinishedSpan:
     start_ns, end_ns  wall clock
     error       "" for success
     trace_state the client's, for a span in the client's trace
-    server      it answers a request from outside
     """
 
     name: str
@@ -48,7 +48,6 @@ class FinishedSpan:
     links: Sequence[tuple[int, int]] = ()
     error: str = ""
     remote: bool = False
-    server: bool = False
     trace_state: str = ""
 
 

@@ -16,12 +16,14 @@ of a running sequence is complete up to its last step.
     ├── sequence.paged_in     the wait for a slot of a sequence that had given its own up        scheduler
     ├── sequence.expired      idle too long                                                      scheduler
     └── sequence.end          the END was committed                                              executor
+    batch                     a batch of steps of any sequences: a trace of its own              executor
 
-Links lead across executors: a new owner's first `compute` links to its `sequence.takeover` (whose id follows from
-sequence and epoch) and to the last committed step, whose context the checkpoint carries. Links also lead to clients: a
-sequence has one trace but many callers, so the context that a client sends with a step becomes a link of that step's
-span, and its trace id an attribute. A request of no sequence has only one caller: there the client's context is the
-parent, and the span belongs to the client's trace.
+A batch's span links to the steps that it ran, and the `compute` of each of them to it. Links lead across executors: a
+new owner's first `compute` links to its `sequence.takeover` (whose id follows from sequence and epoch) and to the last
+committed step, whose context the checkpoint carries. Links also lead to clients: a sequence has one trace but many
+callers, so the context that a client sends with a step becomes a link of that step's span, and its trace id an
+attribute. A request of no sequence has only one caller: there the client's context is the parent, and the span belongs
+to the client's trace.
 
 Runs of one correlation id share the trace, each with a `sequence.start` of its own. The first step of a record is the
 root; a START that continues a live record is a child of it with an id of its own. If an id is used again after its
@@ -35,7 +37,8 @@ sampled, `begin_step` returns one shared object that does nothing; its tracepare
 returns at once. Tracing is off unless a variable of the OpenTelemetry standard asks for it; only then is its SDK
 imported. A slow or dead collector is never waited for.
 
-Attributes are named `seqmesh.<name>`, after the keyword that they were given by.
+Attributes are named `seqmesh.<name>`, after the keyword that they were given by; `shared.traces.conventions` adds those
+of OpenTelemetry's semantic conventions.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shared.contract.endpoints import Endpoint
 from shared.contract.ids import Epoch, SequenceId, model_of
 from shared.traces.context import (
     ClientContext,
@@ -63,6 +67,7 @@ from shared.traces.context import (
     traceparent,
 )
 from shared.traces.control import TraceControl
+from shared.traces.conventions import ENDPOINTS, ERROR_TYPE
 from shared.traces.spans import AttributeValue, FinishedSpan, SpanName, SpanSink
 
 __all__ = [
@@ -78,6 +83,8 @@ __all__ = [
     "takeover_traceparent",
 ]
 
+LINKS_MAX = 128
+"""Links of a batch's span: the bound that OpenTelemetry's SDKs have for the links of a span."""
 SHUTDOWN_TIMEOUT_S = 3.0
 """How long the last spans may take to be sent, at a graceful stop."""
 
@@ -105,8 +112,11 @@ class StepSpan:
     def replied(self) -> None:
         """The reply has reached the gateway: the time from here on belongs to `reply`."""
 
-    def end(self, error: str = "", **attributes: AttributeValue) -> None:
-        """The caller has its answer. Records `step` and `reply`; further calls do nothing. error: "" for success."""
+    def end(self, error: str = "", error_type: str = "", **attributes: AttributeValue) -> None:
+        """The caller has its answer. Records `step` and `reply`; further calls do nothing.
+
+        error, error_type  what went wrong, in words and by its code; "" for success
+        """
 
 
 NO_STEP = StepSpan()
@@ -154,7 +164,7 @@ class RecordedStep(StepSpan):
     def replied(self) -> None:
         self.replied_ns = time.time_ns()
 
-    def end(self, error: str = "", **attributes: AttributeValue) -> None:
+    def end(self, error: str = "", error_type: str = "", **attributes: AttributeValue) -> None:
         if self.ended:
             return
         self.ended = True
@@ -164,6 +174,8 @@ class RecordedStep(StepSpan):
         if self.replied_ns:
             self._child(SpanName.REPLY, self.replied_ns, now_ns)
         self.attributes.update(prefixed(attributes))
+        if error_type:
+            self.attributes[ERROR_TYPE] = error_type
         self._record_step(now_ns, error)
 
     def _record_step(self, end_ns: int, error: str) -> None:
@@ -181,7 +193,6 @@ class RecordedStep(StepSpan):
                 error=error,
                 # The root was recorded by the gateway of the START, which may have been another one.
                 remote=self.parent_id != 0,
-                server=True,
                 trace_state=client.trace_state if client is not None and not in_sequence else "",
             )
         )
@@ -221,6 +232,7 @@ class Tracing:
         start: bool,
         trace_headers: Mapping[str, str],
         arrived_ns: int = 0,
+        endpoint: Endpoint = Endpoint.MODEL_INFER,
     ) -> StepSpan:
         """The span of a request that has arrived at a gateway; to be ended with `StepSpan.end`.
 
@@ -228,6 +240,7 @@ class Tracing:
         start          the client set START (a run that begins without START is recognised by `StepSpan.accepted`)
         trace_headers  the client's `traceparent` and `tracestate`, by lower-case name; {} if it sent none
         arrived_ns     wall clock; 0 for now
+        endpoint       by which way it came
         returns        the shared `NO_STEP` if tracing is off or the trace is not sampled
         """
         sink = self._sink
@@ -256,6 +269,7 @@ class Tracing:
             trace_id=trace_id,
             parent_id=parent_id,
             begin_ns=arrived_ns or time.time_ns(),
+            attributes=dict(ENDPOINTS[endpoint]),
         )
 
     def root_of(self, sequence: SequenceId) -> str:
@@ -286,6 +300,23 @@ class Tracing:
         returns   the span's own traceparent, "" when nothing was recorded
         """
         return self._record(parent, 0, name, start_ns, end_ns, attributes, links, error)
+
+    def record_batch(
+        self, steps: Sequence[str], start_ns: int, end_ns: int, *, batch_size: int, **attributes: AttributeValue
+    ) -> str:
+        """Records a batch that has run, in a trace of its own, with links to the steps that it ran.
+
+        A batch runs steps of many sequences, and so of many traces: it is a child of none of them.
+
+        steps       traceparents of those that are recorded; at most `LINKS_MAX` of them are linked
+        batch_size  rows, whether recorded or not
+        returns     the span's traceparent, to which the steps' `compute` links; "" if nothing was recorded
+        """
+        if not steps:
+            return ""
+        described = {"batch_size": batch_size, **attributes}
+        parent = traceparent(new_trace_id(), 0)
+        return self._record(parent, 0, SpanName.BATCH, start_ns, end_ns, described, steps[:LINKS_MAX])
 
     def record_takeover(
         self,
@@ -334,7 +365,7 @@ class Tracing:
                 attributes=prefixed(attributes),
                 links=[parse(link) for link in links if link],
                 error=error,
-                remote=True,
+                remote=parent_id != 0,
             )
         )
         return traceparent(trace_id, span_id)

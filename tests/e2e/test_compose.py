@@ -10,6 +10,7 @@ import base64
 import json
 import random
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,22 @@ def test_the_file_for_gpus_asks_for_all_of_them_and_changes_nothing_else(mesh: C
     del with_gpus["services"]["executor"]["environment"]["SEQMESH_GPU"]
     plain["services"]["executor"]["deploy"].pop("resources", None)
     assert plain == with_gpus
+
+
+def test_the_file_for_traces_adds_a_viewer_and_tells_the_collector_of_it(mesh: ComposeMesh) -> None:
+    plain, with_viewer = (
+        json.loads(mesh.compose("-f", "compose.yaml", *more, "config", "--format", "json"))
+        for more in ((), ("-f", "deploy/compose.traces.yaml"))
+    )
+
+    viewer = with_viewer["services"].pop("viewer")
+    assert "traces" in viewer["networks"]
+    assert ["127.0.0.1"] == [port["host_ip"] for port in viewer["ports"]]
+    before, after = plain["services"].pop("collector"), with_viewer["services"].pop("collector")
+    assert before["command"] == after["command"][:1]
+    sources = [volume["source"] for volume in after["volumes"]]
+    assert all(Path(source).is_file() for source in sources)
+    assert plain == with_viewer
 
 
 async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(

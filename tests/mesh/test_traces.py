@@ -93,6 +93,12 @@ async def test_a_sequence_is_one_trace_over_every_service_that_served_it(
         assert IN_A_STEP == {child.name: child.service.removeprefix("seqmesh-") for child in children}
         assert all(child.start_ns <= child.end_ns for child in children)
     assert [(client_trace, client_span)] == [link for step in steps for link in step.links]
+    batches = {(span.trace_id, span.span_id): span for span in of(otlp_receiver.spans, "batch")}
+    for compute in of(spans, "compute"):
+        (batch,) = [batches[link] for link in compute.links if link in batches]
+        assert (compute.trace_id, compute.parent_id) in batch.links
+    assert {"ModelInfer", "ModelStreamInfer", None} >= {step.attributes.get("rpc.method") for step in steps}
+    assert "/v2/models/{model}/infer" in {step.attributes.get("http.route") for step in steps}
     (end,) = of(spans, "sequence.end")
     assert root.span_id == end.parent_id
     assert all(span.error is None for span in spans)

@@ -158,7 +158,12 @@ class EnsembleRequest:
         self._is_over = False
         self._arrived_ns = time.time_ns()
         self._span: StepSpan = ensembles.tracing.begin_step(
-            None, call.model, start=False, trace_headers=call.trace_headers, arrived_ns=self._arrived_ns
+            None,
+            call.model,
+            start=False,
+            trace_headers=call.trace_headers,
+            arrived_ns=self._arrived_ns,
+            endpoint=call.endpoint,
         )
         self._line = (call.model, call.version, self._correlation_id)
         self._place: LinePlace | None = ensembles.lines.join(self._line) if plan.stateful else None

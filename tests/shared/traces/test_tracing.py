@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,9 +12,12 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import yaml
 
+from shared.contract.endpoints import Endpoint
 from shared.contract.ids import Epoch, SequenceId, sequence_id
 from shared.traces import tracing
 from shared.traces.context import Sampler
@@ -25,6 +29,8 @@ CLIENT_TRACE, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b
 CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01", "tracestate": "vendor=x"}
 CLIENT_UNSAMPLED = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-00"}
 SEQUENCE = sequence_id("running_sum", "", 42)
+DEPLOY = Path(__file__).parents[3] / "deploy"
+COLLECTORS = ("otel-collector.yaml", "otel-collector.viewer.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +197,103 @@ def test_a_takeover_is_linked_from_the_new_owners_span_without_either_being_told
     assert {"seqmesh.epoch": 7, "seqmesh.executor": "b"}.items() <= moved.attributes.items()
     (resumed,) = [span for span in spans if span.attributes.get("seqmesh.executor") == "b" and span.name == "compute"]
     assert [(moved.trace_id, moved.span_id), (moved.trace_id, last_step.split("-")[2])] == resumed.links
+
+
+# --- Batches, and the conventions
+
+
+def test_a_batch_is_a_trace_of_its_own_that_links_to_its_steps_and_they_to_it(
+    otlp_receiver: OtlpReceiver, subject: Tracing
+) -> None:
+    ran = [subject.begin_step(sequence_id("m", "", id), "m", start=False, trace_headers={}) for id in (1, 2)]
+    batch = subject.record_batch([step.traceparent for step in ran], 30, 40, batch_size=5, model="m")
+    for step in ran:
+        subject.record(step.traceparent, SpanName.COMPUTE, 30, 40, links=[batch])
+        step.end()
+    spans = received(otlp_receiver, subject)
+
+    recorded = named(spans, "batch")
+    steps = {(span.trace_id, span.span_id) for span in spans if span.name == "step"}
+    assert steps == set(recorded.links)
+    assert "" == recorded.parent_id
+    assert {"seqmesh.batch_size": 5, "seqmesh.model": "m"}.items() <= recorded.attributes.items()
+    (links,) = {tuple(span.links) for span in spans if span.name == "compute"}
+    assert ((recorded.trace_id, recorded.span_id),) == links
+    assert recorded.trace_id not in {trace for trace, _ in steps}
+
+
+def test_a_batch_without_a_recorded_step_is_not_recorded() -> None:
+    kept = Kept()
+
+    assert "" == Tracing(kept).record_batch([], 1, 2, batch_size=4)
+    assert [] == kept.spans
+
+
+def test_a_large_batch_links_to_as_many_steps_as_other_sdks_would() -> None:
+    kept = Kept()
+    parents = [tracing.sequence_traceparent(sequence_id("m", "", id)) for id in range(1, 1000)]
+
+    Tracing(kept).record_batch(parents, 1, 2, batch_size=999)
+
+    (batch,) = kept.spans
+    assert 128 == len(batch.links)
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_a_step_says_by_which_protocol_it_came_in_the_words_of_the_conventions(endpoint: Endpoint) -> None:
+    kept = Kept()
+
+    Tracing(kept).begin_step(SEQUENCE, "m", start=False, trace_headers={}, endpoint=endpoint).end()
+
+    attributes = kept.spans[-1].attributes
+    by_http = attributes.get("http.request.method") == "POST" and "http.route" in attributes
+    by_grpc = attributes.get("rpc.system") == "grpc" and "rpc.method" in attributes
+    assert by_http is endpoint.startswith("HTTP")
+    assert by_grpc is not by_http
+
+
+def test_spans_have_the_kinds_and_attributes_of_what_they_do_elsewhere(
+    otlp_receiver: OtlpReceiver, subject: Tracing
+) -> None:
+    parent = whole_step(subject, SEQUENCE, start=True, step=1)
+    subject.record_batch([parent], 1, 2, batch_size=1)
+    failing = subject.begin_step(SEQUENCE, "m", start=False, trace_headers={})
+    failing.end("no such thing", "NOT_FOUND")
+    spans = received(otlp_receiver, subject)
+
+    kinds = {span.name: span.kind for span in spans}
+    assert kinds == {
+        "sequence.start": "internal",
+        "step": "server",
+        "gateway": "producer",
+        "schedule": "internal",
+        "queue": "internal",
+        "compute": "internal",
+        "checkpoint": "client",
+        "reply": "internal",
+        "batch": "consumer",
+    }
+    assert "redis" == named(spans, "checkpoint").attributes["db.system.name"]
+    assert "process" == named(spans, "batch").attributes["messaging.operation.type"]
+    (failed,) = [span for span in spans if span.error]
+    assert ("no such thing", "NOT_FOUND") == (failed.error, failed.attributes["error.type"])
+
+
+def test_the_shipped_collectors_judge_by_spans_that_there_are_and_name_only_what_they_define() -> None:
+    """A collector starts with a policy on a span that nothing records, and keeps nothing by it."""
+    plain, viewer = (yaml.safe_load((DEPLOY / name).read_text()) for name in COLLECTORS)
+    policies = viewer["processors"]["tail_sampling"]["policies"]
+    conditions = [text for one in policies if "ottl_condition" in one for text in one["ottl_condition"]["span"]]
+
+    judged = re.findall(r'name == "([^"]+)"', " ".join(conditions))
+    assert {SpanName.TAKEOVER, SpanName.EXPIRED, SpanName.STEP} == set(judged)
+    assert {"ERROR"} == {
+        code for one in policies if "status_code" in one for code in one["status_code"]["status_codes"]
+    }
+    for pipelines, defined in ((plain, [plain]), (viewer, [plain, viewer])):
+        (pipeline,) = pipelines["service"]["pipelines"].values()
+        for kind, names in pipeline.items():
+            assert set(names) <= {name for config in defined for name in config.get(kind, ())}
 
 
 # --- The client's context
