@@ -254,5 +254,5 @@ def parsed_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command."""
+    """`seqmesh analyze` with these arguments."""
     analyze.main(arguments, prog_name="seqmesh analyze")

@@ -63,7 +63,7 @@ def made_sequences(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]],
 
 
 def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.random.Generator) -> SentTensor:
-    """A random tensor."""
+    """A tensor of the input's type and shape, drawn by chance. shapes: sizes of dimensions of -1, by name"""
     shape = one.shape
     if given := shapes.get(one.name):
         shape = (*shape[: len(shape) - len(given)], *given)
@@ -111,7 +111,7 @@ def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:
 
 
 def step_of(entry: Mapping[str, Any], inputs: Sequence[Input]) -> Step:
-    """A step of a file."""
+    """The tensors of one step of an `--input-data` file. Raises ValueError for an input that the model lacks."""
     if unknown := set(entry) - {one.name for one in inputs}:
         raise ValueError(f"the model has no input {', '.join(sorted(unknown))}")
     return tuple(given_tensor(one, entry[one.name]) for one in inputs if one.name in entry)

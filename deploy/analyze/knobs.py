@@ -127,7 +127,7 @@ def groups_of(config: Config) -> list[dict[str, Any]]:
 
 
 def parameter(config: Config, name: str, default: str) -> str:
-    """A parameter's text."""
+    """The text of a model parameter, `default` where the configuration has none."""
     return str(part(part(config, "parameters"), name).get("string_value", default))
 
 

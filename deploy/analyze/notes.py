@@ -29,7 +29,7 @@ class Circumstances(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One trial."""
+    """What one trial measured, as the notes of a run keep it; `problem` says why there are no figures."""
 
     setting: dict[str, int | str]
     why: str
@@ -71,7 +71,7 @@ class Notes(msgspec.Struct):
 
 
 def measurement(setting: Setting, why: str, found: Measured) -> Measurement:
-    """A trial, to be noted."""
+    """A trial as the notes keep it. why: what the search hoped for"""
     return Measurement(dict(setting), why, **{name: getattr(found, name) for name in Measured.__slots__})
 
 

@@ -71,7 +71,7 @@ def drawn(series: Series, places: Sequence[tuple[float, float]], colour: str) ->
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", weight: str = "normal") -> str:
-    """A text."""
+    """SVG of a text. anchor: which part of it stands at (x, y)"""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="{INK}" text-anchor="{anchor}" font-weight="{weight}">'
         f"{escape(words, quote=False)}</text>"
@@ -79,7 +79,7 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", weight: str =
 
 
 def line(start: tuple[float, float], end: tuple[float, float], colour: str, *, dash: bool = False) -> str:
-    """A line."""
+    """SVG of a straight line."""
     (x1, y1), (x2, y2) = start, end
     dashes = ' stroke-dasharray="6 4"' if dash else ""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashes}/>'
@@ -94,5 +94,5 @@ def nice(value: float) -> float:
 
 
 def short(value: float) -> str:
-    """A number at an axis."""
+    """A number as an axis shows it: no digits that nobody reads."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -26,7 +26,7 @@ class Analysis:
 
 
 def markdown(outcome: Analysis, notes: Notes) -> str:
-    """The report."""
+    """The report of a finished run, in Markdown, with its plots linked."""
     found = notes.found
     lines = [f"# {outcome.model}: the configuration that serves most", "", *choice(outcome, notes), ""]
     lines += ["## What was tried", "", outcome.load, "", outcome.ending, "", "![all trials](trials.svg)", ""]
@@ -155,7 +155,7 @@ def curve_plot(outcome: Analysis, curve: Sequence[CurvePoint]) -> str:
 
 
 def said(setting: Setting) -> str:
-    """A setting as a text."""
+    """A setting as the report names it: `knob value, knob value`."""
     return ", ".join(f"{name} {value}" for name, value in setting)
 
 

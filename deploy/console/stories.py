@@ -58,7 +58,7 @@ class Stories:
         return self._stories.get(sequence)
 
     def see(self, now: Snapshot) -> None:
-        """Takes a reading in."""
+        """Adds to the stories what has changed since the reading before."""
         alive = {one.registration.executor for one in now.executors if one.member.usable}
         watched = [one for one in now.watched.values() if one is not None]
         for status in (*now.sequences, *watched):
@@ -88,7 +88,7 @@ def is_another(before: SequenceStatus, now: SequenceStatus) -> bool:
 
 
 def first_lines(status: SequenceStatus, at_ms: int) -> Iterable[StoryLine]:
-    """The begin of a story."""
+    """What is known of a sequence when the console first sees it."""
     if status.begun_ms:
         yield StoryLine(status.begun_ms, "began", f"START was accepted, for version {status.version or 'not known'}.")
     if status.state not in OPEN_STATES:

@@ -204,7 +204,7 @@ def of_open_files(limit: int) -> Diagnosis:
 
 
 def of_disk(free: int, where: str) -> Diagnosis:
-    """free: bytes"""
+    """Room for the embedded Redis and the logs. free: bytes"""
     if free < DISK_BYTES_MIN:
         return warn("disk", f"{size(free)} free in {where}", "the embedded Redis and the logs need room")
     return ok("disk", f"{size(free)} free in {where}")

@@ -39,7 +39,7 @@ class DeadlockWatch:
         self._seen: frozenset[WaitingCall] = frozenset()
 
     async def run(self) -> None:
-        """Looks, for ever."""
+        """Looks for circles of waiting calls every `LOOK_S`, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:

@@ -188,7 +188,7 @@ class ModelRepository:
         return [source.problem for source in self._sources if source.problem is not None]
 
     def names(self) -> list[str]:
-        """Every model, sorted."""
+        """The names of all models of all repositories, sorted."""
         return sorted({name for source in self._sources for name in source.names()})
 
     def fingerprint(self, name: str) -> str | None:

@@ -87,7 +87,7 @@ class Override:
             raise
 
     def cleanup(self) -> None:
-        """Removes the files."""
+        """Removes the folder with the files that the load request brought."""
         self._holder.cleanup()
 
 

@@ -50,7 +50,7 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files together: what a copy takes on disk."""
         return sum(file.size for file in self.files)
 
     def check(self) -> None:

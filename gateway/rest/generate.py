@@ -154,7 +154,7 @@ class Events:
         await self.send(orjson.dumps(body), status)
 
     async def end(self) -> None:
-        """Ends the response."""
+        """Ends the stream. One without an event gets its head first, with status 200."""
         await self._begin(200)
         await self._send({"type": "http.response.body", "body": b""})
 

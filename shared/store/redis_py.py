@@ -129,14 +129,14 @@ class Silence:
         self._until_s: float | None = None
 
     def begin(self, limit_s: float) -> None:
-        """A wait begins."""
+        """Starts a wait that may last `limit_s`; the one before it is over."""
         self._limit_s = limit_s
         self._until_s = until_s = self._loop.time() + limit_s
         if self._timer is None or self._timer.when() > until_s:
             self._set(until_s)
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the wait: its limit counts no longer, and the timer may stay for the next one."""
         self._until_s = None
 
     def _set(self, when_s: float) -> None:

@@ -39,7 +39,7 @@ class LinePlace:
             place = place.behind
 
     def leave(self) -> None:
-        """The request is over."""
+        """Takes a request that is over out of its line: those behind it move up."""
         ahead, behind = self.ahead, self.behind
         if ahead is not None:
             ahead.behind = behind

@@ -48,7 +48,7 @@ class EnsembleNotices:
         self._counts: deque[tuple[ModelLoad, bytes]] = deque(maxlen=UNTOLD_MAX)
 
     def abandon(self, ending: Ending) -> None:
-        """Has a sequence ended."""
+        """Ends a sequence with the next round trip; the oldest is forgotten when too many wait for one."""
         self._abandoned.append(ending)
         self._trips.due()
 
