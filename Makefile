@@ -120,7 +120,9 @@ chaos: install  ## kills, freezes and cuts off a mesh under load, checks every a
 fuzz: install  ## broken inputs of every kind, for ten minutes; FUZZ="--only http,grpc --minutes 60", --seed repeats one
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
-lock: install  ## writes requirements.lock and bootstrap.lock, with hashes
+# Not `install`: what pyproject.toml asks for anew is in the lock only afterwards.
+lock: | $(BIN)/python  ## writes requirements.lock and bootstrap.lock, with hashes
+	@printf 'uv\n' | $(INSTALL_LOCKED)
 	@$(BIN)/uv pip compile $(LOCK_FLAGS) --all-extras -c torch.lock --no-emit-package torch pyproject.toml \
 	  -o requirements.lock
 	@printf 'pip\nsetuptools\n' | $(BIN)/uv pip compile $(LOCK_FLAGS) - -o bootstrap.lock

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from shared.contract.ids import SequenceId, sequence_id
@@ -54,6 +55,12 @@ async def opened(browser: Browser, address: str, problems: list[str]) -> Page:
     return page
 
 
+async def barriers(page: Page) -> str:
+    """What keeps somebody with a screen reader, a keyboard alone or weak eyes from the page, by axe; "" for nothing."""
+    found = await Axe().run(page)
+    return found.generate_report() if found.violations_count else ""
+
+
 async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhere(
     mesh: RunningMesh, browser: Browser
 ) -> None:
@@ -70,6 +77,7 @@ async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhe
         await expect(page.locator(f"[data-sequence={name!r}]")).to_be_visible()
     assert 0 == await page.locator("main b", has_text="bold").count()
     assert "token" not in page.url
+    assert "" == await barriers(page)
 
     # One is searched and looked at.
     await page.get_by_role("link", name="Sequences").click()
@@ -78,6 +86,7 @@ async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhe
     await page.get_by_role("link", name="alice", exact=True).click()
     await expect(page.get_by_role("heading", name="Sequence alice")).to_be_visible()
     await expect(page.get_by_text("START was accepted")).to_be_visible()
+    assert "" == await barriers(page)
     owner = mesh.record(sequence_of("alice"))["ow"]
     victim = owner.rpartition("-")[0]
     held = mesh.loads("sum")[victim]
@@ -88,6 +97,7 @@ async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhe
     await page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name=f"Kill {victim}?")
     await expect(dialog).to_be_visible()
+    assert "" == await barriers(page)
     await dialog.get_by_role("button", name="Kill it").press("Enter")
     await expect(page.locator(f"[data-kill={victim!r}].good")).to_contain_text(
         "goes on elsewhere" if held == 1 else f"{held} of its {held} sequences go on elsewhere"
@@ -132,6 +142,7 @@ async def test_without_the_token_the_page_shows_and_does_not_act_on_a_phone_in_t
         await expect(page.locator("h1")).to_have_count(1)
         width = await page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, f"{name} is wider than a phone"
+        assert "" == await barriers(page)
     background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert "rgb(18, 20, 23)" == background
     assert {"executor-1", "executor-2"} == {one.name for one in mesh.alive()}
