@@ -73,6 +73,12 @@ def find_backend(name: str, folders: Sequence[Path] = ()) -> Backend:
     return backend
 
 
+def folder_of(name: str, folders: Sequence[Path] = ()) -> Path | None:
+    """The folder with the code of a python-based backend; None for another backend."""
+    code = _python_based(folders).get(name)
+    return None if code is None else code.parent
+
+
 def _are_installed(modules: Sequence[str]) -> bool:
     return all(importlib.util.find_spec(module) is not None for module in modules)
 

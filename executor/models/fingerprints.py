@@ -44,9 +44,13 @@ class Fingerprint:
     rest: str
 
 
-def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
+def fingerprint(
+    loaded: LoadedConfig, version: int, *, by_content: bool, backend_dir: Path | None = None
+) -> Fingerprint:
     """The fingerprint of one version of a model. Of each file in the directory only size and time are read, unless
     `by_content`.
+
+    backend_dir  the folder of a python-based backend: its code is the model's
     """
     config = json.loads(loaded.json)
     # Which versions are served changes nothing about any of them (triton-spec 1.11).
@@ -63,6 +67,8 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
     # Other versions' folders do not count: a change there leaves this version as it is.
     others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
     parts += _lines(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
+    if backend_dir is not None:
+        parts += [f"backend {line}" for line in _lines(backend_dir, by_content=by_content, skip=())]
     return Fingerprint(_digest(parts), _digest([rest]))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from executor.configuration.load import LoadedConfig, load_model_config
-from executor.engine.backends import find_backend, installed_backends
+from executor.engine.backends import find_backend, folder_of, installed_backends
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.mkl import require_fixed_products
 from executor.engine.python.model_completion import LIMIT_S
@@ -388,7 +388,7 @@ class ModelRepository:
         for number in loaded.versions:
             version = str(number)
             try:
-                present = fingerprint(loaded, number, by_content=by_content)
+                present = self._fingerprint_of(loaded, number, by_content=by_content)
                 known = before.at(version) if before else None
                 if known is not None and known.fingerprint == present:
                     versions.append(known)
@@ -397,7 +397,11 @@ class ModelRepository:
                 load = known.statistics.load if known is not None and goes_on else ModelLoad(name, version, generation)
                 served = self._serve(loaded, load, present)
                 made.append(served)
-                scope = fingerprint(loaded, number, by_content=True).content if served.config.response_cache else ""
+                scope = (
+                    self._fingerprint_of(loaded, number, by_content=True).content
+                    if served.config.response_cache
+                    else ""
+                )
                 made[-1] = replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
                 versions.append(made[-1])
             except (Exception, SystemExit) as error:  # A model's own code; whatever it raises, the load failed.
@@ -415,7 +419,11 @@ class ModelRepository:
             return ""
         if not served.config.recoverable:
             return secrets.token_hex(8)
-        return fingerprint(loaded, int(served.version), by_content=True).content
+        return self._fingerprint_of(loaded, int(served.version), by_content=True).content
+
+    def _fingerprint_of(self, loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
+        backend_dir = folder_of(loaded.config.backend, self.backend_dirs)
+        return fingerprint(loaded, version, by_content=by_content, backend_dir=backend_dir)
 
     def _failed(self, name: str, version: str, error: BaseException) -> LoadError:
         """The error for a version that could not be loaded, in Triton's words."""

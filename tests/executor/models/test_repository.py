@@ -85,6 +85,32 @@ async def test_only_what_has_changed_is_loaded_anew(repository: ModelRepository,
     assert [second] == repository.retired
 
 
+async def test_a_changed_file_of_a_python_based_backend_changes_its_models(folder: Path, tmp_path: Path) -> None:
+    """By time and size for a load of the same executor; by content for the states that any executor has left."""
+    backend = tmp_path / "backends" / "sums"
+    backend.mkdir(parents=True)
+    (folder / "running_sum" / "1" / "model.py").rename(backend / "model.py")
+    change_config(folder, 'backend: "python"', 'backend: "sums"')
+
+    def opened() -> ModelRepository:
+        return ModelRepository((folder,), Devices(), backend_dirs=(backend.parent,))
+
+    repository, restarted, changed = opened(), opened(), opened()
+    (first,) = repository.load("running_sum").versions
+    assert [first] == repository.load("running_sum", generation="2").versions
+    (backend / "model.py").touch()
+    assert [first.mark] == [served.mark for served in restarted.load("running_sum").versions]
+
+    (backend / "scales.py").write_text("SCALE = 2")
+    (second,) = repository.load("running_sum", generation="3").versions
+    assert [first] == repository.retired
+    assert first.fingerprint.content != second.fingerprint.content
+    assert first.mark != second.mark
+    assert [second.mark] == [served.mark for served in changed.load("running_sum").versions]
+    for one in (repository, restarted, changed):
+        await one.close()
+
+
 async def test_versions_come_and_go_by_the_policy_and_those_that_stay_are_left_alone(
     repository: ModelRepository, folder: Path
 ) -> None:
