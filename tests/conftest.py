@@ -101,12 +101,16 @@ STARTS_PROCESSES = frozenset(
     }
 )
 """Files of other folders that are no unit tests either."""
+STARTS = "starts_processes"
+"""Mark of single tests, or values of their parameters, that are none."""
 
 
 def is_unit(item: pytest.Item) -> bool:
     """Whether a test needs no server and starts no process (`make unit`)."""
     path = item.path.relative_to(Path(__file__).parent)
     fixtures: Sequence[str] = getattr(item, "fixturenames", ())
+    if item.get_closest_marker(STARTS) is not None:
+        return False
     return path.parts[0] not in NO_UNITS and path.as_posix() not in STARTS_PROCESSES and SERVERS.isdisjoint(fixtures)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from executor.core.recovery import Change
 from executor.core.state import Checkpoint, OwnedSequence, QueuedStep, VoidCause
-from shared.contract.ids import InstanceIndex, SequenceId, StepNumber
+from shared.contract.ids import InstanceIndex, SequenceId, SlotIndex, StepNumber
 
 
 class BatchMember(msgspec.Struct, frozen=True, eq=False):
@@ -86,10 +86,11 @@ class LoadState(msgspec.Struct, frozen=True, eq=False):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Tell the model that it may forget a sequence."""
+    """Tell the model that it may forget a sequence, and drop its state. slot: None if another sequence has it"""
 
     instance: InstanceIndex
     sequence: SequenceId
+    slot: SlotIndex | None
 
 
 class Describe(msgspec.Struct, frozen=True, eq=False):

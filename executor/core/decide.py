@@ -462,5 +462,6 @@ def drop(state: OwnedSequences, owned: OwnedSequence | None) -> list[ExecutorAct
     """Forgets a sequence, if it is here: it is over, or has another owner."""
     if owned is None:
         return []
+    has_slot = state.by_slot.get((owned.instance, owned.slot)) is owned
     state.drop(owned)
-    return [Release(owned.instance, owned.sequence)]
+    return [Release(owned.instance, owned.sequence, owned.slot if has_slot else None)]

@@ -28,19 +28,27 @@ from shared.contract.tensors import Tensor
 from shared.statistics.tally import MemoryUse
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Origin(msgspec.Struct, frozen=True, array_like=True):
     """What names a row's request in the mesh: the same whoever runs it, and how often.
 
     name     of the sequence, or of the stateless request
     step     the step's number in the sequence's record; 0 for a stateless request
     passes   how often the step was run before without being answered (`iterative_sequence`)
-    message  the request as the mesh holds it
+    arrived_ns, chain, deadline_ms, traceparent  of the request's `InferMessage`
     """
 
     name: str
     step: int
     passes: int
-    message: InferMessage
+    arrived_ns: int
+    chain: tuple[str, ...]
+    deadline_ms: int
+    traceparent: str
+
+    @classmethod
+    def of(cls, message: InferMessage, name: str, step: int = 0, passes: int = 0) -> Origin:
+        """Of a request, as the mesh holds it."""
+        return cls(name, step, passes, message.arrived_ns, message.chain, message.deadline_ms, message.traceparent)
 
 
 class Answers(Protocol):
@@ -84,7 +92,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     start     begin from the initial state instead of the arena's content
     end       the sequence's last step
     outputs   names that the caller asked for; empty means all
-    origin    None for a row of no request: padding, trials and warm-up
+    origin    only for engines that may ask for it (`MakesCalls`). None for a row of no request: padding, trials and
+              warm-up
     answers   of a decoupled model: where its answers go; None where nobody is answered (warm-up)
     """
 
@@ -194,7 +203,9 @@ class Engine(Protocol):
         ...
 
     def drop_state(self, slot: int) -> None:
-        """Forgets an arena row. Rows of a fixed size may stay as they are, because a START overwrites them."""
+        """Forgets an arena row. Rows of a fixed size may stay as they are, because a START overwrites them.
+        It is called for sequences that leave if the engine `FreesSlots`.
+        """
         ...
 
     def close(self) -> None:
@@ -227,6 +238,23 @@ class LimitsCalls(Protocol):
 
     def limit_calls(self, limit_s: float) -> None:
         """From now on a call may take so long; 0: for ever."""
+        ...
+
+
+@runtime_checkable
+class MakesCalls(Protocol):
+    """An engine whose model may call other models: its rows say where they come from (`Row.origin`)."""
+
+    @property
+    def makes_calls(self) -> bool: ...
+
+
+@runtime_checkable
+class RunsAgain(Protocol):
+    """An engine that may have to run open rows again, between the calls that are made of it."""
+
+    def run_again_on(self, post: Callable[[Callable[[], None]], None]) -> None:
+        """post: has the engine's own thread make a call after those before it. It may be called from any thread"""
         ...
 
 
@@ -299,6 +327,16 @@ class HandsOutState(Protocol):
 
     def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
         """Gives the model a sequence's state back. Raises ModelError if the model refuses it."""
+        ...
+
+
+@runtime_checkable
+class FreesSlots(Protocol):
+    """An engine in which a slot's state may take memory of its own."""
+
+    @property
+    def frees_slots(self) -> bool:
+        """Whether it does, until `Engine.drop_state`."""
         ...
 
 

@@ -11,10 +11,11 @@ from shared.contract.model_config import ModelConfig
 
 
 class RowMaker:
-    """Makes the rows of one sequence model's batches."""
+    """Makes the rows of one sequence model's batches. makes_calls: whether they say where they come from"""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, makes_calls: bool) -> None:
         self._controls = ControlTensors(config)
+        self._makes_calls = makes_calls
         self.null = Row(inputs={}, controls=self._controls.null_row, null=True)
         """Row of a slot without a step in this batch: READY is false, no correlation id; the engine fills its inputs.
         """
@@ -48,5 +49,5 @@ class RowMaker:
             timeout_us=message.timeout_us,
             priority=message.priority,
             parameters=message.parameters,
-            origin=Origin(step.sequence, step.step, member.owned.passes, message),
+            origin=Origin.of(message, step.sequence, step.step, member.owned.passes) if self._makes_calls else None,
         )

@@ -193,7 +193,7 @@ class SequenceModel:
         self._tracing = tracing
         self._count_waiting = count_waiting
         self._shape_keys = ShapeKeys(config)
-        self._rows = RowMaker(config)
+        self._rows = RowMaker(config, makes_calls=served.workers[0].makes_calls)
         self._strategy = batching.strategy
         self._describes = batching.describe_on_expiry
         self._stopping = False
@@ -421,7 +421,8 @@ class SequenceModel:
         """The lease is over, and with it every ownership. The engines stay for the next registration."""
         for instance in self._instances:
             instance.loads.clear()
-            instance.worker.release_all()
+            index = instance.worker.index
+            instance.worker.release_all([slot for at, slot in self.state.by_slot if at == index])
 
     @property
     def holdings(self) -> list[Holding]:
@@ -445,7 +446,7 @@ class SequenceModel:
                 case Release():
                     if self._open is not None and (opened := self._open_steps.pop(action.sequence, None)) is not None:
                         self._open.drop(opened)
-                    self._instances[action.instance].worker.release(action.sequence)
+                    self._instances[action.instance].worker.release(action.sequence, action.slot)
                 case Describe():
                     self._describe(action)
                 case Remove():

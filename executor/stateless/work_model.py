@@ -90,6 +90,7 @@ class WorkModel:
         if served.config.decoupled:
             self._open = OpenRows(self._write, self._request_ended, looks=True)
         self._messages: dict[RequestId, InferMessage] = {}
+        self._makes_calls = served.workers[0].makes_calls
         self._idle = deque(served.workers)
         self._freed = asyncio.Event()
         self._running = 0
@@ -288,10 +289,25 @@ class WorkModel:
         self._idle.append(worker)
         self._freed.set()
 
+    def _row(self, id: RequestId, message: InferMessage) -> Row:
+        return Row(
+            inputs={tensor.name: tensor for tensor in message.inputs},
+            start=bool(message.flags & StepFlag.START),
+            end=bool(message.flags & StepFlag.END),
+            correlation_id=message.correlation_id,
+            request_id=message.request_id,
+            outputs=message.outputs,
+            timeout_us=message.timeout_us,
+            priority=message.priority,
+            parameters=message.parameters,
+            # A call that is made again is another request of the queue, but the same call.
+            origin=Origin.of(message, message.call or id) if self._makes_calls else None,
+        )
+
     async def _compute(
         self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]
     ) -> tuple[list[WorkDone], bytes]:
-        rows = [_row(id, message) for id, message in batch]
+        rows = [self._row(id, message) for id, message in batch]
         sizes = [rows_of(self.config, message.inputs) for _, message in batch]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
@@ -325,7 +341,7 @@ class WorkModel:
             answer, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max, more=True
         )
         opened = [open_rows.open(OpenWork(id, message), encode) for id, message in batch]
-        rows = [msgspec.structs.replace(_row(one.key.id, one.key.message), answers=one) for one in opened]
+        rows = [msgspec.structs.replace(self._row(one.key.id, one.key.message), answers=one) for one in opened]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
         for one, row in zip(opened, result.rows, strict=True):
@@ -385,19 +401,3 @@ class OpenWork(msgspec.Struct, frozen=True, eq=False):
 
     id: RequestId
     message: InferMessage
-
-
-def _row(id: RequestId, message: InferMessage) -> Row:
-    return Row(
-        inputs={tensor.name: tensor for tensor in message.inputs},
-        start=bool(message.flags & StepFlag.START),
-        end=bool(message.flags & StepFlag.END),
-        correlation_id=message.correlation_id,
-        request_id=message.request_id,
-        outputs=message.outputs,
-        timeout_us=message.timeout_us,
-        priority=message.priority,
-        parameters=message.parameters,
-        # A call that is made again is another request of the queue, but the same call.
-        origin=Origin(message.call or id, 0, 0, message),
-    )

@@ -62,6 +62,10 @@ class EngineThread:
         self._calls.put(make)
         return done.result()
 
+    def post(self, call: Callable[[], None]) -> None:
+        """Makes a call, which must not raise, after the calls before it. May be called from any thread."""
+        self._calls.put(call)
+
     def stop(self) -> None:
         """The thread ends after the calls that it was given."""
         self._calls.put(None)

@@ -24,13 +24,16 @@ from executor.engine.base import (
     BatchResult,
     ChecksReadiness,
     Engine,
+    FreesSlots,
     HandsOutState,
     LimitsCalls,
+    MakesCalls,
     MeasuresMemory,
     OnlyComputes,
     ReleasesSequences,
     Row,
     RowError,
+    RunsAgain,
     SeesCancellation,
     Timings,
 )
@@ -114,13 +117,18 @@ class EngineWorker:
         """None for a model without a readiness check."""
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
+        self._frees_slots = isinstance(engine, FreesSlots) and engine.frees_slots
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
         self._cancels = engine if isinstance(engine, SeesCancellation) else None
+        self.makes_calls = isinstance(engine, MakesCalls) and engine.makes_calls
+        """Whether rows must say where they come from."""
         self._limits = isinstance(engine, LimitsCalls)
         if isinstance(engine, LimitsCalls):
             engine.limit_calls(call_limit_s)
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = thread or EngineThread(name)
+        if isinstance(engine, RunsAgain):
+            engine.run_again_on(self._thread.post)
         self._pace = Pace() if isinstance(engine, OnlyComputes) and engine.only_computes else None
         self.running: EngineCall | None = None
         """The call that runs now: a batch, or a state that is loaded. None for an engine that ends late calls itself:
@@ -224,15 +232,22 @@ class EngineWorker:
         if self._cancels is not None:
             self._cancels.cancel(row)
 
-    def release(self, sequence: SequenceId) -> None:
-        """Has the model forget a sequence, after what it runs now and before any batch that is run after this call."""
+    def release(self, sequence: SequenceId, slot: SlotIndex | None) -> None:
+        """Has the model forget a sequence, and the engine the state in its slot, after what it runs now and before any
+        batch that is run after this call.
+        """
         if self._releases is not None:
             self._start(self._releases.release, correlation_id_of(sequence))
+        if self._frees_slots and slot is not None:
+            self._start(self._engine.drop_state, slot)
 
-    def release_all(self) -> None:
-        """Has the model forget every sequence that it was given."""
+    def release_all(self, slots: Sequence[SlotIndex]) -> None:
+        """Has the model forget every sequence that it was given, and the engine the states in these slots."""
         if self._releases is not None:
             self._start(self._releases.release_all)
+        if self._frees_slots:
+            for slot in slots:
+                self._start(self._engine.drop_state, slot)
 
     async def close(self) -> None:
         """Lets the running batch end, then finalizes the model."""

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+import psutil
 from click.testing import CliRunner
 from redis import Redis
 from redis.sentinel import Sentinel
@@ -334,6 +335,17 @@ async def eventually(condition: Callable[[], T | None], what: str, timeout_s: fl
         assert time.monotonic() < deadline, f"did not happen within {timeout_s:.0f} s: {what}"
         await asyncio.sleep(0.05)
     return value
+
+
+def instances_of(mesh: RunningMesh, executor: str = "executor-1") -> list[psutil.Process]:
+    """The processes of an executor's instances."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        for process in psutil.Process(mesh.pid(executor)).children():
+            with suppress(psutil.Error):
+                if any(part.endswith("bootstrap.py") for part in process.cmdline()):
+                    found.append(process)
+    return found
 
 
 def client_of(url: str) -> Redis:

@@ -18,9 +18,12 @@ from tritonclient.utils import InferenceServerException
 from shared.contract.ids import sequence_id
 from shared.contract.record import ACCEPTED
 from tests.mesh.calling_models import KNOT, TWICE, TWICE_DYING, TWICE_LATER, Doubled, add_calling_model
-from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
+from tests.mesh.model_repository import add_sum_model, put_in_processes
+from tests.mesh.running_mesh import RunningMesh, instances_of, running_mesh, wait
 from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
+
+CALLERS = ["twice", "twice_later", "twice_apart", "twice_later_apart"]
+"""Whose instances are threads, and processes of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     add_sum_model(models, idle_us=20_000_000)
     add_calling_model(models, "twice", TWICE, sequences=True)
     add_calling_model(models, "twice_later", TWICE_LATER, sequences=True)
+    for name, code in (("twice_apart", TWICE), ("twice_later_apart", TWICE_LATER)):
+        put_in_processes(models, add_calling_model(models, name, code, sequences=True))
     add_calling_model(models, "twice_dying", TWICE_DYING, sequences=True)
     add_calling_model(models, "knot_a", KNOT, calls="knot_b", rows=1)
     add_calling_model(models, "knot_b", KNOT, calls="knot_a", rows=1)
@@ -46,7 +51,7 @@ def doubled(chance: random.Random, count: int, *, longest: int = 8) -> list[Doub
     return [Doubled(plan.id, plan.values) for plan in make_plans(chance, count, shortest=2, longest=longest)]
 
 
-@pytest.mark.parametrize("model", ["twice", "twice_later"])
+@pytest.mark.parametrize("model", CALLERS)
 async def test_the_sequences_of_calls_are_the_callers(shared: RunningMesh, model: str) -> None:
     chance = random.Random(7)
     async with Callers(shared, streams=True) as callers:
@@ -54,7 +59,7 @@ async def test_the_sequences_of_calls_are_the_callers(shared: RunningMesh, model
 
 
 @pytest.mark.parametrize("service", ["executor", "gateway"])
-@pytest.mark.parametrize("model", ["twice", "twice_later"])
+@pytest.mark.parametrize("model", CALLERS)
 async def test_a_called_sequence_counts_each_step_once_though_a_process_is_killed(
     shared: RunningMesh, model: str, service: str
 ) -> None:
@@ -69,6 +74,24 @@ async def test_a_called_sequence_counts_each_step_once_though_a_process_is_kille
     wait(lambda: len(shared.alive()) == 2, "executors are back")
     wait(lambda: shared.is_ready(0) and shared.is_ready(1), "gateways are back")
     wait(lambda: not shared.slots_held("running_sum"), "no slot is held")
+
+
+async def test_a_called_sequence_counts_each_step_once_though_instances_of_its_callers_are_killed(
+    shared: RunningMesh,
+) -> None:
+    """Nothing but the instances: nobody hears of it, and no step runs twice for the sequence that is called."""
+    chance = random.Random(11)
+    async with Callers(shared) as callers, asyncio.TaskGroup() as group:
+        traffics = [Traffic(model, callers, doubled(chance, 8, longest=12), chance) for model in CALLERS[2:]]
+        for traffic in traffics:
+            group.create_task(traffic.run())
+        for share in (0.2, 0.4, 0.6):
+            for traffic in traffics:
+                await traffic.progress(share)
+            for executor in shared.names("executor"):
+                for process in instances_of(shared, executor):
+                    process.kill()
+    assert [0] * len(traffics) == [traffic.repeated for traffic in traffics]
 
 
 def test_wherever_the_caller_s_process_dies_its_calls_are_not_made_twice(shared: RunningMesh) -> None:

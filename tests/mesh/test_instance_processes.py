@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,18 @@ from tests.mesh.model_repository import (
     add_forgetful_model,
     add_hanging_models,
     add_patient_model,
+    add_streaming_models,
     add_sum_model,
     put_in_processes,
 )
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh, eventually, instances_of
+from tests.mesh.test_decoupled import VALUES, Reader
 from tests.mesh.traffic import Callers, Step, Traffic, make_plans, tensor
 
 LIMIT_S = 0.5
 KILLS = 8
 PER_KIND = 3
 """Sequences at once, of each kind of model."""
-
-
-def processes_of(mesh: RunningMesh, executor: str = "executor-1") -> list[psutil.Process]:
-    """The processes of an executor's instances."""
-    found: list[psutil.Process] = []
-    for process in psutil.Process(mesh.pid(executor)).children():
-        with suppress(psutil.Error):
-            if any(part.endswith("bootstrap.py") for part in process.cmdline()):
-                found.append(process)
-    return found
 
 
 @pytest.mark.timeout(240)
@@ -69,7 +60,7 @@ async def test_sums_are_right_and_nobody_hears_of_it_though_processes_of_instanc
         await eventually(lambda: all(traffic.answered > 10 for traffic in traffics), "all are played")
         for _ in range(KILLS):
             answered = [traffic.answered for traffic in traffics]
-            chance.choice(await eventually(lambda: processes_of(mesh) or None, "processes run")).kill()
+            chance.choice(await eventually(lambda: instances_of(mesh) or None, "processes run")).kill()
             await eventually(
                 lambda before=answered: all(
                     traffic.answered > count + 3 for traffic, count in zip(traffics, before, strict=True)
@@ -80,7 +71,7 @@ async def test_sums_are_right_and_nobody_hears_of_it_though_processes_of_instanc
     assert [0] * len(traffics) == [traffic.repeated for traffic in traffics]
     assert executor == mesh.pid("executor-1")
     assert mesh.log("executor-1").count("ended with signal 9 (SIGKILL)") >= KILLS
-    pids = [process.pid for process in processes_of(mesh)]
+    pids = [process.pid for process in instances_of(mesh)]
     assert len(models) == len(pids)
 
     os.kill(executor, signal.SIGKILL)
@@ -124,7 +115,7 @@ async def only_one_lost(mesh: RunningMesh, call: Any, forgetful: str) -> bool:
     """Kills the instances' processes one by one, until one of two sequences has lost its state; whether the other has
     not.
     """
-    for process in processes_of(mesh):
+    for process in instances_of(mesh):
         process.kill()
         lost = 0
         for number in (1, 2):
@@ -151,6 +142,31 @@ async def test_a_model_stops_when_the_caller_of_a_step_has_gone(make_mesh: MakeM
             await eventually((tmp_path / model).exists, "the step runs")
             waiting.cancel()
             assert 7 == await send(client, model, 2, sequence_end=True)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("sequence", [True, False])
+async def test_every_answer_comes_once_though_instances_are_killed_in_the_middle_of_them(
+    make_mesh: MakeMesh, tmp_path: Path, *, sequence: bool
+) -> None:
+    repository = tmp_path / "models"
+    add_streaming_models(repository, idle_us=60_000_000)
+    put_in_processes(repository, "streamed_count", "streamed_sum")
+    mesh = make_mesh(models=[repository], executors=1)
+    executor = mesh.pid("executor-1")
+    readers = [Reader(f"read {number}") for number in range(PER_KIND)]
+    async with asyncio.TaskGroup() as group:
+        for reader in readers:
+            steps = [reader.step(index, sequence=sequence) for index in range(len(VALUES) if sequence else 1)]
+            group.create_task(reader.read(mesh.grpc(), *steps))
+        for count in (10, 30):
+            await eventually(lambda count=count: all(len(reader.got) > count for reader in readers), "answers come")
+            for process in instances_of(mesh):
+                process.kill()
+
+    for reader in readers:
+        assert list(range(1, (sum(VALUES) if sequence else VALUES[0]) + 1)) == reader.got
+    assert executor == mesh.pid("executor-1")
 
 
 async def send(client: Any, model: str, value: int, **flags: bool) -> int:

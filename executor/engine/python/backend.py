@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.engine.base import Engine, LoadRequest
-from executor.engine.python.decoupled import DecoupledEngine
-from executor.engine.python.engine import PythonEngine
+from executor.engine.python.decoupled import in_this_process
 from executor.engine.python.model import model_path
 from executor.engine.python.model_completion import LIMIT_S, completed_apart
 from executor.engine.python.process.engine import ProcessEngine
@@ -60,4 +59,4 @@ class PythonBackend:
             request = replace(request, code=self._code)
         if request.config.instance_process:
             return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))
-        return DecoupledEngine(request) if request.config.decoupled else PythonEngine(request)
+        return in_this_process(request)

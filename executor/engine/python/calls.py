@@ -2,7 +2,8 @@
 
 A model calls by `InferenceRequest.exec` and `async_exec`. The calls leave through one door, which the executor installs
 (`install`). It has the two methods of `Calls`, and everything that passes it is a message: a process that runs an
-instance for the executor installs a door of its own, which hands them on.
+instance for the executor installs a door of its own, which hands them on
+(`executor.engine.python.process.remote_calls`).
 
 **To which request of the batch a call belongs** cannot be seen from outside. The rule: to the request whose `trace()`
 the call was given; else to the request of the batch with the same correlation id; else to the batch's only request;
@@ -42,10 +43,7 @@ from shared.contract.tensors import Tensor
 Parameter = str | int | bool | float
 NOT_NOW = "BLS is only supported during the 'execute' function."
 """Triton's text."""
-NOT_HERE = (
-    "calls to other models are made by instances in their executor's own process only (parameter instance_process and "
-    "EXECUTION_ENV_PATH make processes)"
-)
+NOT_HERE = "calls to other models are made within a mesh only"
 
 
 class ModelCall(msgspec.Struct, frozen=True):
@@ -111,10 +109,11 @@ class Calls(Protocol):
 
 
 class InstanceWait(msgspec.Struct, frozen=True):
-    """An instance that waits for the answer to a call, on this thread.
+    """An instance that waits for the answer to a call.
 
     caller, target  models
     since_ms        wall clock
+    thread          of this process, on which it waits; 0: the instance is a process of its own
     """
 
     number: int
@@ -145,9 +144,8 @@ class Execution:
 
     def name(self, origin: Origin, call: ModelCall) -> str:
         """The name of the next call of a request to this model and sequence."""
-        message = origin.message
         # A sequence's name comes again with its next run, but the time of a step's arrival does not.
-        arrived = str(message.arrived_ns) if origin.step else ""
+        arrived = str(origin.arrived_ns) if origin.step else ""
         of = (self.model, origin.name, str(origin.step), str(origin.passes), arrived)
         to = (call.model, call.version, type(call.correlation_id).__name__, str(call.correlation_id))
         with self._lock:
@@ -159,11 +157,11 @@ class Execution:
         """`execute` has returned: for whatever it has left open, nobody waits."""
         for wait in waits():
             if wait.thread == self.thread:
-                _waits.pop(wait.number, None)
+                end_wait(wait.number)
 
     def deepest(self) -> tuple[str, ...]:
         """The longest chain among the requests: a call that may belong to any of them is as deep as that."""
-        return max((row.origin.message.chain for row in self._rows if row.origin is not None), key=len, default=())
+        return max((row.origin.chain for row in self._rows if row.origin is not None), key=len, default=())
 
 
 class RequestTrace(msgspec.Struct, frozen=True, eq=False):
@@ -234,20 +232,19 @@ def complete(call: ModelCall, trace: object) -> ModelCall:
         running, origin = trace.execution, trace.origin
     elif running is not None:
         origin = running.origin_of(call.correlation_id)
-    call = msgspec.structs.replace(call, number=next(_numbers))
+    call = msgspec.structs.replace(call, number=next_number())
     if running is None or origin is None:
         name = f"call-{uuid.uuid4().hex}" if call.correlation_id else ""
         chain = (*running.deepest(), running.model) if running is not None else ()
         return _checked(msgspec.structs.replace(call, name=name, chain=chain))
-    message = origin.message
     entry = waiting(running.model, SequenceId(origin.name) if origin.step else None)
     return _checked(
         msgspec.structs.replace(
             call,
             name=running.name(origin, call),
-            chain=(*message.chain, entry),
-            deadline_ms=message.deadline_ms,
-            traceparent=message.traceparent,
+            chain=(*origin.chain, entry),
+            deadline_ms=origin.deadline_ms,
+            traceparent=origin.traceparent,
         )
     )
 
@@ -275,15 +272,33 @@ def waiting_for(call: ModelCall) -> Generator[None]:
     """Within the block this instance waits for the answer to a call. On threads of the model's own it does nothing:
     while they wait, their instance may go on.
     """
-    running = execution.get()
-    if running is None or running.thread != threading.get_ident():
+    running = instance_execution()
+    if running is None:
         yield
         return
-    since_ms = time.time_ns() // 1_000_000
-    _waits[call.number] = InstanceWait(
-        call.number, running.model, running.instance, call.model, since_ms, running.thread
-    )
+    begin_wait(call, running.model, running.instance, running.thread)
     try:
         yield
     finally:
-        _waits.pop(call.number, None)
+        end_wait(call.number)
+
+
+def instance_execution() -> Execution | None:
+    """The running `execute`, on its own thread: if that waits, its instance does."""
+    running = execution.get()
+    return running if running is not None and running.thread == threading.get_ident() else None
+
+
+def begin_wait(call: ModelCall, caller: str, instance: str, thread: int = 0) -> None:
+    """From now on an instance waits for the answer to a call. See `InstanceWait`."""
+    _waits[call.number] = InstanceWait(call.number, caller, instance, call.model, time.time_ns() // 1_000_000, thread)
+
+
+def end_wait(number: int) -> None:
+    """Nobody waits for the answer to this call any more, if anybody did."""
+    _waits.pop(number, None)
+
+
+def next_number() -> int:
+    """The number of a call in this process."""
+    return next(_numbers)

@@ -57,7 +57,7 @@ class DecoupledEngine(PythonEngine):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         # A sender may wait for the event loop of the executor, so its thread cannot run the model.
-        self.only_computes = False
+        self.only_computes, self.makes_calls = False, True
         self._name = request.config.name
         self._making = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,7 +88,7 @@ class DecoupledEngine(PythonEngine):
         if self._held is not None:
             self._held.give(batch)
         called = time.perf_counter_ns()
-        failure = self._executed(requests)
+        failure = self._executed(requests, batch)
         returned = time.perf_counter_ns()
         for index, one in opened.items():
             request = requests[one.position]
@@ -117,18 +117,16 @@ class DecoupledEngine(PythonEngine):
 
     # --- calls of execute
 
-    def _executed(self, requests: list[DecoupledRequest]) -> RowError | None:
+    def _executed(self, requests: list[DecoupledRequest], batch: Sequence[Row]) -> RowError | None:
         """Calls `execute`. Returns the error of all requests that have no last answer, if there is one."""
-        token = interface.current_model_dir.set(self._model_dir)
         try:
-            returned = self._model.execute(requests)
-            if inspect.iscoroutine(returned):
-                self._begin(returned, [request.sender for request in requests])
-                return None
+            with self._executing(batch):
+                returned = self._model.execute(requests)
+                if inspect.iscoroutine(returned):
+                    self._begin(returned, [request.sender for request in requests])
+                    return None
         except Exception as error:  # noqa: BLE001 - the model's own code
             return self._call_error(error_text(error))
-        finally:
-            interface.current_model_dir.reset(token)
         return None if returned is None else self._call_error(self._not_none)
 
     @property
@@ -210,6 +208,11 @@ class DecoupledEngine(PythonEngine):
         before = cast("States", one.answers.before)
         given = {name: state for name, state in one.states.items() if state is not before[name]}
         return {**self._written(one.states, one.columns, one.position), **given}
+
+
+def in_this_process(request: LoadRequest) -> PythonEngine:
+    """One instance, on the calling thread. Raises LoadError."""
+    return DecoupledEngine(request) if request.config.decoupled else PythonEngine(request)
 
 
 def _discarded(_response: interface.InferenceResponse | None, _last: bool) -> MadeAnswer:  # noqa: FBT001 - see `Make`

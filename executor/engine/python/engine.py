@@ -24,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -117,6 +118,8 @@ class PythonEngine:
         path = request.code or model_path(version_dir, config.default_model_filename)
         self.only_computes = only_computes(path.read_bytes())
         """See `base.OnlyComputes`."""
+        self.makes_calls = not self.only_computes
+        """See `base.MakesCalls`: code that only computes has no name for a call."""
         self._code_dir = path.parent
         # As in Triton: a python-based backend serves many models, and asks in whose folder it is to look.
         self._model_dir = str(version_dir if request.code else path.parent)
@@ -292,11 +295,20 @@ class PythonEngine:
         for slot, one in zip(slots, states, strict=True):
             self._states.load(slot, one)
 
+    def states_at(self, slot: int) -> States:
+        """The declared states in a slot."""
+        return self._states.at(slot)
+
     def describe_state(self, slot: int) -> str:
         return self._states.describe(slot)
 
     def drop_state(self, slot: int) -> None:
         self._states.drop(slot)
+
+    @property
+    def frees_slots(self) -> bool:
+        """See `base.FreesSlots`."""
+        return self._has_state
 
     @property
     def batch_rows(self) -> int:
@@ -372,19 +384,13 @@ class PythonEngine:
         return self._states.at(row.slot)
 
     def _responses(self, requests: list[RowRequest], batch: Sequence[Row]) -> Sequence[object] | RowError:
-        token = interface.current_model_dir.set(self._model_dir)
-        execution = calls.Execution(self._config.name, self._instance, batch)
-        running = calls.execution.set(execution)
         try:
-            responses = self._model.execute(requests)
-            if asyncio.iscoroutine(responses):
-                responses = self._coroutines.run(responses)
+            with self._executing(batch):
+                responses = self._model.execute(requests)
+                if asyncio.iscoroutine(responses):
+                    responses = self._coroutines.run(responses)
         except Exception as error:  # noqa: BLE001 - the model's own code: every row of the call fails, as in Triton
             return self._call_error(error_text(error))
-        finally:
-            calls.execution.reset(running)
-            execution.over()
-            interface.current_model_dir.reset(token)
         if not isinstance(responses, list | tuple):
             return self._call_error(
                 f"execute must return a list with one InferenceResponse per request, not {type(responses).__name__}"
@@ -395,6 +401,19 @@ class PythonEngine:
                 f"execute must return one InferenceResponse per request: expected {len(requests)}, got {len(given)}"
             )
         return given
+
+    @contextmanager
+    def _executing(self, batch: Sequence[Row]) -> Generator[None]:
+        """Within the block this thread runs `execute` of these requests."""
+        token = interface.current_model_dir.set(self._model_dir)
+        execution = calls.Execution(self._config.name, self._instance, batch)
+        running = calls.execution.set(execution)
+        try:
+            yield
+        finally:
+            calls.execution.reset(running)
+            execution.over()
+            interface.current_model_dir.reset(token)
 
     def _call_error(self, text: str) -> RowError:
         return RowError(

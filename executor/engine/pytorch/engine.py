@@ -144,6 +144,11 @@ class TorchEngine:
     def drop_state(self, slot: int) -> None:
         self._arena.drop(slot)
 
+    @property
+    def frees_slots(self) -> bool:
+        """See `base.FreesSlots`."""
+        return self._arena.varies
+
     def memory_usage(self) -> Sequence[MemoryUse]:
         forward = self._forward
         tensors = [*forward.parameters(), *forward.buffers()] if isinstance(forward, torch.nn.Module) else []

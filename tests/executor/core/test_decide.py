@@ -172,7 +172,7 @@ class TestArrival:
 
         (stale,) = owner.take(step(2, epoch=4))
         assert isinstance(stale, Tell)
-        assert [Release(InstanceIndex(0), SEQUENCE)] == owner.take(step(3, epoch=9, committed=2))
+        assert [Release(InstanceIndex(0), SEQUENCE, SlotIndex(0))] == owner.take(step(3, epoch=9, committed=2))
 
         assert [StepNumber(3)] == list(owner.owned().steps)
         assert [] == owner.run()
@@ -352,7 +352,7 @@ class TestSlots:
         owner.take(step(1, flags=START, epoch=5))
 
         assert [] == owner.take(OwnershipOver(SEQUENCE, Epoch(4)))
-        assert [Release(InstanceIndex(0), SEQUENCE)] == owner.take(OwnershipOver(SEQUENCE, Epoch(5)))
+        assert [Release(InstanceIndex(0), SEQUENCE, SlotIndex(0))] == owner.take(OwnershipOver(SEQUENCE, Epoch(5)))
 
     def test_a_sequence_that_expires_is_described_and_its_entries_leave_the_inbox(self) -> None:
         owner = Owner(Checkpoints(9))
@@ -365,7 +365,7 @@ class TestSlots:
 
         assert isinstance(describe, Describe)
         assert (owned, 2) == (describe.owned, describe.last_step)
-        assert (Release(InstanceIndex(0), SEQUENCE), Remove(["1-1", "1-2"])) == (release, remove)
+        assert (Release(InstanceIndex(0), SEQUENCE, SlotIndex(0)), Remove(["1-1", "1-2"])) == (release, remove)
 
     def test_a_sequence_that_was_dropped_while_its_batch_ran_is_not_answered(self) -> None:
         owner = queued(1)

@@ -27,3 +27,10 @@ def workshop(tmp_path: Path, device: str) -> Iterator[Workshop]:
 def fixture_models() -> Path:
     """Models written for Triton, as they are."""
     return Path(__file__).parents[2] / "fixtures" / "models"
+
+
+@pytest.fixture(params=["thread", pytest.param("process", marks=pytest.mark.starts_processes)])
+def workshop_of_both(workshop: Workshop, request: pytest.FixtureRequest) -> Workshop:
+    """One in which an instance of a python model is a thread, and one in which it is a process."""
+    workshop.own_process = request.param == "process"
+    return workshop

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import textwrap
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
 
-from executor.engine.base import Engine, Origin, Row
+from executor.engine.base import Engine, Origin, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as pb_utils
 from executor.engine.python.calls import CallAnswer, ModelCall
+from executor.engine.python.process.engine import ProcessEngine
 from executor.lease.hung_calls import watch
 from executor.workers.worker import EngineWorker
 from shared.contract.calls import CALL_DEPTH_MAX, waiting
@@ -25,6 +29,7 @@ from shared.contract.ids import InstanceIndex, SequenceId, sequence_id
 from shared.contract.messages import InferMessage
 from shared.contract.model_config import ModelConfig, TensorSpec
 from tests.executor.engine.model_workshop import Workshop, error, plain_config, results, sequence_config, wire
+from tests.executor.engine.test_decoupled_engine import Recorded
 
 X = TensorSpec("x", "FP32", (2,))
 
@@ -34,6 +39,7 @@ class Door:
 
     def __init__(self) -> None:
         self.calls: list[ModelCall] = []
+        self.futures: list[Future[CallAnswer]] = []
         self.open = threading.Event()
         self.open.set()
         self.cancelled = 0
@@ -41,6 +47,7 @@ class Door:
     def start(self, call: ModelCall) -> Future[CallAnswer]:
         self.calls.append(call)
         future: Future[CallAnswer] = Future()
+        self.futures.append(future)
         answer = CallAnswer(call.inputs)
         if self.open.is_set():
             future.set_result(answer)
@@ -74,6 +81,11 @@ class AnswersTwice:
 
     def cancel(self) -> None:
         self._door.cancelled += 1
+
+
+@pytest.fixture
+def workshop(workshop_of_both: Workshop) -> Workshop:
+    return workshop_of_both
 
 
 @pytest.fixture
@@ -126,7 +138,7 @@ def row(id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, *
         {"x": wire("x", [[1, 2]])},
         slot=int(id) % 8,
         correlation_id=id,
-        origin=Origin(name, step, passes, message),
+        origin=Origin.of(message, name, step, passes),
     )
 
 
@@ -197,7 +209,7 @@ def test_a_stateless_request_that_is_a_call_itself_makes_the_calls_of_its_caller
 
     def request(arrived_ns: int) -> Row:
         message = InferMessage("caller", "1", "", 0, (), arrived_ns=arrived_ns, call="call-9")
-        return Row({"x": wire("x", [[1, 2]])}, origin=Origin(message.call, 0, 0, message))
+        return Row({"x": wire("x", [[1, 2]])}, origin=Origin.of(message, message.call))
 
     workshop.python("caller", model("call(correlation_id=3).exec()"))
     engine = workshop.load(plain_config("caller", "python", inputs=[X], outputs=[TensorSpec("y", "FP32", (2,))]))
@@ -247,6 +259,27 @@ def test_calls_of_threads_belong_to_the_request_whose_trace_they_have(workshop: 
 
     assert () == door.calls[0].chain
     assert (waiting("caller", sequence_id("caller", "", 1)),) == door.calls[1].chain
+
+
+@pytest.mark.parametrize("head", ["def execute(self, requests):", "async def execute(self, requests):"])
+def test_calls_of_a_decoupled_model_belong_to_its_requests(workshop: Workshop, door: Door, head: str) -> None:
+    body = """
+    for request in requests:
+        sender = request.get_response_sender()
+        assert not call(request, correlation_id=3).exec().has_error()
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    workshop.python("caller", model(body, head=head).replace("return responses(requests)", ""))
+    engine = workshop.load(msgspec.structs.replace(config(), decoupled=True))
+
+    for _ in range(2):
+        answers = Recorded()
+        engine.run([msgspec.structs.replace(row(1), start=True, answers=answers)], [False])
+        assert answers.ended.wait(20)
+        assert isinstance(answers.last, RowResult), answers.last
+
+    assert [door.names[0]] * 2 == door.names
+    assert (waiting("caller", sequence_id("caller", "", 1)),) == door.calls[0].chain
 
 
 def test_an_async_execute_makes_its_calls_when_they_are_issued(workshop: Workshop, door: Door) -> None:
@@ -350,25 +383,34 @@ def test_initialize_may_not_call(workshop: Workshop, door: Door) -> None:
 
 
 def test_without_a_mesh_there_are_no_calls() -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="own process only"):
+    with pytest.raises(pb_utils.TritonModelException, match="within a mesh only"):
         pb_utils.InferenceRequest(model_name="other").exec()
 
 
 async def test_an_instance_that_waits_for_an_answer_has_not_hung(workshop: Workshop, door: Door) -> None:
-    workshop.python("caller", model("import time; call(requests[0]).exec(); time.sleep(0.6)"))
-    worker = EngineWorker(workshop.load(config()), "caller", "caller 0", InstanceIndex(0))
+    """From the answer on it has."""
+    workshop.python("caller", model("import time; call(requests[0]).exec(); time.sleep(3)"))
+    limit_s = 0.5 if workshop.own_process else 0.1
+    worker = EngineWorker(workshop.load(config()), "caller", "caller 0", InstanceIndex(0), call_limit_s=limit_s)
     door.open.clear()
-    watching = asyncio.create_task(watch(lambda: [worker], 0.1))
-    batch = worker.run([row(1)], [False])
+    begins = msgspec.structs.replace(row(1), start=True)
+    watching = asyncio.create_task(watch(lambda: [worker], limit_s))
+    batch = worker.run([begins], [False])
 
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(4 * limit_s)
     assert not watching.done()
     (wait,) = calls.waits()
     assert ("caller", "other") == (wait.caller, wait.target)
     door.open.set()
-    # From here on it computes.
-    assert "caller 0" == (await asyncio.wait_for(watching, 20)).worker
-    await batch
+    if not workshop.own_process:
+        assert "caller 0" == (await asyncio.wait_for(watching, 20)).worker
+    (result,) = (await batch).rows
+    if workshop.own_process:
+        watching.cancel()
+        assert isinstance(result, RowError)
+        assert "did not come back within 0.5 s" in result.message
+        # It has made its call again, by the same name.
+        assert [door.names[0]] * 2 == door.names
     assert not calls.waits()
 
 
@@ -389,3 +431,58 @@ def test_a_message_of_an_older_gateway_belongs_to_no_call() -> None:
 
     assert ("", (), 0) == (message.call, message.chain, message.deadline_ms)
     assert message == msgspec.msgpack.decode(msgspec.msgpack.encode(message)[:], type=InferMessage)
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+def test_a_process_that_is_killed_in_the_middle_of_a_call_leaves_no_call_behind(workshop: Workshop, door: Door) -> None:
+    """Its call is given up, and made again under the same name by the process that runs its step again."""
+    workshop.python("caller", model("call(requests[0], correlation_id=3).exec()"))
+    engine = workshop.load(config())
+    assert isinstance(engine, ProcessEngine)
+    door.open.clear()
+    ran: list[RowResult] = []
+    begins = msgspec.structs.replace(row(1), start=True)
+    running = threading.Thread(target=lambda: ran.extend(results(engine, [begins])))
+    running.start()
+    _await(lambda: len(calls.waits()) == 1)
+    assert engine._process is not None
+    os.kill(engine._process.pid, signal.SIGKILL)
+    _await(lambda: len(door.calls) == 2 and len(calls.waits()) == 1)
+    door.open.set()
+    running.join()
+
+    assert 1 == len(ran)
+    assert [door.names[0]] * 2 == door.names
+    first, second = door.futures
+    assert first.cancelled()
+    assert not second.cancelled()
+    assert not calls.waits()
+
+
+def test_tensors_of_any_size_go_both_ways_beside_each_other(workshop: Workshop, door: Door) -> None:
+    body = """
+    sizes = [1, 1 << 14, 3 << 20, 1 << 14, 5 << 20]
+
+    def one(size):
+        sent = np.arange(size, dtype=np.float32)[None]
+        tensor = pb_utils.Tensor("x", sent)
+        answer = pb_utils.InferenceRequest(model_name="other", inputs=[tensor], requested_output_names=["x"]).exec()
+        return (pb_utils.get_output_tensor_by_name(answer, "x").as_numpy() == sent).all()
+
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, sizes * 4))
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1))
+
+    assert 20 == len(door.calls)
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

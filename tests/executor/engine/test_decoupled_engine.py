@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +15,10 @@ import msgspec
 import pytest
 
 from executor.engine.base import Engine, Row, RowError, RowResult
+from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.response_senders import FORGOTTEN
+from executor.workers.worker import EngineWorker
+from shared.contract.ids import InstanceIndex
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine.model_workshop import Workshop, array, sequence_config, wire
 
@@ -42,6 +48,11 @@ MODEL = """
 {body}
 {more}
 """
+
+
+@pytest.fixture
+def workshop(workshop_of_both: Workshop) -> Workshop:
+    return workshop_of_both
 
 
 class Recorded:
@@ -97,6 +108,95 @@ def run(engine: Engine, value: int, answers: Recorded | None, *, start: bool = T
     return result
 
 
+def finish(engine: Engine, value: int, answers: Recorded, *, start: bool = True, wanted: bool = True) -> None:
+    """Runs a request to its last answer."""
+    assert run(engine, value, answers, start=start, wanted=wanted).open
+    assert answers.ended.wait(20)
+
+
+COUNTS = """
+def count(sender=sender, value=value, total=total):
+    for number in range(total + 1, total + value + 1):
+        time.sleep(0.002)
+        if number == 1000:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(name, np.array([[number]], np.int32))
+                                                for name in ("OUTPUT", "SUM_OUT")]))
+    sender.send(flags=FINAL)
+import os, signal, time
+threading.Thread(target=count).start()
+"""
+
+
+def killed(engine: Engine) -> None:
+    assert isinstance(engine, ProcessEngine)
+    assert engine._process is not None
+    os.kill(engine._process.pid, signal.SIGKILL)
+
+
+async def sent(answers: Recorded, count: int) -> None:
+    while len(answers.sent) < count:
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+async def test_answers_go_on_in_another_process_without_loss_or_repeat(workshop: Workshop) -> None:
+    """Of requests whose batches were over when their process was killed, and of the steps behind them."""
+    engine = load(workshop, COUNTS, config(states=True))
+    worker = EngineWorker(engine, "many", "many 0", InstanceIndex(0))
+    first, second = [Recorded() for _ in range(2)], [Recorded() for _ in range(2)]
+
+    rows = [step(100, one, slot=slot, start=True) for slot, one in enumerate(first)]
+    await worker.run(rows, [False, True])
+    for count in (20, 50):
+        await sent(first[0], count)
+        killed(engine)
+    for one in first:
+        await asyncio.to_thread(one.ended.wait)
+    rows = [step(50, one, slot=slot) for slot, one in enumerate(second)]
+    await worker.run(rows, [False, True])
+    await sent(second[1], 10)
+    killed(engine)
+    for one in second:
+        await asyncio.to_thread(one.ended.wait)
+
+    for one, two in zip(first, second, strict=True):
+        assert list(range(1, 101)) == one.values
+        assert list(range(101, 151)) == two.values
+    assert [[], [150]] == [states_of(one.last) for one in second]
+    await worker.close()
+    workshop.engines.clear()
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+async def test_a_request_that_ends_its_processes_fails_and_its_neighbours_do_not(workshop: Workshop) -> None:
+    engine = load(workshop, COUNTS, config(states=True))
+    worker = EngineWorker(engine, "many", "many 0", InstanceIndex(0))
+    neighbour, bad = Recorded(), Recorded()
+    loaded = {"SUM_IN": wire("SUM_IN", [990], "<i4")}
+    engine.load_states([1], [loaded])
+
+    await worker.run([step(3000, neighbour, slot=0, start=True), step(50, bad, slot=1)], [False, False])
+    await asyncio.to_thread(bad.ended.wait)
+    before = len(neighbour.sent)
+    await sent(neighbour, before + 20)
+
+    assert list(range(991, 1000)) == bad.values
+    assert isinstance(bad.last, RowError)
+    assert "ended with signal 9 (SIGKILL) while this request was open, 3 times without a further" in bad.last.message
+    assert list(range(1, len(neighbour.sent) + 1)) == neighbour.values
+    await worker.close()
+    workshop.engines.clear()
+
+
+def step(value: int, answers: Recorded, *, slot: int, start: bool = False) -> Row:
+    return Row(
+        {"INPUT": wire("INPUT", [[value]], "<i4")}, slot=slot, start=start, correlation_id=slot + 1, answers=answers
+    )
+
+
 def states_of(result: RowResult | RowError | None) -> list[int]:
     assert isinstance(result, RowResult)
     return [int.from_bytes(state.raw, "little") for state in result.states.values()]
@@ -113,10 +213,10 @@ threading.Thread(target=lambda sender=sender: (sender.send(response(2)), sender.
     )
     answers = Recorded()
 
-    assert RowResult((), open=True) == run(engine, 1, answers)
-    assert answers.ended.wait(20)
+    finish(engine, 1, answers)
     assert [1, 2] == answers.values
-    assert answers.last == RowResult((), empty=True)
+    assert isinstance(answers.last, RowResult)
+    assert answers.last.empty
 
 
 def test_execute_may_be_a_coroutine_beside_which_batches_run(workshop: Workshop) -> None:
@@ -157,12 +257,12 @@ else:
     engine = load(workshop, body, config(states=True))
     one, failed, two, over, three = Recorded(), Recorded(), Recorded(), Recorded(keeps_state=False), Recorded()
 
-    run(engine, 3, one)
-    run(engine, 9, failed, start=False)
-    run(engine, 2, two, start=False)
+    finish(engine, 3, one)
+    finish(engine, 9, failed, start=False)
+    finish(engine, 2, two, start=False)
     # Its sequence is another executor's by then: the slot stays as it is.
-    run(engine, 5, over, start=False)
-    run(engine, 1, three, start=False)
+    finish(engine, 5, over, start=False)
+    finish(engine, 1, three, start=False)
 
     assert ([3], [5], [6]) == (states_of(one.last), states_of(two.last), states_of(three.last))
     assert isinstance(failed.last, RowError)
@@ -180,8 +280,8 @@ def restore(self, correlation_id, state):
     engine = load(workshop, body, config(), more=more)
     asked, unasked = Recorded(), Recorded()
 
-    run(engine, 1, asked)
-    run(engine, 2, unasked, wanted=False)
+    finish(engine, 1, asked)
+    finish(engine, 2, unasked, wanted=False)
 
     assert isinstance(asked.last, RowResult)
     assert asked.last.model_state
@@ -203,10 +303,9 @@ else:
 
     again = [run(engine, 3, answers, start=first) for first in (True, False)]
     gc.collect()
-    last = run(engine, 3, answers, start=False)
+    finish(engine, 3, answers, start=False)
 
-    assert [RowResult((), again=True)] * 2 == again
-    assert RowResult((), open=True) == last
+    assert [True, True] == [one.again for one in again]
     assert [1, 2, 3] == answers.values
     assert [3] == states_of(answers.last)
 
@@ -230,8 +329,8 @@ def test_execute_returns_none(workshop: Workshop) -> None:
     engine_of_open = load(workshop, "self.kept.append(sender)\nreturn []", config())
     done, left_open = Recorded(), Recorded()
 
-    run(engine, 1, done)
-    run(engine_of_open, 1, left_open)
+    finish(engine, 1, done)
+    finish(engine_of_open, 1, left_open)
 
     assert isinstance(done.last, RowResult)
     assert isinstance(left_open.last, RowError)
@@ -244,9 +343,10 @@ def test_a_request_ends_when_its_sender_is_dropped(workshop: Workshop) -> None:
 
     run(engine, 1, held)
     assert held.last is None
-    run(engine, 2, dropped)
+    finish(engine, 2, dropped)
 
     for answers in (held, dropped):
+        assert answers.ended.wait(20)
         assert isinstance(answers.last, RowError)
         assert FORGOTTEN == answers.last.message
 
@@ -276,7 +376,7 @@ else:
     engine = load(workshop, body, config())
     answers = Recorded()
 
-    run(engine, 1, answers)
+    finish(engine, 1, answers)
 
     assert isinstance(answers.last, RowResult), answers.last
 
@@ -291,7 +391,7 @@ sender.send(flags=FINAL)
     engine = load(workshop, body, config())
     answers = Recorded()
 
-    run(engine, 1, answers)
+    finish(engine, 1, answers)
 
     undeclared, wrong, right = answers.values
     assert "returned output 'OTHER', which its configuration does not declare" in undeclared
@@ -323,5 +423,5 @@ def test_warm_up_has_nobody_to_answer(workshop: Workshop) -> None:
     engine = load(workshop, "sender.send(response(1))\nsender.send(flags=FINAL)", config())
     broken = load(workshop, "raise ValueError('odd')", config())
 
-    assert RowResult((), open=True) == run(engine, 1, None)
+    assert run(engine, 1, None).open
     assert isinstance(run(broken, 1, None), RowError)

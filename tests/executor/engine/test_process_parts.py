@@ -13,7 +13,7 @@ import pytest
 from executor.engine.base import Row, RowError, RowResult, Timings
 from executor.engine.python.process import messages
 from executor.engine.python.process.environments import EXECUTORS_OWN, environment_of
-from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory
+from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory, pair
 from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
 from executor.engine.python.process.messages import LoadStates, Ran, Restore, Run
 from executor.engine.python.process.restarts import AT_ONCE, DELAY_MAX_S, Restarts
@@ -26,12 +26,9 @@ Ends = tuple[Frames, Frames]
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     """The executor's end and the process's."""
-    one, other = socket.socketpair()
-    there, back = SharedMemory.made(), SharedMemory.made()
-    made = (
-        Frames(one, there, back),
-        Frames(other, SharedMemory(os.dup(back.descriptor)), SharedMemory(os.dup(there.descriptor))),
-    )
+    mine, theirs = pair(waits=True)
+    made = mine, Frames.inherited([os.dup(one) for one in theirs.descriptors])
+    theirs.socket.close()
     yield made
     for end in made:
         end.close()
@@ -118,10 +115,10 @@ def test_declared_states_are_those_after_the_last_step_that_succeeded() -> None:
     kept.ran(step(), FAILED)
     assert (LoadStates([2], [STATE]),) == kept.calls(2)
 
-    kept.ran(step(start=True), RowResult((), again=True))
-    assert () == kept.calls(2), "a later pass of a START begins from the initial state"
+    kept.ran(step(start=True), RowResult((), OTHER, again=True))
+    assert (LoadStates([2], [OTHER]),) == kept.calls(2), "a later pass goes on from the pass before"
     kept.ran(step(), RowResult((), OTHER))
-    kept.ran(step(), RowResult((), again=True))
+    kept.ran(step(), FAILED)
     assert (LoadStates([2], [OTHER]),) == kept.calls(2)
     kept.ran(step(end=True), RowResult((), STATE))
     assert () == kept.calls(2)

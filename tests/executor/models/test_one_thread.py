@@ -82,7 +82,7 @@ async def test_a_model_may_keep_a_connection_that_belongs_to_its_thread(
         return result
 
     first = await total(5, start=True)
-    worker.release(sequence_id("sums", "", 7))
+    worker.release(sequence_id("sums", "", 7), None)
     refusals = await worker.load([SavedState(SlotIndex(0), 7, {}, first.model_state)])
     assert [None] == list(refusals)
     assert 8 == to_numpy((await total(3)).outputs[0]).item()

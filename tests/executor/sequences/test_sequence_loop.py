@@ -67,14 +67,24 @@ class HeldEngine:
         self._answer = answer
         self._permits = threading.Semaphore(0)
         self.finished = 0
+        self.states: set[int] = set()
+        """Slots whose states take memory."""
+
+    frees_slots = True
 
     def let_go(self, batches: int = 1) -> None:
         self._permits.release(batches)
+
+    def take_back(self) -> None:
+        """No batch goes on before the next `let_go`."""
+        while self._permits.acquire(blocking=False):
+            pass
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         self.batches.append(rows)
         assert self._permits.acquire(timeout=PATIENCE_S)
         self.finished += 1
+        self.states |= {row.slot for row in rows if row.slot is not None}
         return BatchResult([None if row.null else self._answer(row) for row in rows], Timings(0, 0, 0))
 
     def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
@@ -83,7 +93,9 @@ class HeldEngine:
     def describe_state(self, slot: int) -> str:
         return f"state of slot {slot}"
 
-    def drop_state(self, slot: int) -> None: ...
+    def drop_state(self, slot: int) -> None:
+        self.states.remove(slot)
+
     def close(self) -> None: ...
 
 
@@ -534,6 +546,31 @@ class TestOwnership:
             assert ["0-0", "1-0"] == on.commits.steps[0].entries
             on.step(0)
             assert ["0-0"] == on.gone
+
+    async def test_whoever_leaves_frees_the_memory_of_its_state(self) -> None:
+        """By END, by expiry, in the middle of a batch, and with the lease; who stays keeps it."""
+        async with stage(config(Oldest(8))) as on:
+            engine = on.engines[0]
+            for slot in range(5):
+                on.step(1, START, correlation_id=slot + 1, slot=slot)
+            engine.let_go(5)
+            await until(lambda: len(on.commits.steps) == 5)
+            assert {0, 1, 2, 3, 4} == engine.states
+            assert len(engine.batches) == engine.finished
+            # Permits that the batches before did not need would let the next one go.
+            engine.take_back()
+
+            on.step(2, END, correlation_id=1, slot=0)
+            on.model.handle(InboxExpired("9-9", sequence_id("m", "", 2), Epoch(1)))
+            batches = len(engine.batches)
+            on.step(2, correlation_id=3, slot=2)
+            await until(lambda: len(engine.batches) > batches or len(engine.batches[-1]) == 2)
+            on.model.handle(OwnershipOver(sequence_id("m", "", 3), Epoch(1)))
+            engine.let_go(5)
+
+            await until(lambda: engine.states == {3, 4})
+            on.model.forget_all()
+            await until(lambda: not engine.states)
 
 
 class TestExpiry:

@@ -1,10 +1,11 @@
 """A python model's instance in a process of its own (`instance_process`, `EXECUTION_ENV_PATH`).
 
-`PythonEngine` runs in the process, unchanged. What is here gives it its calls, and puts another process in the place of
-one that ends. A batch whose process ends is repeated row by row, so that the row that ends it is found: a row with
-which the process ends a second time fails, and its sequence's state stays as it was. The executor has committed nothing
-of the batch, so nothing runs twice for a caller. What a new process needs of a sequence is kept here
-(`executor.engine.python.process.kept`) and given to it with the sequence's next row.
+`PythonEngine`, or `DecoupledEngine`, runs in the process, unchanged. What is here gives it its calls, and puts another
+process in the place of one that ends. A batch whose process ends is repeated row by row, so that the row that ends it
+is found: a row with which the process ends a second time fails, and its sequence's state stays as it was. The executor
+has committed nothing of the batch, so nothing runs twice for a caller. What a new process needs of a sequence is kept
+here (`executor.engine.python.process.kept`) and given to it with the sequence's next row. Open requests of a decoupled
+model, whose batches are over, run again as well (`executor.engine.python.process.open_requests`).
 
 A call that takes longer than the limit ends the process, not the executor. If processes end one after the other before
 they have run anything, rows fail until the next one is due (`Restarts`), and the instance is not ready.
@@ -12,10 +13,10 @@ they have run anything, rows fail until the next one is due (`Restarts`), and th
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -26,10 +27,11 @@ from executor.engine.python.process.instance_process import CannotStartError, In
 from executor.engine.python.process.kept import KeptByMethods, KeptStates, kept_of
 from executor.engine.python.process.messages import (
     Answer,
+    Answered,
     Call,
+    Cancel,
     DescribeState,
     Done,
-    DropState,
     Load,
     Loaded,
     LoadStates,
@@ -39,6 +41,13 @@ from executor.engine.python.process.messages import (
     Restore,
     Run,
     travelling,
+)
+from executor.engine.python.process.open_requests import (
+    LOOK_S,
+    LOSSES_MAX,
+    OpenRequest,
+    OpenRequests,
+    ReplayedAnswers,
 )
 from executor.engine.python.process.restarts import Restarts
 from shared.contract.errors import Code, LoadError, MeshError, ModelError
@@ -68,11 +77,6 @@ class ProcessEngine:
     def __init__(self, request: LoadRequest, environment: Environment) -> None:
         """Starts the process and loads the model there. Raises LoadError."""
         config = request.config
-        if (json.loads(request.config_json).get("model_transaction_policy") or {}).get("decoupled"):
-            raise LoadError(
-                f"model '{config.name}' is decoupled (model_transaction_policy), and its instances are processes "
-                "(instance_process, EXECUTION_ENV_PATH): seqmesh does not support both together"
-            )
         batching = config.sequence_batching
         self._model = config.name
         self._instance = request.instance_name
@@ -99,8 +103,15 @@ class ProcessEngine:
         self._number = 0
         self._running: Sequence[Row] = ()
         """The rows of the batch that the process runs now, and its number."""
+        self._numbers: tuple[int, ...] = ()
+        """The numbers of the latest batch's open requests, where the model is decoupled."""
         self._known: set[Hashable] = set()
         """Sequences that the process can go on with. All of them can in the first process."""
+        self._moved_on: dict[int, Mapping[str, Tensor] | None] = {}
+        """States that the process does not have, by slot: those after last answers; None: it is to drop its own."""
+        self._post: Callable[[Callable[[], None]], None] | None = None
+        self._is_posted = False
+        self._open: OpenRequests | None = None
         began_s = time.monotonic()
         try:
             self._process, self._abilities = self._started(0.0)
@@ -110,6 +121,10 @@ class ProcessEngine:
             raise LoadError(error.message) from error
         self._start_limit_s = max(START_LIMIT_S, START_FACTOR * (time.monotonic() - began_s))
         self._kept = kept_of(config, hands_out_state=self._abilities.hands_out_state)
+        if config.decoupled:
+            self._open = OpenRequests(
+                self._instance, ended=self._ended, process=lambda: self._process, lost=self._post_strays
+            )
 
     def limit_calls(self, limit_s: float) -> None:
         """See `base.LimitsCalls`."""
@@ -119,7 +134,7 @@ class ProcessEngine:
 
     def _started(self, limit_s: float) -> tuple[InstanceProcess, Loaded]:
         """A process that has loaded the model. Raises ProcessLostError, CannotStartError or ModelError."""
-        process = InstanceProcess(self._instance, self._environment)
+        process = InstanceProcess(self._instance, self._model, self._environment, self._answered)
         try:
             loaded = _checked(process.call(self._load, limit_s))
             if not isinstance(loaded, Loaded):
@@ -154,6 +169,10 @@ class ProcessEngine:
         self._process, self._is_first = None, False
         self._known.clear()
         self._restarts.ended(reason, time.monotonic())
+        if self._open is not None:
+            self._open.strand()
+            self._moved_on.clear()
+            self._post_strays()
 
     def _not_now(self, wait_s: float) -> NotNowError:
         return NotNowError(
@@ -174,18 +193,26 @@ class ProcessEngine:
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`."""
         try:
-            return self._run(rows, want_state)
+            result = self._run(rows, want_state)
         except ProcessLostError:
-            return self._run_apart(rows, want_state)
+            result = self._run_apart(rows, want_state)
         except NotNowError as error:
-            return _failed(rows, RowError(error.code, error.message))
+            result = _failed(rows, RowError(error.code, error.message))
+        if self._open is not None:
+            for row, one in zip(rows, result.rows, strict=True):
+                if isinstance(one, RowError):
+                    self._open.give_up(row)
+        return result
 
     def _run_apart(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs the rows of a batch whose process has ended, each alone."""
         results: list[RowResult | RowError | None] = [None] * len(rows)
-        spent = NO_TIME
+        spent, numbers = NO_TIME, self._numbers
         for index, row in enumerate(rows):
             if row.null:
+                continue
+            if numbers and numbers[index] and self._open is not None and not self._open.has(numbers[index]):
+                results[index] = RowResult((), open=True)  # it has its last answer
                 continue
             alone, place = self._alone(row, index)
             try:
@@ -210,7 +237,9 @@ class ProcessEngine:
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs a batch. Raises ProcessLostError or NotNowError."""
+        self._numbers = ()
         process = self._alive()
+        opened = self._open
         refused: dict[int, RowError] = {}
         given = rows
         if not self._is_first:
@@ -226,8 +255,10 @@ class ProcessEngine:
             ]
         self._number += 1
         self._running = given
+        if opened is not None:
+            self._numbers = tuple(opened.opened(row, wanted=want) for row, want in zip(given, want_state, strict=True))
         try:
-            ran = self._call(process, Run(travelling(given), wants, self._number))
+            ran = self._call(process, Run(travelling(given), wants, self._number, self._numbers, self._taken_states()))
         finally:
             self._running = ()
         if not isinstance(ran, Ran) or len(ran.rows) != len(rows):
@@ -236,12 +267,16 @@ class ProcessEngine:
         self._restarts.ran()
         results: list[RowResult | RowError | None] = [ran.errors.get(index, row) for index, row in enumerate(ran.rows)]
         for index, (row, key, result) in enumerate(zip(given, keys, results, strict=True)):
+            if opened is not None:
+                opened.ran(self._numbers[index], result)
             if key is None or result is None:
                 continue
-            kept.ran(row, result)
+            is_result = isinstance(result, RowResult)
+            if not (is_result and result.open):
+                kept.ran(row, result)
             if not self._is_first:
                 self._known.add(key)
-            if wants[index] and not want_state[index] and isinstance(result, RowResult):
+            if is_result and (result.again or (wants[index] and not want_state[index])):
                 results[index] = msgspec.structs.replace(result, states={}, model_state=b"")
         for index, error in refused.items():
             results[index] = error
@@ -252,7 +287,73 @@ class ProcessEngine:
         process, number = self._process, self._number
         for index, one in enumerate(self._running):
             if one is row and process is not None:
-                process.cancel(number, index)
+                process.order(Cancel(number, index))
+
+    # -- open requests of a decoupled model ---------------------------------------------------------------------------
+
+    def run_again_on(self, post: Callable[[Callable[[], None]], None]) -> None:
+        """See `base.RunsAgain`."""
+        self._post = post
+
+    def _answered(self, process: InstanceProcess, answered: Answered) -> None:
+        if self._open is not None:
+            self._open.came(process, answered)
+
+    def _ended(self, row: Row, last: RowResult | RowError) -> None:
+        """A request has its last answer: with it the state moves on, here and with the next batch in the process."""
+        if self._kept.key(row) is None:
+            return
+        self._kept.ran(msgspec.structs.replace(row, answers=None), last)
+        if isinstance(self._kept, KeptStates) and isinstance(last, RowResult) and row.slot is not None and not row.end:
+            self._moved_on[row.slot] = last.states
+
+    def _taken_states(self) -> Mapping[int, Mapping[str, Tensor] | None]:
+        taken: dict[int, Mapping[str, Tensor] | None] = {}
+        while self._moved_on:
+            slot, states = self._moved_on.popitem()
+            taken[slot] = states
+        return taken
+
+    def _post_strays(self) -> None:
+        """Has the engine's thread run requests again whose process has ended. May be called from any thread."""
+        if self._post is not None and not self._is_posted:
+            self._is_posted = True
+            self._post(self._run_strays)
+
+    def _run_strays(self) -> None:
+        self._is_posted = False
+        opened = self._open
+        if opened is None or (self._process is None and not opened.strays):
+            return
+        if self._process is not None and not self._process.is_alive:
+            self._lost(self._process.end())
+        for one in opened.strays:
+            if not one.is_stray:
+                continue  # it was run with one before it
+            if error := self._problem(one):
+                opened.fail(one, error)
+
+    def _problem(self, request: OpenRequest) -> RowError | None:
+        """Runs a request again; why it cannot be."""
+        row = request.row
+        if request.answers.is_cancelled:
+            return RowError(Code.CANCELLED, "the request is not wanted any more")
+        if request.losses >= LOSSES_MAX:
+            return RowError(
+                Code.INTERNAL,
+                f"model '{self._model}': the process of model instance '{self._instance}' {self._restarts.reason} "
+                f"while this request was open, {LOSSES_MAX} times without a further answer",
+            )
+        alone, place = self._alone(row, row.slot or 0)
+        try:
+            result = self._run(alone, [request.wanted and one is row for one in alone]).rows[place]
+        except ProcessLostError:
+            return None  # it strays again
+        except MeshError as error:
+            return RowError(error.code, error.message)
+        if isinstance(result, RowResult) and not result.open:
+            return RowError(Code.INTERNAL, f"model '{self._model}' did not run a request again as it ran it before")
+        return result if isinstance(result, RowError) else None
 
     def _brought(self, process: InstanceProcess, rows: Sequence[Row]) -> dict[int, RowError]:
         """Brings a new process to where the rows' sequences are. Returns errors of those that are lost."""
@@ -280,20 +381,47 @@ class ProcessEngine:
         """Makes the calls that bring a sequence back. What was wrong; "" if nothing was."""
         try:
             for call in calls:
-                answer = self._call(process, self._placed(call))
+                if isinstance(call, Run) and self._open is not None:
+                    if problem := self._replayed_to_its_end(process, call, self._open):
+                        return problem
+                    continue
+                answer = self._call(process, self._placed(call) if isinstance(call, Run) else call)
                 if isinstance(answer, Ran) and answer.errors:
                     return next(iter(answer.errors.values())).message
         except MeshError as error:
             return error.message
         return ""
 
-    def _placed(self, call: Call) -> Call:
-        """A call as the model is to get it: a step that is replayed is at its own place in the batch."""
-        if not isinstance(call, Run):
-            return call
+    def _replayed_to_its_end(self, process: InstanceProcess, call: Run, opened: OpenRequests) -> str:
+        """As `_replayed`, for a step of a decoupled model: the next one begins behind its last answer."""
+        answers = ReplayedAnswers()
+        run = self._placed(Run([msgspec.structs.replace(call.rows[0], answers=answers)], [False]))
+        numbers = tuple(opened.opened(row, wanted=False) for row in run.rows)
+        try:
+            ran = self._call(process, Run(travelling(run.rows), run.want_state, 0, numbers))
+            if isinstance(ran, Ran) and ran.errors:
+                return next(iter(ran.errors.values())).message
+            self._await_end(process, answers)
+        finally:
+            for number in numbers:
+                opened.ran(number, None)
+        return answers.failure.message if answers.failure is not None else ""
+
+    def _await_end(self, process: InstanceProcess, answers: ReplayedAnswers) -> None:
+        """Returns when a replayed step has its last answer. Raises ProcessLostError."""
+        deadline_s = time.monotonic() + (self._limit_s or math.inf)
+        while not answers.ended.wait(LOOK_S):
+            if process.is_alive and time.monotonic() < deadline_s:
+                continue
+            reason = f"did not answer a step again within {self._limit_s:g} s and was ended"
+            self._lost(reason if process.is_alive else process.end())
+            raise ProcessLostError(self._restarts.reason)
+
+    def _placed(self, call: Run) -> Run:
+        """A step that is replayed, as the model is to get it: at its own place in the batch."""
         (row,) = call.rows
         alone, _ = self._alone(row, row.slot or 0)
-        return Run(travelling(alone), [False] * len(alone))
+        return Run(alone, [False] * len(alone))
 
     # -- states ---------------------------------------------------------------------------------------------------
 
@@ -303,15 +431,22 @@ class ProcessEngine:
         assert isinstance(self._kept, KeptStates), "only declared states come this way"
         for slot, one in zip(slots, states, strict=True):
             self._kept.put(slot, one)
+            self._moved_on.pop(slot, None)
 
     def describe_state(self, slot: int) -> str:
         answer = self._told(DescribeState(slot))
         return answer.text if isinstance(answer, Done) else "not known: the instance has no process"
 
     def drop_state(self, slot: int) -> None:
+        """See `base.Engine.drop_state`. The process drops it before its next batch."""
         self._kept.forget(slot)
         self._known.discard(slot)
-        self._told(DropState(slot))
+        self._moved_on[slot] = None
+
+    @property
+    def frees_slots(self) -> bool:
+        """See `base.FreesSlots`."""
+        return isinstance(self._kept, KeptStates)
 
     @property
     def hands_out_state(self) -> bool:
@@ -380,6 +515,11 @@ class ProcessEngine:
     def is_testable(self) -> bool:
         return self._abilities.is_testable
 
+    @property
+    def makes_calls(self) -> bool:
+        """See `base.MakesCalls`."""
+        return self._abilities.makes_calls
+
     def run_rows_alone(self, because: str) -> None:
         """See `base.FixesShape`. Does nothing: rows run alone already."""
 
@@ -390,6 +530,9 @@ class ProcessEngine:
         if self._process is not None:
             process, self._process = self._process, None
             process.close()
+        if self._open is not None:
+            opened, self._open = self._open, None
+            opened.close()
 
 
 def _failed(rows: Sequence[Row], error: RowError) -> BatchResult:

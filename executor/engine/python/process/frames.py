@@ -1,8 +1,8 @@
 """Whole frames between an executor and the process of an instance, each way over a socket and a piece of shared memory.
 
 A frame of up to `INLINE_BYTES` goes through the socket. A larger one lies in the sender's segment, and only its size
-goes through the socket. So a segment holds one frame: its receiver has read it before the sender writes again, because
-a call and its answer take turns.
+goes through the socket. A segment holds one frame. Its receiver has read it before the sender writes again: a call and
+its answer take turns, and where frames do not, the sender waits until the receiver says so (an eventfd).
 
 A segment is an anonymous file (memfd) that both processes inherit. It has no name that could be left behind, and
 counts neither against /dev/shm nor its size in a container: the kernel frees it with the last process that has it open,
@@ -18,13 +18,12 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 INLINE_BYTES = 1 << 16
-"""Longest frame that goes through the socket, where there are segments: it fits into the socket's buffer."""
-ALONE_BYTES = 16 << 20
-"""Longest frame of a socket without segments."""
+"""Longest frame that goes through the socket: it fits into the socket's buffer."""
 KEPT_BYTES = 64 << 20
 """Memory that a segment keeps for the next frame. What a larger one took is given back when the next one is sent."""
 SEGMENT_BYTES_MIN = 1 << 20
@@ -44,21 +43,28 @@ class EndedError(FrameError):
 
 
 class SharedMemory:
-    """Memory that two processes share. descriptor: of its file; it is closed with the segment"""
+    """Memory that two processes share.
 
-    def __init__(self, descriptor: int) -> None:
+    descriptor  of its file; it is closed with the segment
+    free        an eventfd that is 1 while nobody has to read the frame; None where frames take turns by themselves
+    """
+
+    def __init__(self, descriptor: int, free: int | None = None) -> None:
         self.descriptor = descriptor
+        self.free = free
         self._memory: mmap.mmap | None = None
         self._used = 0
 
     @classmethod
-    def made(cls) -> SharedMemory:
-        """A new one, empty."""
+    def made(cls, *, waits: bool = False) -> SharedMemory:
+        """A new one, empty. waits: a second frame waits until the first one is read"""
         descriptor = os.memfd_create("seqmesh-instance", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return cls(descriptor)
+        return cls(descriptor, os.eventfd(1, os.EFD_CLOEXEC) if waits else None)
 
     def write(self, frame: bytes) -> None:
+        if self.free is not None:
+            os.eventfd_read(self.free)
         memory = self._memory
         if memory is not None and self._used > KEPT_BYTES:
             memory.madvise(mmap.MADV_REMOVE)
@@ -79,8 +85,16 @@ class SharedMemory:
             if there < size:
                 raise FrameError(f"a frame of {size} bytes in a segment of {there}")
             memory = self._mapped(there)
-        with memoryview(memory) as view, view[:size] as frame:
-            return decode(frame)
+        try:
+            with memoryview(memory) as view, view[:size] as frame:
+                return decode(frame)
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Nobody has to read the frame any more; a sender that waits goes on."""
+        if self.free is not None:
+            os.eventfd_write(self.free, 1)
 
     def _mapped(self, size: int) -> mmap.mmap:
         if self._memory is not None:
@@ -92,30 +106,42 @@ class SharedMemory:
         if self._memory is not None:
             self._memory.close()
         os.close(self.descriptor)
+        if self.free is not None:
+            os.close(self.free)
 
 
 class Frames:
-    """One end. outgoing, incoming: the segments of this side and of the other; without them every frame goes through
-    the socket.
-    """
+    """One end. outgoing, incoming: the segments of this side and of the other"""
 
-    def __init__(
-        self, end: socket.socket, outgoing: SharedMemory | None = None, incoming: SharedMemory | None = None
-    ) -> None:
+    def __init__(self, end: socket.socket, outgoing: SharedMemory, incoming: SharedMemory) -> None:
         self.socket = end
         self._outgoing = outgoing
         self._incoming = incoming
-        self._inline_bytes = INLINE_BYTES if outgoing is not None else ALONE_BYTES
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All that another process needs for this end: see `inherited`."""
+        segments = (self._outgoing, self._incoming)
+        free = [-1 if one.free is None else one.free for one in segments]
+        return [self.socket.fileno(), *(one.descriptor for one in segments), *free]
+
+    @classmethod
+    def inherited(cls, descriptors: Sequence[int]) -> Frames:
+        """The end that this process was given. Processes that it starts do not hold it open."""
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.set_inheritable(descriptor, False)  # noqa: FBT003 - a function of C
+        end, *files = descriptors
+        free = [None if one < 0 else one for one in files[2:]]
+        return cls(socket.socket(fileno=end), SharedMemory(files[0], free[0]), SharedMemory(files[1], free[1]))
 
     def send(self, frame: bytes) -> None:
-        """Raises FrameError if the other side has ended, or the frame is too long for a socket alone."""
+        """Raises FrameError if the other side has ended."""
         size = len(frame)
         try:
-            if size <= self._inline_bytes:
+            if size <= INLINE_BYTES:
                 self.socket.sendall(_HEADER.pack(INLINE, size) + frame)
                 return
-            if self._outgoing is None:
-                raise FrameError(f"a frame of {size} bytes, and {self._inline_bytes} are the most")
             self._outgoing.write(frame)
             self.socket.sendall(_HEADER.pack(IN_SEGMENT, size))
         except OSError as error:
@@ -128,10 +154,10 @@ class Frames:
         place, size = _HEADER.unpack(self._exactly(_HEADER.size))
         try:
             if place == INLINE:
-                if size > self._inline_bytes:
-                    raise FrameError(f"a frame of {size} bytes, and {self._inline_bytes} are the most")
+                if size > INLINE_BYTES:
+                    raise FrameError(f"a frame of {size} bytes, and {INLINE_BYTES} are the most")
                 return decode(memoryview(self._exactly(size)))
-            if place != IN_SEGMENT or self._incoming is None:
+            if place != IN_SEGMENT:
                 raise FrameError(f"a frame at the place {place}, and there is none")
             return self._incoming.read(size, decode)
         except (ValueError, OverflowError) as error:  # msgspec's errors are ValueErrors
@@ -150,8 +176,22 @@ class Frames:
             raise EndedError(str(error)) from error
         return found
 
+    def shut_down(self) -> None:
+        """Wakes whoever waits at this end; nothing goes through it any more."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._outgoing.let_go()
+
     def close(self) -> None:
         self.socket.close()
-        for segment in (self._outgoing, self._incoming):
-            if segment is not None:
-                segment.close()
+        self._outgoing.close()
+        self._incoming.close()
+
+
+def pair(*, waits: bool = False) -> tuple[Frames, Frames]:
+    """Two ends of one connection: this process's, and the one that another process is given (`descriptors`), which
+    shares this one's segments. waits: see `SharedMemory.made`
+    """
+    mine, theirs = socket.socketpair()
+    outgoing, incoming = SharedMemory.made(waits=waits), SharedMemory.made(waits=waits)
+    return Frames(mine, outgoing, incoming), Frames(theirs, incoming, outgoing)

@@ -1,8 +1,8 @@
 """The process of an instance: makes calls of a `PythonEngine` for its executor. `bootstrap.py` starts it.
 
-The model's methods run on the main thread, as in Triton. A thread beside it answers whether the model is ready, sends
-what the model counts, and ends the process, with all that the model started, when the executor has ended. If a model
-holds the interpreter then, the kernel does that (Linux: PR_SET_PDEATHSIG).
+The model's methods run on the main thread, as in Triton. A thread beside it takes the executor's orders, sends what the
+model counts, and ends the process, with all that the model started, when the executor has ended. If a model holds the
+interpreter then, the kernel does that (Linux: PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -13,40 +13,50 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import threading
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from executor.engine.base import LoadRequest, RowError, RowResult
+from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult
+from executor.engine.python.calls import install
+from executor.engine.python.decoupled import in_this_process
 from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import messages
-from executor.engine.python.process.frames import FrameError, Frames, SharedMemory
+from executor.engine.python.process.frames import FrameError, Frames
 from executor.engine.python.process.messages import (
     Answer,
+    AnswersTaken,
     AskReadiness,
     Call,
+    CallAnswered,
     Cancel,
     Close,
     DescribeState,
     Done,
-    DropState,
     Families,
     Load,
     Loaded,
     LoadStates,
     LogLine,
     ModelReady,
+    Note,
+    NotWanted,
+    Order,
     Raised,
     Ran,
     ReleaseSequences,
     Restore,
     Run,
 )
+from executor.engine.python.process.remote_answers import RemoteAnswers, Window
+from executor.engine.python.process.remote_calls import RemoteCalls
 from shared.contract.errors import Code, MeshError, sendable
 
 SHOW_STACK = signal.SIGUSR2
@@ -57,20 +67,18 @@ _TEXT_MAX = 1 << 16
 
 
 def main() -> None:
-    """Serves one instance until it is closed, or the executor has ended. Arguments: the descriptors of the two sockets
-    and of the two segments (this side's, the executor's), and the executor's process id.
+    """Serves one instance until it is closed, or the executor has ended. Arguments: the descriptors of two connections
+    (`Frames.descriptors`), and the executor's process id.
     """
-    calls, notes, outgoing, incoming, executor = map(int, sys.argv[1:])
-    for descriptor in (calls, notes, outgoing, incoming):
-        # Processes that the model starts must not hold them open.
-        os.set_inheritable(descriptor, False)  # noqa: FBT003 - a function of C
+    *descriptors, executor = map(int, sys.argv[1:])
+    half = len(descriptors) // 2
+    frames, side = Frames.inherited(descriptors[:half]), Side(Frames.inherited(descriptors[half:]))
     _end_with(executor)
     faulthandler.enable()
     faulthandler.register(SHOW_STACK)
-    side = Side(Frames(socket.socket(fileno=notes)))
-    frames = Frames(socket.socket(fileno=calls), SharedMemory(outgoing), SharedMemory(incoming))
     try:
-        serve(frames, side)
+        with install(side.calls):
+            serve(frames, side)
     except FrameError:
         _end_all()
     # Threads of the model, or what it registered for the end, must not keep a closed instance alive.
@@ -89,8 +97,7 @@ def serve(frames: Frames, side: Side) -> None:
                 engine, answer = _load(call, side)
             else:
                 assert engine is not None, "an instance is loaded first"
-                side.running = call
-                answer = _made(engine, call)
+                answer = _made(engine, call, side)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's own code; it is for the executor
             answer = _raised(error)
         if isinstance(call, Close):
@@ -104,7 +111,7 @@ def _load(call: Load, side: Side) -> tuple[PythonEngine, Answer]:
     logging.basicConfig(level=call.log_level, handlers=[Forwarding(side)], force=True, format="%(message)s")
     # The executor's level may change meanwhile, and is applied there.
     logging.getLogger("seqmesh.model").setLevel(logging.DEBUG)
-    engine = PythonEngine(
+    engine = in_this_process(
         LoadRequest(
             config=call.config,
             config_json=call.config_json,
@@ -125,20 +132,14 @@ def _load(call: Load, side: Side) -> tuple[PythonEngine, Answer]:
         engine.batch_rows,
         engine.alone_because,
         engine.is_testable,
+        engine.makes_calls,
     )
 
 
-def _made(engine: PythonEngine, call: Call) -> Answer:
+def _made(engine: PythonEngine, call: Call, side: Side) -> Answer:
     match call:
         case Run():
-            result = engine.run(call.rows, call.want_state)
-            rows = [row if isinstance(row, RowResult) else None for row in result.rows]
-            errors = {
-                index: msgspec.structs.replace(row, message=sendable(row.message))
-                for index, row in enumerate(result.rows)
-                if isinstance(row, RowError)
-            }
-            return Ran(rows, errors, result.timings)
+            return _ran(engine, call, side)
         case LoadStates():
             engine.load_states(call.slots, call.states)
         case Restore():
@@ -148,8 +149,6 @@ def _made(engine: PythonEngine, call: Call) -> Answer:
                 engine.release_all()
             else:
                 engine.release(call.correlation_id)
-        case DropState():
-            engine.drop_state(call.slot)
         case DescribeState():
             return Done(engine.describe_state(call.slot))
         case Close():
@@ -157,6 +156,35 @@ def _made(engine: PythonEngine, call: Call) -> Answer:
         case Load():
             raise AssertionError("an instance is loaded once")
     return Done()
+
+
+def _ran(engine: PythonEngine, call: Run, side: Side) -> Ran:
+    for slot, states in call.states.items():
+        if states is None:
+            engine.drop_state(slot)
+        else:
+            engine.load_states([slot], [states])
+    given = call.rows
+    if call.answers:
+        given = [
+            msgspec.structs.replace(row, answers=side.answers_to(number)) if number else row
+            for row, number in zip(call.rows, call.answers, strict=True)
+        ]
+    result = side.run(engine, given, call)
+    rows: list[RowResult | None] = []
+    errors: dict[int, RowError] = {}
+    for index, (row, one) in enumerate(zip(given, result.rows, strict=True)):
+        rows.append(_with_states(engine, row, one) if isinstance(one, RowResult) else None)
+        if isinstance(one, RowError):
+            errors[index] = messages.sendable_error(one)
+    return Ran(rows, errors, result.timings)
+
+
+def _with_states(engine: PythonEngine, row: Row, result: RowResult) -> RowResult:
+    """A result; between two passes with the states that the next one begins with, for the executor to keep."""
+    if not result.again or row.slot is None:
+        return result
+    return msgspec.structs.replace(result, states=engine.states_at(row.slot))
 
 
 def _raised(error: BaseException) -> Raised:
@@ -170,16 +198,33 @@ class Side:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        self._sending = threading.Lock()
+        # Re-entrant: the collector of garbage may have something sent on a thread that sends (`RemoteAnswers.end`).
+        self._sending = threading.RLock()
+        self._due: deque[bytes] = deque()
+        self._is_sending = False
         self._sent = messages.encode(Families(()))
-        self.running: Call | None = None
-        """The call that runs now, or ran last."""
+        self._running: tuple[int, Sequence[Row]] = 0, ()
+        """The number of the batch that runs now, or ran last, and its rows."""
+        self._window = Window()
+        self._answers: WeakValueDictionary[int, RemoteAnswers] = WeakValueDictionary()
+        self.calls = RemoteCalls(self.send)
 
     def start(self, engine: PythonEngine) -> None:
-        """From now on the executor may ask whether the model is ready, and cancel rows."""
+        """From now on the executor's orders are taken."""
         threading.Thread(target=self._listen, args=(engine,), name="seqmesh side", daemon=True).start()
 
-    def send(self, note: LogLine | Families | ModelReady) -> None:
+    def run(self, engine: PythonEngine, rows: Sequence[Row], call: Run) -> BatchResult:
+        """Runs a batch, whose rows may be cancelled meanwhile."""
+        self._running = call.number, rows
+        return engine.run(rows, call.want_state)
+
+    def answers_to(self, number: int) -> RemoteAnswers:
+        """Where the answers to a request of a decoupled model go."""
+        answers = RemoteAnswers(number, self._window, self.send)
+        self._answers[number] = answers
+        return answers
+
+    def send(self, note: Note) -> None:
         """Says something. If the executor has ended, nobody needs it."""
         self._send(messages.encode(note))
 
@@ -192,11 +237,18 @@ class Side:
 
     def _send(self, frame: bytes) -> None:
         with self._sending:
+            self._due.append(frame)
+            if self._is_sending:
+                return
+            self._is_sending = True
             try:
-                self._frames.send(frame)
+                while self._due:
+                    self._frames.send(self._due.popleft())
             except FrameError as error:
-                # It ends this process; or a model has more metrics than a frame takes.
+                # It ends this process.
                 print(f"not sent to the executor: {error}", file=sys.stderr)  # noqa: T201 - the log goes there itself
+            finally:
+                self._is_sending = False
 
     def _listen(self, engine: PythonEngine) -> None:
         waiting = select.poll()
@@ -206,16 +258,32 @@ class Side:
                 self.count()
                 continue
             try:
-                order: AskReadiness | Cancel = self._frames.receive(messages.decode_order)
+                order: Order = self._frames.receive(messages.decode_order)
             except FrameError:
                 _end_all()
                 return
-            if isinstance(order, AskReadiness):
-                self.send(ModelReady(engine.is_ready()))
-                continue
-            running = self.running
-            if isinstance(running, Run) and running.number == order.number:
-                engine.cancel(running.rows[order.row])
+            self._take(engine, order)
+
+    def _take(self, engine: PythonEngine, order: Order) -> None:
+        match order:
+            case AskReadiness():
+                # The model may wait in it for something that another order brings.
+                threading.Thread(target=self._tell_readiness, args=(engine,), name="seqmesh ready", daemon=True).start()
+            case Cancel():
+                number, rows = self._running
+                if number == order.number:
+                    engine.cancel(rows[order.row])
+            case CallAnswered():
+                self.calls.answered(order)
+            case AnswersTaken():
+                self._window.left(order)
+            case NotWanted():
+                answers = self._answers.get(order.number)
+                if answers is not None:
+                    answers.not_wanted()
+
+    def _tell_readiness(self, engine: PythonEngine) -> None:
+        self.send(ModelReady(engine.is_ready()))
 
 
 class Forwarding(logging.Handler):

@@ -1,4 +1,8 @@
-"""One process of an instance, seen from its executor."""
+"""One process of an instance, seen from its executor.
+
+Beside the thread that makes calls of it, one thread reads what the process says by itself, and one sends it orders: so
+whoever gives an order, the event loop too, never waits for a process that does not read.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,30 @@ import logging
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 
 from executor.engine.python.model_metrics import forget_reported, report_families
 from executor.engine.python.process import messages
 from executor.engine.python.process.environments import Environment
-from executor.engine.python.process.frames import EndedError, FrameError, Frames, SharedMemory
+from executor.engine.python.process.frames import EndedError, FrameError, pair
 from executor.engine.python.process.host import SHOW_STACK
+from executor.engine.python.process.made_calls import MadeCalls
 from executor.engine.python.process.messages import (
     Answer,
+    Answered,
     AskReadiness,
     Call,
-    Cancel,
     Close,
     Families,
     LogLine,
     ModelReady,
     Note,
+    Order,
+    Ran,
 )
 from shared.process import logs
 
@@ -35,6 +43,7 @@ END_LIMIT_S = 5.0
 """Time for a process to end that has closed its sockets: the kernel may have much memory to write into a core dump."""
 READY_LIMIT_S = 10.0
 """Longer than anybody waits for whether a model is ready."""
+LOOKS_PER_LIMIT = 8
 _STACK_S = 0.3
 """Time for a process to write where it hangs."""
 _COMPLAINT = ord("!")
@@ -52,18 +61,26 @@ class CannotStartError(Exception):
 
 
 class InstanceProcess:
-    """A process, from its start to its end. One call at a time; `is_ready` may be asked beside it.
+    """A process, from its start to its end. One call at a time; `is_ready` and `order` may be called beside it, from
+    any thread.
+
+    answered  called with each answer of a decoupled model, on a thread that must not wait
 
     The kernel ends the process with the thread that started it, so the thread must live as long as the process.
     """
 
-    def __init__(self, name: str, environment: Environment) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        environment: Environment,
+        answered: Callable[[InstanceProcess, Answered], None] | None = None,
+    ) -> None:
         self._name = name
-        self._environment = environment
-        outgoing, incoming = SharedMemory.made(), SharedMemory.made()
-        calls, their_calls = socket.socketpair()
-        notes, their_notes = socket.socketpair()
-        theirs = (their_calls.fileno(), their_notes.fileno(), incoming.descriptor, outgoing.descriptor)
+        self._said = answered
+        self._frames, their_calls = pair()
+        self._notes, their_notes = pair(waits=True)
+        theirs = (*their_calls.descriptors, *their_notes.descriptors)
         try:
             self._process = subprocess.Popen(
                 environment.command(
@@ -71,28 +88,31 @@ class InstanceProcess:
                 ),
                 env=environment.variables,
                 stdin=subprocess.DEVNULL,
-                pass_fds=theirs,
+                pass_fds=[one for one in theirs if one >= 0],
                 start_new_session=True,
             )
         except OSError as error:
             raise CannotStartError(f"cannot start {environment.python}: {error}") from error
         finally:
-            their_calls.close()
-            their_notes.close()
-        self._frames = Frames(calls, outgoing, incoming)
-        self._notes = Frames(notes)
+            their_calls.socket.close()
+            their_notes.socket.close()
         # A process that the model started may hold the socket open, so its end tells nothing: the descriptor of the
         # process does.
         self._descriptor = os.pidfd_open(self._process.pid)
         self._waiting = select.poll()
-        self._waiting.register(calls, select.POLLIN)
+        self._waiting.register(self._frames.socket, select.POLLIN)
         self._waiting.register(self._descriptor, select.POLLIN)
-        self._asking = threading.Lock()
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._calls = MadeCalls(model, name, self.order)
         self._is_over = False
         self._answered = threading.Event()
         self._says_ready = True
-        self._reader = threading.Thread(target=self._read_notes, name=f"{name} notes", daemon=True)
-        self._reader.start()
+        self._beside = [
+            threading.Thread(target=work, name=f"{name} {what}", daemon=True)
+            for work, what in ((self._read_notes, "notes"), (self._send_orders, "orders"))
+        ]
+        for thread in self._beside:
+            thread.start()
 
     @property
     def pid(self) -> int:
@@ -103,15 +123,18 @@ class InstanceProcess:
         return not self._is_over and not self._ends_within(0.0)
 
     def call(self, call: Call, limit_s: float = 0.0) -> Answer:
-        """Makes a call. limit_s: how long it may take; 0: for ever. Raises ProcessLostError, also after it has ended
-        a process that was late, or that answered with nonsense. CannotStartError can only come of the first call.
+        """Makes a call. limit_s: how long it may take, but for the time in which the instance waits for the answer to
+        a call of its own; 0: for ever. Raises ProcessLostError, also after it has ended a process that was late, or
+        that answered with nonsense. CannotStartError can only come of the first call.
         """
         try:
             self._frames.send(messages.encode(call))
-            ready = self._waiting.poll(limit_s * 1000 if limit_s else None)
-            if not ready:
+            if not self._comes_within(limit_s):
                 raise self._late(limit_s)
-            return self._frames.receive(_decoded)
+            answer = self._frames.receive(_decoded)
+            if isinstance(answer, Ran):
+                self._calls.batch_over()
+            return answer
         except EndedError as error:
             # Its sockets close a moment before it has ended.
             if self._ends_within(END_LIMIT_S):
@@ -121,6 +144,17 @@ class InstanceProcess:
         except FrameError as error:
             self.kill()
             raise ProcessLostError(f"was ended, because it sent {error}") from error
+
+    def _comes_within(self, limit_s: float) -> bool:
+        """Whether the answer to a call comes in time. Counts looks, as `executor.lease.hung_calls` does."""
+        if not limit_s:
+            return bool(self._waiting.poll())
+        looks = 0
+        while looks < LOOKS_PER_LIMIT:
+            if self._waiting.poll(limit_s * 1000 / LOOKS_PER_LIMIT):
+                return True
+            looks = 0 if self._calls.are_awaited else looks + 1
+        return False
 
     def _late(self, limit_s: float) -> ProcessLostError:
         logs.error("model hangs, its process is ended", instance=self._name, pid=self.pid, seconds=limit_s)
@@ -133,17 +167,12 @@ class InstanceProcess:
     def is_ready(self) -> bool:
         """Asks the model whether it is ready; False if the process has ended."""
         self._answered.clear()
-        try:
-            with self._asking:
-                self._notes.send(messages.encode(AskReadiness()))
-        except FrameError:
-            return False
+        self.order(AskReadiness())
         return self._answered.wait(READY_LIMIT_S) and self._says_ready and self.is_alive
 
-    def cancel(self, number: int, row: int) -> None:
-        """Tells the model that nobody waits for a row of a batch any more. May be called from any thread."""
-        with suppress(FrameError), self._asking:  # a process that has ended runs nothing
-            self._notes.send(messages.encode(Cancel(number, row)))
+    def order(self, order: Order) -> None:
+        """Tells the process something; nothing happens if it has ended. Returns at once."""
+        self._orders.put(order)
 
     def close(self) -> None:
         """Has the model finalized, and waits for the end of the process; not for ever."""
@@ -163,10 +192,12 @@ class InstanceProcess:
             # Of a process that has ended, too: it may have left others behind.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        # Whoever reads it is woken.
-        with suppress(OSError):
-            self._notes.socket.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
+        # What it has said before its end is read; then both threads end.
+        self._notes.shut_down()
+        self._orders.put(None)
+        for thread in self._beside:
+            thread.join()
+        self._calls.cancel_all()
         self._answered.set()
         forget_reported(self)
         self._frames.close()
@@ -192,7 +223,13 @@ class InstanceProcess:
         while True:
             try:
                 note: Note = self._notes.receive(messages.decode_note)
-            except FrameError:
+            except EndedError:
+                return
+            except FrameError as error:
+                # Nobody would read its calls any more.
+                logs.error("process of an instance is ended", instance=self._name, pid=self.pid, cause=str(error))
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
                 return
             match note:
                 case LogLine():
@@ -203,6 +240,16 @@ class InstanceProcess:
                 case ModelReady():
                     self._says_ready = note.is_ready
                     self._answered.set()
+                case Answered():
+                    if self._said is not None:
+                        self._said(self, note)
+                case _:
+                    self._calls.note(note)
+
+    def _send_orders(self) -> None:
+        with suppress(FrameError):  # it has ended
+            while (order := self._orders.get()) is not None:
+                self._notes.send(messages.encode(order))
 
 
 def _decoded(frame: memoryview) -> Answer:

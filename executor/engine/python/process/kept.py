@@ -1,6 +1,6 @@
 """What an executor keeps of the sequences of an instance, so that a new process goes on where the last one ended.
 
-    states   the model declares its sequences' state: the state after each step, by slot
+    states   the model declares its sequences' state: the state after each step, and each pass over one, by slot
     methods  the model hands its state out: what its method gave after each step, by correlation id
     replay   the steps since START that succeeded, by correlation id, within the bounds of the model's log
     nothing  the state was in the process alone: the sequence is lost, as with an executor
@@ -93,10 +93,9 @@ class KeptStates:
     def ran(self, row: Row, result: Result) -> None:
         if isinstance(result, RowError):
             return
-        # The first pass of an iterative step begins from the initial state, and so does a repetition of it.
-        if row.end or (row.start and result.again):
+        if row.end and not result.again:
             self._states.pop(row.slot, None)
-        elif not result.again:
+        else:
             self._states[row.slot] = result.states
 
     def forget(self, key: Hashable) -> None:

@@ -1,7 +1,8 @@
 """What an executor and the process of an instance say to each other. Both run the same release: nothing is versioned.
 
-`Call` and `Answer` take turns on one socket. On the other one, beside them, the process says what it logs and counts,
-and is asked whether its model is ready.
+`Call` and `Answer` take turns on one socket. On the other one, beside them, the process sends notes: what it logs and
+counts, the calls of its model to other models, and the answers of a decoupled model. It is sent orders there: what
+belongs to these, and whether its model is ready.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from executor.engine.base import Row, RowError, RowResult, Timings
+from executor.engine.python.calls import CallAnswer, ModelCall
+from shared.contract.errors import sendable
 from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor
@@ -43,16 +46,23 @@ class Load(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """Run a batch (`Engine.run`). number: by which one of its rows can be cancelled"""
+    """Run a batch (`Engine.run`).
+
+    number   by which one of its rows can be cancelled
+    answers  of a decoupled model: the number of each row's open request (`Answered`); 0: nobody is answered
+    states   what has become of states since the last batch, by slot: those after last answers; None: it is dropped
+    """
 
     rows: Sequence[Row]
     want_state: Sequence[bool]
     number: int = 0
+    answers: tuple[int, ...] = ()
+    states: Mapping[int, Mapping[str, Tensor] | None] = {}
 
 
 def travelling(rows: Sequence[Row]) -> list[Row]:
-    """Rows as they go to the process: without their origins, because nothing calls other models from there."""
-    return [row if row.origin is None else msgspec.structs.replace(row, origin=None) for row in rows]
+    """Rows as they go to the process: it has `Run.answers`."""
+    return [row if row.answers is None else msgspec.structs.replace(row, answers=None) for row in rows]
 
 
 class LoadStates(Message, frozen=True):
@@ -75,12 +85,6 @@ class ReleaseSequences(Message, frozen=True):
     correlation_id: CorrelationId | None
 
 
-class DropState(Message, frozen=True):
-    """See `Engine.drop_state`."""
-
-    slot: int
-
-
 class DescribeState(Message, frozen=True):
     """See `Engine.describe_state`."""
 
@@ -91,7 +95,7 @@ class Close(Message, frozen=True):
     """Finalize the model; the process ends after its answer."""
 
 
-Call = Load | Run | LoadStates | Restore | ReleaseSequences | DropState | DescribeState | Close
+Call = Load | Run | LoadStates | Restore | ReleaseSequences | DescribeState | Close
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
@@ -105,6 +109,7 @@ class Loaded(Message, frozen=True):
     batch_rows: int
     alone_because: str
     is_testable: bool
+    makes_calls: bool
 
 
 class Ran(Message, frozen=True):
@@ -153,21 +158,93 @@ class ModelReady(Message, frozen=True):
     is_ready: bool
 
 
+class MakeCall(Message, frozen=True):
+    """The model calls another one (`Calls.start`, `Calls.stream`). The call's number is the process's.
+
+    streamed  it may get any number of responses, which are read one by one
+    waits     the instance itself waits for the answer
+    """
+
+    call: ModelCall
+    streamed: bool
+    waits: bool
+
+
+class ReadResponse(Message, frozen=True):
+    """The next response of a call is wanted (`AnswerStream.read`). waits: as of `MakeCall`"""
+
+    number: int
+    waits: bool
+
+
+class GiveUpCall(Message, frozen=True):
+    """Nobody wants what a call still has to say."""
+
+    number: int
+
+
+class Answered(Message, frozen=True):
+    """An answer of a decoupled model. number: of the request (`Run`); error: in place of a result; last: see
+    `Answers.end`
+    """
+
+    number: int
+    result: RowResult | None
+    error: RowError | None
+    last: bool
+
+
+Note = LogLine | Families | ModelReady | MakeCall | ReadResponse | GiveUpCall | Answered
+
+# -- orders, to the process -------------------------------------------------------------------------------------------
+
+
 class AskReadiness(Message, frozen=True):
-    """To the process."""
+    """Is the model ready?"""
 
 
 class Cancel(Message, frozen=True):
-    """To the process: nobody waits for a row any more. number: of the batch (`Run`)"""
+    """Nobody waits for a row any more. number: of the batch (`Run`)"""
 
     number: int
     row: int
 
 
-Note = LogLine | Families | ModelReady
+class CallAnswered(Message, frozen=True):
+    """The answer to a call, or its next response; None behind the last response."""
+
+    number: int
+    answer: CallAnswer | None
+
+
+class AnswersTaken(Message, frozen=True):
+    """So many answers have been taken, with so many bytes (`answer_bytes`)."""
+
+    count: int
+    bytes: int
+
+
+class NotWanted(Message, frozen=True):
+    """Nobody waits for further answers to a request. number: as of `Answered`"""
+
+    number: int
+
+
+Order = AskReadiness | Cancel | CallAnswered | AnswersTaken | NotWanted
+
+
+def answer_bytes(result: RowResult | None) -> int:
+    """What an answer counts against the bound of those that are on their way."""
+    return 0 if result is None else sum(len(tensor.raw) for tensor in result.outputs)
+
+
+def sendable_error(error: RowError) -> RowError:
+    """An error that can be sent, whatever a model said."""
+    return msgspec.structs.replace(error, message=sendable(error.message))
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder[Call](Call).decode
 decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 decode_note = msgspec.msgpack.Decoder[Note](Note).decode
-decode_order = msgspec.msgpack.Decoder[AskReadiness | Cancel](AskReadiness | Cancel).decode
+decode_order = msgspec.msgpack.Decoder[Order](Order).decode

@@ -1,0 +1,139 @@
+"""The calls that a model in a process of its own makes of other models: the executor makes them (`remote_calls`).
+
+They are the calls of a model in the executor's own process in everything but their numbers, which are unique in one
+process only. When the process ends, its open calls are cancelled: what it runs is run again, with calls of the same
+names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from executor.engine.python import calls
+from executor.engine.python.calls import AnswerStream, CallAnswer, ModelCall
+from executor.engine.python.model_metrics import TritonModelException
+from executor.engine.python.process.messages import CallAnswered, GiveUpCall, MakeCall, ReadResponse
+from shared.contract.errors import Code
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call of the process. call: with this process's number; awaited: its answer, or next response"""
+
+    call: ModelCall
+    stream: AnswerStream | None = None
+    awaited: Future[Any] | None = None
+
+
+class MadeCalls:
+    """The open calls of one process.
+
+    model, instance  that call
+    order            tells the process an answer; may be called from any thread, and returns at once
+    """
+
+    def __init__(self, model: str, instance: str, order: Callable[[CallAnswered], None]) -> None:
+        self._model = model
+        self._instance = instance
+        self._order = order
+        self._open: dict[int, OpenCall] = {}
+        self._waited: set[int] = set()
+        """For which of them the instance itself waits."""
+        self._lock = threading.Lock()
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether the instance waits for an answer now."""
+        return bool(self._waited)
+
+    def note(self, note: MakeCall | ReadResponse | GiveUpCall) -> None:
+        """The process asks for something. Does not wait."""
+        match note:
+            case MakeCall():
+                self._make(note)
+            case ReadResponse():
+                one = self._open.get(note.number)
+                if one is None or one.stream is None:
+                    self._order(CallAnswered(note.number, None))
+                else:
+                    self._await(note.number, one, one.stream.read(), waits=note.waits)
+            case GiveUpCall():
+                one = self._forget(note.number)
+                if one is not None:
+                    _cancel(one)
+                    if one.stream is not None:
+                        # A thread of the model may be reading it.
+                        self._order(CallAnswered(note.number, None))
+
+    def _make(self, note: MakeCall) -> None:
+        number = note.call.number
+        one = OpenCall(msgspec.structs.replace(note.call, number=calls.next_number()))
+        try:
+            door = calls.door()
+        except TritonModelException as error:
+            self._order(CallAnswered(number, CallAnswer(error_code=Code.UNAVAILABLE, error=str(error))))
+            return
+        self._open[number] = one
+        if note.streamed:
+            one.stream = door.stream(one.call)
+        else:
+            self._await(number, one, door.start(one.call), waits=note.waits)
+
+    def _await(self, number: int, one: OpenCall, awaited: Future[Any], *, waits: bool) -> None:
+        one.awaited = awaited
+        if waits:
+            with self._lock:
+                self._waited.add(number)
+                calls.begin_wait(one.call, self._model, self._instance)
+        awaited.add_done_callback(partial(self._answered, number, one))
+
+    def _answered(self, number: int, one: OpenCall, awaited: Future[Any]) -> None:
+        self._end_wait(number, one)
+        if self._open.get(number) is not one:
+            return  # it was given up
+        if awaited.cancelled():
+            answer: CallAnswer | None = CallAnswer(error_code=Code.CANCELLED, error="the call was cancelled")
+        else:
+            answer = awaited.result()
+        if one.stream is None or answer is None:
+            self._open.pop(number, None)
+        self._order(CallAnswered(number, answer))
+
+    def batch_over(self) -> None:
+        """`execute` has returned: for whatever it has left open, nobody waits."""
+        for number in list(self._waited):
+            one = self._open.get(number)
+            if one is not None:
+                self._end_wait(number, one)
+
+    def cancel_all(self) -> None:
+        """The process has ended."""
+        for number in list(self._open):
+            one = self._forget(number)
+            if one is not None:
+                _cancel(one)
+
+    def _forget(self, number: int) -> OpenCall | None:
+        one = self._open.pop(number, None)
+        if one is not None:
+            self._end_wait(number, one)
+        return one
+
+    def _end_wait(self, number: int, one: OpenCall) -> None:
+        with self._lock:
+            self._waited.discard(number)
+            calls.end_wait(one.call.number)
+
+
+def _cancel(one: OpenCall) -> None:
+    if one.stream is not None:
+        one.stream.cancel()
+    elif one.awaited is not None:
+        one.awaited.cancel()
