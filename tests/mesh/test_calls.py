@@ -30,7 +30,7 @@ CALLERS = ["twice", "twice_later", "twice_apart", "twice_later_apart"]
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     directory = tmp_path_factory.mktemp("calls")
     models = directory / "models"
-    add_sum_model(models, idle_us=20_000_000)
+    add_sum_model(models, idle_us=60_000_000)
     add_calling_model(models, "twice", TWICE, sequences=True)
     add_calling_model(models, "twice_later", TWICE_LATER, sequences=True)
     for name, code in (("twice_apart", TWICE), ("twice_later_apart", TWICE_LATER)):
