@@ -4,6 +4,9 @@ numbered   every step carries its number (`sequence_step`); what gets no answer 
 named      the same by request ids
 plain      neither: after an answer that did not come the client begins anew, under another id
 
+Of a decoupled model a client knows all answers, too. Who asks again says which one it lacks first, or takes all of them
+once more. Askers send stateless requests, to a decoupled model, one at a time.
+
 Some wait for an answer as long as it takes, some give up after a while and ask elsewhere. Some send several steps
 without waiting. Now and then one pauses for longer than the idle time, leaves its sequence without END, or cancels.
 """
@@ -17,11 +20,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import MeshError, Reason, SequenceError, UnavailableError
 from tests.simulation.ledger import Ledger
-from tests.simulation.model import INPUT, NAME, fold, number, value_of
+from tests.simulation.model import FAILURE, INPUT, NAME, STATELESS, before_last, fold, number, value_of
 from tests.simulation.story import Story
 
 
@@ -35,11 +40,15 @@ class LostError(Exception):
     """The connection to the gateway broke, or could not be made."""
 
 
+Take = Callable[[InferCall, Answer | MeshError], None]
+"""Takes each answer of a decoupled model to this request, but the last one."""
+
+
 class Door(Protocol):
     """One gateway as clients reach it."""
 
-    async def infer(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
-        """Sends requests, in order; their answers. LostError in them when the gateway is gone."""
+    async def infer(self, calls: list[InferCall], take: Take) -> list[asyncio.Future[Answer]]:
+        """Sends requests, in order; their last answers. LostError in them when the gateway is gone."""
         ...
 
 
@@ -87,6 +96,7 @@ class Client:
         *,
         idle_s: float,
         declared: bool,
+        decoupled: bool = False,
         is_over: Callable[[], bool],
     ) -> None:
         self.index = index
@@ -99,6 +109,7 @@ class Client:
         self._ledger = ledger
         self._idle_s = idle_s
         self._declared = declared
+        self._decoupled = decoupled
         self._is_over = is_over
         self._lives = 0
 
@@ -127,6 +138,7 @@ class Sequence:
         self._habit = client.habit
         self._state = 0
         self._repeated = False
+        self._had: dict[int, list[Answer | MeshError]] = {}
 
     async def run(self) -> None:
         """From START to END, or until it is left."""
@@ -166,13 +178,25 @@ class Sequence:
         while calls:
             door = self._chance.choice(self._client._doors)
             self._client.doing = f"sequence {self._id}: waits for {[value_of(call.inputs[0]) for call in calls]}"
-            answers = await door.infer(calls)
+            if self._client._decoupled:
+                calls = [self._asking(call) for call in calls]
+            answers = await door.infer(calls, self._take)
             calls = await self._heard(calls, answers)
             if calls:
                 self._repeated = True
                 if self._habit.style is Style.PLAIN:
                     raise GivenUpError(f"sequence {self._id}: what became of a step is not known")
                 await asyncio.sleep(self._chance.uniform(0.05, 0.6))
+
+    def _asking(self, call: InferCall) -> InferCall:
+        """A request as it is sent now: for all answers, or for those that are still to come."""
+        had = self._had.setdefault(value_of(call.inputs[0]), [])
+        if self._chance.random() < 0.5:
+            had.clear()
+        return replace(call, first_answer=len(had) + 1)
+
+    def _take(self, call: InferCall, content: Answer | MeshError) -> None:
+        self._had[value_of(call.inputs[0])].append(content)
 
     async def _heard(self, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> list[InferCall]:
         """Takes answers in; returns what must be sent again, from the first step without one."""
@@ -212,17 +236,78 @@ class Sequence:
             story.violate(f"sequence {self._id}: {value} should have failed")
         elif got != expected:
             story.violate(f"sequence {self._id}: {value} is answered with {got} instead of {expected}")
+        self._check_all(value, expected)
         self._state = expected
         self._client.answered += 1
+
+    def _check_all(self, value: int, state: int) -> None:
+        """The answers before the last one. state: after the step"""
+        if self._client._decoupled:
+            check_all(self._client._story, f"sequence {self._id}", self._had[value], before_last(state, value))
 
     def _refused(self, call: InferCall, error: MeshError) -> None:
         """An answer that is an error. Raises GivenUpError unless the model was meant to fail."""
         value, story = value_of(call.inputs[0]), self._client._story
-        if value < 0 and error.message == "the model was told to fail":
+        if value < 0 and error.message == FAILURE:
             story.tell(f"sequence {self._id}: {value} has failed")
+            self._check_all(value, self._state)
             return
         reason = error.reason if isinstance(error, SequenceError) else None
         excused = reason in EXCUSED or (self._repeated and reason in EXCUSED_OF_RETRIES)
+        # No answer of this model is ever too large to be kept.
+        excused = excused and "kept no longer: with" not in error.message
         if not excused or (reason is Reason.LOST and self._client._declared):
             story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
         raise GivenUpError(f"sequence {self._id}: {reason or error.message}")
+
+
+class Asker:
+    """A client of the decoupled model without state: one request after the other, each until it is answered."""
+
+    def __init__(
+        self, index: int, doors: list[Door], chance: random.Random, story: Story, *, is_over: Callable[[], bool]
+    ) -> None:
+        self.index = index
+        self.answered = 0
+        self.doing = "nothing"
+        self._doors = doors
+        self._chance = chance
+        self._story = story
+        self._is_over = is_over
+
+    async def run(self) -> None:
+        """Request after request."""
+        asked = 0
+        while not self._is_over():
+            await asyncio.sleep(self._chance.expovariate(2))
+            asked += 1
+            value = self.index * 1000 + asked
+            self.doing = f"waits for {value}"
+            while not await self._is_answered(value):
+                await asyncio.sleep(self._chance.uniform(0.05, 0.6))
+        self.doing = "nothing"
+
+    async def _is_answered(self, value: int) -> bool:
+        """Sends a request, perhaps once more: it is another one then, and all of its answers come anew."""
+        had: list[Answer | MeshError] = []
+        call = InferCall(STATELESS, inputs=(number(INPUT, value),))
+        (answer,) = await self._chance.choice(self._doors).infer([call], lambda _, content: had.append(content))
+        place, state = f"request {value}", fold(0, value)
+        try:
+            async with asyncio.timeout(self._chance.choice((None, None, 3.0))):
+                got = value_of((await answer).message.outputs[0])
+        except (LostError, TimeoutError, UnavailableError) as error:
+            self._story.tell(f"{place}: {error!r}")
+            return False
+        if got != state:
+            self._story.violate(f"{place} is answered with {got} instead of {state}")
+        check_all(self._story, place, had, before_last(state, value))
+        self.answered += 1
+        return True
+
+
+def check_all(story: Story, place: str, had: list[Answer | MeshError], expected: list[int]) -> None:
+    """The answers of a decoupled model before its last one: each once, in their order."""
+    got = [(one.message.number, value_of(one.message.outputs[0])) if isinstance(one, Answer) else one for one in had]
+    if got != list(enumerate(expected, 1)):
+        story.violate(f"{place}: its answers are {got} instead of {expected}")

@@ -15,7 +15,7 @@ from functools import partial
 
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import Answer
-from tests.simulation.clients import Door, Habit, Style
+from tests.simulation.clients import Door, Habit, Style, Take
 from tests.simulation.network import Trouble
 from tests.simulation.story import Story
 from tests.simulation.world import LEASE_MS, TICK_MS, Member, Plan, Result, World, plan_of, play
@@ -107,10 +107,10 @@ class TimedDoor:
         self._bound_s = bound_s
         self.slowest_s = 0.0
 
-    async def infer(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
+    async def infer(self, calls: list[InferCall], take: Take) -> list[asyncio.Future[Answer]]:
         """See `Door`."""
         sent_s = asyncio.get_running_loop().time()
-        answers = await self._door.infer(calls)
+        answers = await self._door.infer(calls, take)
         for call, answer in zip(calls, answers, strict=True):
             answer.add_done_callback(partial(self._came, call, sent_s))
         return answers
@@ -156,6 +156,7 @@ def drill_plan(drill: Drill, seed: int) -> Plan:
     shape = replace(
         drawn.shape,
         declared=True,
+        decoupled=False,
         virtual=takes_turns,
         interval=1 if takes_turns else drawn.shape.interval,
         slots=1 if takes_turns else 2 * drawn.shape.slots,

@@ -5,7 +5,8 @@ accepted from the answers of `submit`, and computes what each step must give by 
 scripts: it makes its own.
 
     order, one effect    steps of a sequence are committed 1, 2, 3, ..., each once; a request is accepted once in a run
-    one owner            a commit that was accepted came from the owner of that moment, in its epoch
+    one owner            a commit that was accepted came from the owner of that moment, in its epoch, and so did every
+                         answer before a step's last one
     no lost state        what a step gives is the fold over all steps since START
     one slot             no two live sequences in one place
     a slot kept          where idle sequences do not give up their slots, none does
@@ -21,10 +22,20 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from shared.contract.ids import Epoch, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import Call, CommitCode, Scripts, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
+from shared.store.scripts import (
+    Call,
+    CommitCode,
+    Scripts,
+    StepAnswers,
+    StepCommit,
+    StepOutcome,
+    Submission,
+    SubmitCode,
+    Submitted,
+)
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.model import fold, value_of
 from tests.simulation.store import Args, Reply, Store
@@ -95,7 +106,7 @@ class Ledger:
     def watching(self) -> Generator[None]:
         """While it lasts, the calls that processes make are known here by what they mean."""
         submit, commit, assign, expire = Scripts.submit, Scripts.commit, Scripts.assign, Scripts.expire
-        page = Scripts.page
+        page, answers = Scripts.page, Scripts.answers
 
         def seen_submit(scripts: Scripts, steps: Sequence[Submission], **where: Any) -> Call[Any]:
             call = submit(scripts, steps, **where)
@@ -108,6 +119,16 @@ class Ledger:
                 call,
                 lambda: [self._record(step.sequence) for step in steps],
                 lambda records, codes: self._committed(executor, steps, records, codes),
+            )
+
+        def seen_answers(
+            scripts: Scripts, steps: Sequence[StepAnswers], executor: ExecutorId, **more: Any
+        ) -> Call[Any]:
+            call = answers(scripts, steps, executor, **more)
+            return self._note(
+                call,
+                lambda: [self._record(step.sequence) for step in steps],
+                lambda records, written: self._answered(executor, steps, records, written),
             )
 
         def seen_assign(scripts: Scripts, assignments: Sequence[Any], **where: Any) -> Call[Any]:
@@ -128,6 +149,7 @@ class Ledger:
             return self._note(call, lambda: None, lambda _, paged: self._left(executor, owned, paged))
 
         with (
+            patch.object(Scripts, "answers", seen_answers),
             patch.object(Scripts, "page", seen_page),
             patch.object(Scripts, "submit", seen_submit),
             patch.object(Scripts, "commit", seen_commit),
@@ -173,6 +195,20 @@ class Ledger:
             self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
         self._accepted[value] = run
         life.inputs[outcome.step] = (value, step.flags)
+
+    def _answered(
+        self, executor: str, steps: Sequence[StepAnswers], records: Sequence[Record], written: Sequence[bool]
+    ) -> None:
+        for step, record, is_written in zip(steps, records, written, strict=True):
+            place, numbers = f"{step.sequence} step {step.step}", [number for number, _ in step.answers]
+            self.story.tell(f"answers {numbers} to {place} epoch {step.epoch} of {executor}: {is_written}")
+            owner, epoch, committed = record.get(b"ow", b"").decode(), _number(record, b"ep"), _number(record, b"cm")
+            is_owner = record.get(b"st") == b"l" and (owner, epoch, committed) == (executor, step.epoch, step.step - 1)
+            if is_written is not is_owner:
+                self.story.violate(
+                    f"{place}: answers of {executor} in epoch {step.epoch}: {is_written}; its owner is "
+                    f"{owner or 'nobody'} in {epoch}, after step {committed}"
+                )
 
     def _committed(
         self, executor: str, steps: Sequence[StepCommit], records: Sequence[Record], codes: Sequence[CommitCode]
@@ -221,7 +257,7 @@ class Ledger:
                     self.story.violate(f"{place}: input {value} gave {answer} instead of {expected}")
                 life.state = expected
             case StepOutcome.FAILED:
-                if value >= 0:
+                if value >= 0 and value not in self.given_up:
                     self.story.violate(f"{place}: input {value} failed: {decode_reply(step.reply).error}")
                 if StepFlag.START in flags:
                     life.state = None

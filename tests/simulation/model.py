@@ -1,5 +1,5 @@
-"""The model of the simulation: state is a fold over its inputs that no two orders of steps, and no lost or doubled one,
-leave the same.
+"""The models of the simulation: `fold`, whose state is a fold over its inputs that no two orders of steps, and no lost
+or doubled one, leave the same; and, where `fold` is decoupled, `say`, which is decoupled and has no state.
 
 It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
 the executor's own code.
@@ -7,13 +7,14 @@ the executor's own code.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.base import Answers, BatchResult, Row, RowError, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
 from executor.models.repository import LoadedModel, ModelRepository, ServedVersion
 from executor.reporting.statistics import StatisticsRecorder
@@ -34,9 +35,13 @@ from shared.contract.model_config import (
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
 
-NAME = "fold"
+NAME, STATELESS = "fold", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
 MODULUS = (1 << 61) - 1
+ANSWERS = 5
+FAILURE = "the model was told to fail"
+SILENCE_S = 0.08
+"""Between two answers of a decoupled model, on the average."""
 
 
 def fold(state: int, value: int) -> int:
@@ -54,6 +59,11 @@ def value_of(tensor: Tensor) -> int:
     return struct.unpack("<q", tensor.raw)[0]
 
 
+def before_last(state: int, value: int) -> list[int]:
+    """What a decoupled model says before its last answer. state: after the input"""
+    return [(state + number) % MODULUS for number in range(1, abs(value) % ANSWERS + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How the mesh serves the model in one run.
@@ -63,6 +73,7 @@ class Shape:
     virtual   its sequences give up their slots while others wait, if the mesh holds their state
     spare     slots of each instance that are kept free for others, if they do
     computes  it does nothing but compute: some of its batches run on the event loop (`ChancePace`)
+    decoupled  it has up to ANSWERS answers to each input
     """
 
     slots: int = 2
@@ -74,6 +85,7 @@ class Shape:
     virtual: bool = True
     spare: int = 0
     computes: bool = False
+    decoupled: bool = False
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -95,7 +107,14 @@ class Shape:
                 "virtual_slots": str(self.virtual).lower(),
                 **self.parameters,
             },
+            decoupled=self.decoupled,
         )
+
+    def stateless(self) -> ModelConfig:
+        """The configuration of the model without a state."""
+        tensors = (TensorSpec(INPUT, "INT64", (1,)),), (TensorSpec(OUTPUT, "INT64", (1,)),)
+        groups = (InstanceGroup(STATELESS, count=self.instances),)
+        return ModelConfig(STATELESS, "simulated", "", self.slots, *tensors, instance_groups=groups, decoupled=True)
 
 
 class FoldEngine:
@@ -112,14 +131,35 @@ class FoldEngine:
     def _run(self, row: Row, wanted: bool) -> RowResult | RowError | None:
         if row.null:
             return None
-        assert row.slot is not None
         value = value_of(row.inputs[INPUT])
-        if value < 0:
-            return RowError(Code.INTERNAL, "the model was told to fail")
-        state = fold(0 if row.start else self._states.get(row.slot, 0), value)
-        self._states[row.slot] = state
+        before = 0 if row.start or row.slot is None else self._states.get(row.slot, 0)
+        state = before if value < 0 else fold(before, value)
         states = {STATE_IN: number(STATE_IN, state, (1,))} if wanted else {}
-        return RowResult((number(OUTPUT, state),), states)
+        last = RowError(Code.INTERNAL, FAILURE) if value < 0 else RowResult((number(OUTPUT, state),), states)
+        if row.answers is not None:
+            self._say(row.slot, row.answers, before_last(state, value), last, state)
+            return RowResult((), open=True)
+        self._keep(row.slot, state)
+        return last
+
+    def _keep(self, slot: int | None, state: int) -> None:
+        if slot is not None:
+            self._states[slot] = state
+
+    def _say(
+        self, slot: int | None, answers: Answers, before: list[int], last: RowResult | RowError, state: int
+    ) -> None:
+        """Gives the answers one by one, the next one after a while. Stops when nobody listens any more."""
+        if answers.is_cancelled:
+            answers.end(RowError(Code.CANCELLED, "nobody listens"))
+        elif before:
+            answers.send(RowResult((number(OUTPUT, before[0]),)))
+            # As often as not the next answers come at once, and travel together.
+            silence_s = random.choice((0.0, 1.0)) * random.expovariate(1 / SILENCE_S)
+            loop = asyncio.get_running_loop()
+            loop.call_later(silence_s, self._say, slot, answers, before[1:], last, state)
+        else:
+            answers.end(last, lambda: self._keep(slot, state))
 
     def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
         for slot, one in zip(slots, states, strict=True):
@@ -144,24 +184,23 @@ class ChancePace(Pace):
 
 
 class FoldRepository(ModelRepository):
-    """A model repository that holds this model alone."""
+    """A model repository that holds these models alone."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__((), Devices())
         self._shape = shape
 
     def names(self) -> list[str]:
-        return [NAME]
+        return [NAME, STATELESS] if self._shape.decoupled else [NAME]
 
     def load(self, name: str, *args: Any, **kwargs: Any) -> LoadedModel:
-        config = self._shape.config()
-        load = ModelLoad(NAME, "1", "0")
+        config = self._shape.config() if name == NAME else self._shape.stateless()
+        load = ModelLoad(name, "1", "0")
         workers = [
-            EngineWorker(FoldEngine(only_computes=self._shape.computes), NAME, f"{NAME}_{index}", InstanceIndex(index))
+            EngineWorker(FoldEngine(only_computes=self._shape.computes), name, f"{name}_{index}", InstanceIndex(index))
             for index in range(self._shape.instances)
         ]
-        served = ServedVersion(
-            config, "1", workers, self._shape.slots, StatisticsRecorder(load), Fingerprint("one", "one")
-        )
-        self.loaded[NAME] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
+        slots = self._shape.slots if name == NAME else 0
+        served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), Fingerprint("one", "one"))
+        self.loaded[name] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
         return model

@@ -7,12 +7,13 @@ mutant is used, so that none of them goes blind when the script changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
@@ -20,7 +21,9 @@ from scheduler.core.state import LeaderState
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
+from shared.contract.errors import MeshError
 from shared.contract.ids import ExecutorId
+from shared.contract.messages import ReplyMessage
 from shared.store import scripts
 
 
@@ -93,6 +96,15 @@ def looked_for_rarely(state: LeaderState, event: Looked) -> list[Action]:
     return []
 
 
+def handed_on(self: PendingRequest, message: ReplyMessage, take: Callable[[Answer | MeshError], None]) -> bool:
+    """In the place of `PendingRequest._one_of_many`."""
+    if message.more:
+        take(self._answer(message))
+    else:
+        self._end(message)
+    return message.more
+
+
 FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate")
 
 MUTANTS = (
@@ -142,6 +154,39 @@ MUTANTS = (
         "lost step",
         "steps in a dead executor's inbox are lost",
         (Edit("drain", r"elseif got\[1\] == 'w' or got\[1\] == 'm' [^\n]*then", "elseif false then"),),
+    ),
+    Mutant(
+        "answered twice",
+        "a new owner writes the answers again that the one before has written",
+        (Edit("answers", r"if number > count then", "if true then"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "answers of another",
+        "an owner that lost its sequence still writes answers",
+        (Edit("answers", r"got\[1\] ~= 'l' or tonumber\(got\[2\]\) ~= step.epoch or got\[3\] ~= EXECUTOR or ", ""),),
+    ),
+    Mutant(
+        "kept answers",
+        "who asks again for an open step hears only the answers to come",
+        (Edit("submit", r"if join\(step, n, record\) then", "if join(step, n, record) and false then"),),
+    ),
+    Mutant(
+        "heard twice",
+        "a gateway hands on again what its client has had, when answers come again",
+        code={"gateway.requests.waiting.PendingRequest._one_of_many": handed_on},
+    ),
+    Mutant(
+        "request answered twice",
+        "an executor writes the answers of a request again that the one before has written",
+        (Edit("work_answers", r"if number > meta.sent then", "if true then"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "request of another",
+        "an executor writes answers of a request that another one runs",
+        (Edit("work_answers", r"redis.call\('HGET', keys.held, id\) == ARGV\[1\] and ", ""),),
+        scripts_only=True,
     ),
     Mutant(
         "stale state",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from shared.contract.ids import sequence_id
+from shared.contract.limits import ANSWERS_BYTES_MAX
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Call, Scripts
@@ -24,11 +25,24 @@ class Fenced(Exception):
     """A newer leader exists."""
 
 
+DECOUPLED = 0.4
+"""The share of runs whose model is decoupled."""
+
+
 class Bench:
-    """One run's store. lines: its story; calls: how many there were."""
+    """One run's store. lines: its story; calls: how many there were.
+
+    decoupled   steps have answers before their last ones
+    kept_bytes  of these answers that are kept for retries; keeps_all: so many that it is all of them
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
+        # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
+        habits = random.Random(f"answers {seed}")
+        self.decoupled = habits.random() < DECOUPLED
+        self.keeps_all = habits.random() < 0.7
+        self.kept_bytes = ANSWERS_BYTES_MAX if self.keeps_all else 60
         self.now_us = BEGIN_US
         self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
         self.keys = Keyspace("fuzz", 1)

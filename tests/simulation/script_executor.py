@@ -26,6 +26,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
+    StepEnded,
     StepsFinal,
     SuspectTried,
 )
@@ -39,7 +40,7 @@ from shared.contract.model_config import Oldest
 from shared.contract.state_fields import GrownState, Parts
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
 from shared.store.commands import Redis
-from shared.store.scripts import CommitCode, StepCommit, StepOutcome
+from shared.store.scripts import CommitCode, StepAnswers, StepCommit, StepOutcome
 from tests.simulation.script_bench import Bench, pairs
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Done, State
 from tests.simulation.store import Store
@@ -47,9 +48,13 @@ from tests.simulation.store import Store
 IDLE_MS, TOMBSTONE_MS = 1_000, 5_000
 FAILING = 11
 """Requests whose number it divides fail, whoever runs them."""
+ANSWERS = 4
+"""A decoupled model gives fewer answers before the last one: as many as a request's number says, modulo this."""
 LOAD = ModelLoad(MODEL, VERSION, "0")
 ANSWERED = packed(success(rows=1, total_ns=1, queue_ns=1, compute=Compute(1, 1, 1)))
 EXECUTED = packed(execution(batch_size=1, compute=Compute(1, 1, 1), ended_ms=1))
+Ran = tuple[bool, State | None, GrownState | None]
+"""What the model made of a step: whether it failed, the requests so far with this one, and the checkpoint."""
 MESSAGE = InferMessage(MODEL, VERSION, "", 1, ())
 
 
@@ -83,6 +88,27 @@ class Group:
 
 
 @dataclass(eq=False)
+class OpenStep:
+    """A step whose answers are written bit by bit.
+
+    answers  all but the last one, in their order; written: so many of them are
+    """
+
+    member: BatchMember
+    end: RowEnd
+    state: State | None
+    grown: GrownState | None
+    answers: Sequence[bytes]
+    written: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing more of it is written: its callers have gone, or it was answered before a takeover."""
+        owned = self.member.owned
+        return owned.replays or self.member.queued.step.step in owned.cancelled
+
+
+@dataclass(eq=False)
 class Executor:
     """One that serves the model, whose states grow by one request with each step.
 
@@ -101,6 +127,7 @@ class Executor:
     )
     loaded: list[OwnedSequence] = field(default_factory=list[OwnedSequence])
     running: RunBatch | None = None
+    open: list[OpenStep] = field(default_factory=list[OpenStep])
     groups: list[Group] = field(default_factory=list[Group])
     leaving: list[tuple[SequenceId, Epoch]] = field(default_factory=list[tuple[SequenceId, Epoch]])
     lost: bool = False
@@ -108,7 +135,7 @@ class Executor:
 
     def __post_init__(self) -> None:
         mixed = Mixed(self.bench.durable, self.recovery)
-        self.state = OwnedSequences(mixed, [OldestSteps[QueuedStep](Oldest(0), 3)])
+        self.state = OwnedSequences(mixed, [OldestSteps[QueuedStep](Oldest(0), 3)], one_by_one=self.bench.decoupled)
 
     def take(self, event: ExecutorEvent) -> list[ExecutorAction]:
         """Takes an event in and carries out what needs no batch; returns the other actions."""
@@ -174,24 +201,75 @@ class Executor:
             self.running = None
             rows = [self.run_model(member) if member is not None else None for member in batch.members]
             ends = [None if row is None else RowEnd.FAILED if row[0] else RowEnd.DONE for row in rows]
-            group = Group([], [])
-            for action in decide(self.state, BatchDone(batch, ends), self.bench.now_us):
-                if not isinstance(action, Commit):
-                    continue
-                if not action.batch:
-                    self.answered(action)
-                    continue
-                for answer in action.answers:
-                    fails, state, grown = rows[answer.row] or (False, None, None)
-                    outcome = StepOutcome.FAILED if fails else StepOutcome.DONE
-                    self.add(group, answer, outcome, None if fails else state, grown)
-                if group.done:
-                    self.groups.append(group)
+            if self.bench.decoupled:
+                ends = self.left_open(batch, rows, ends)
+            self.concluded(BatchDone(batch, ends), rows)
         found = next_batch(self.state, InstanceIndex(0), self.bench.now_us, was_busy=batch is not None)
         self.running = found if isinstance(found, RunBatch) else None
 
-    def run_model(self, member: BatchMember) -> tuple[bool, State | None, GrownState | None]:
-        """What the model makes of a step (its requests so far, and this one), and its checkpoint."""
+    def concluded(self, event: BatchDone | StepEnded, rows: Sequence[Ran | None]) -> None:
+        """Steps that the model ran are handed in together."""
+        for action in decide(self.state, event, self.bench.now_us):
+            if not isinstance(action, Commit):
+                continue
+            if any(answer.how is not HowAnswered.RAN for answer in action.answers):
+                self.answered(action)
+                continue
+            group = Group([], [])
+            for answer in action.answers:
+                fails, state, grown = rows[answer.row] or (False, None, None)
+                outcome = StepOutcome.FAILED if fails else StepOutcome.DONE
+                self.add(group, answer, outcome, None if fails else state, grown)
+            if group.done:
+                self.groups.append(group)
+
+    def left_open(
+        self, batch: RunBatch, rows: Sequence[Ran | None], ends: Sequence[RowEnd | None]
+    ) -> list[RowEnd | None]:
+        """The steps of a decoupled model's batch end later. What the model says is the same whoever runs it."""
+        for member, row, end in zip(batch.members, rows, ends, strict=True):
+            if member is None or row is None or end is None or member.owned.phase is not OwnedPhase.RUNNING:
+                continue
+            request, _ = request_of(member.queued)
+            answers = [b"%d answer %d %s" % (request, n, str(row[1]).encode()) for n in range(1, request % ANSWERS + 1)]
+            self.open.append(OpenStep(member, end, row[1], row[2], answers))
+        return [None if end is None else RowEnd.OPEN for end in ends]
+
+    def give_answers(self) -> None:
+        """Writes some answers of some open steps, now and then once more what was written before; ends a step of which
+        all are written.
+        """
+        chance, now = self.bench.chance, list[OpenStep]()
+        self.open = [one for one in self.open if one.member.owned.phase is OwnedPhase.RUNNING]
+        for one in self.open:
+            if not one.is_silent and one.written < len(one.answers) and chance.random() < 0.8:
+                now.append(one)
+            elif one.is_silent or one.written == len(one.answers):
+                self.open = [other for other in self.open if other is not one]
+                self.concluded(StepEnded(one.member, one.end), [(one.end is RowEnd.FAILED, one.state, one.grown)])
+        if now:
+            self.write_answers(now)
+
+    def write_answers(self, steps: Sequence[OpenStep]) -> None:
+        """One call; perhaps it is sent again."""
+        chance, truth, calls = self.bench.chance, self.bench.truth, list[StepAnswers]()
+        for one in steps:
+            step, (_, keeps) = one.member.queued.step, request_of(one.member.queued)
+            first = chance.randint(0, one.written) if chance.random() < 0.2 else one.written
+            one.written = chance.randint(one.written + 1, len(one.answers))
+            answers = [(number + 1, one.answers[number]) for number in range(first, one.written)]
+            calls.append(StepAnswers(step.sequence, step.epoch, step.step, step.gateway, step.token, keeps, answers))
+        for _ in range(chance.choice((1, 1, 1, 2))):
+            births = [truth.record(one.sequence).get(b"bn", b"") for one in calls]
+            call = self.bench.scripts.answers(calls, self.name, kept_bytes=self.bench.kept_bytes)
+            for one, step, birth, written in zip(steps, calls, births, self.bench.run(call), strict=True):
+                numbers = [number for number, _ in step.answers]
+                self.bench.tell(f"{self.name} answers {step.sequence} step {step.step} with {numbers}: {written}")
+                truth.answered_one_by_one(self.name, step, birth, written=written)
+                if not written:
+                    self.open = [other for other in self.open if other is not one]
+
+    def run_model(self, member: BatchMember) -> Ran:
         owned, queued = member.owned, member.queued
         before, begins = self.states.get(owned), StepFlag.START in queued.step.flags
         request, _ = request_of(queued)
@@ -255,7 +333,7 @@ class Executor:
                 sequence=step.sequence,
                 epoch=step.epoch,
                 step=step.step,
-                flags=step.flags,
+                flags=step.flags | StepFlag.STREAMED if self.bench.decoupled else step.flags,
                 outcome=outcome,
                 gateway=step.gateway,
                 token=step.token,
@@ -289,7 +367,8 @@ class Executor:
 
     def hand_in_all(self) -> None:
         """Until all that it has is final, or refused."""
-        while self.groups:
+        while self.groups or self.open:
+            self.give_answers()
             self.hand_in()
 
     def commit(self, group: Group, *, may_be_early: bool = False) -> list[CommitCode]:

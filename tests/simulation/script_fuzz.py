@@ -41,6 +41,7 @@ from tests.simulation.leftovers import leftovers
 from tests.simulation.script_bench import BEGIN_US, Bench, Fenced, pairs
 from tests.simulation.script_executor import IDLE_MS, LOAD, TOMBSTONE_MS, Executor
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Caller
+from tests.simulation.script_work import WorkFuzz
 from tests.simulation.store import StoreError
 from tests.simulation.values import HashValue
 from tests.simulation.world import Result
@@ -49,6 +50,8 @@ MOVES = 120
 EXECUTORS = 2
 GRACE_MS = 300
 ROUNDS_MAX = 200
+WORK_MOVES = 16
+"""Of all that is done, in runs with decoupled models."""
 GATEWAYS = (GatewayId("g1"), GatewayId("g2"))
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 
@@ -104,6 +107,7 @@ class Fuzz:
         self.executors: list[Executor] = []
         self.leader = Leader(Term(0))
         self.older: list[Leader] = []
+        self.work = WorkFuzz(self.bench)
 
     def play(self, moves: int) -> None:
         """The run."""
@@ -119,6 +123,7 @@ class Fuzz:
             + [self.older_leader_moves]
             + [self.time_passes] * 2
             + [self.next_leader]
+            + [self.work.move] * (WORK_MOVES * self.bench.decoupled)
         )
         for _ in range(moves):
             self.bench.now_us += self.chance.randint(0, 5_000)
@@ -295,6 +300,7 @@ class Fuzz:
             executor.fetch,
             executor.restore,
             executor.run_step,
+            *([executor.give_answers] if self.bench.decoupled else []),
             executor.hand_in,
             executor.leave,
         ]
@@ -511,7 +517,8 @@ class Fuzz:
             stuck = [(life.sequence, life) for life in self.truth.lives.values() if not (life.over or life.is_idle)]
             self.truth.violate(f"never answered: {stuck}")
             return
-        self.truth.check_answers(self.heard())
+        self.work.settle()
+        self.truth.check_answers(self.heard(), all_kept=self.bench.keeps_all)
         self.bench.now_us += (IDLE_MS + 1) * 1000
         for _ in range(2):
             self.look_for_expired(self.leader)

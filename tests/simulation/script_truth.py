@@ -21,7 +21,16 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import CommitCode, EndCode, ReopenCode, StepOutcome, Submission, SubmitCode, Submitted
+from shared.store.scripts import (
+    CommitCode,
+    EndCode,
+    ReopenCode,
+    StepAnswers,
+    StepOutcome,
+    Submission,
+    SubmitCode,
+    Submitted,
+)
 from tests.simulation.store import Store
 from tests.simulation.values import HashValue, SetValue, SortedSet, Stream
 
@@ -35,12 +44,21 @@ Caller = tuple[str, str]
 
 @dataclass
 class Step:
-    """An accepted step. request: its number, unique; callers: who waits for it, or has its answer."""
+    """An accepted step. request: its number, unique; callers: who waits for it, or has its answer, the first one before
+    the others; kept: so are its answers, for those who ask again; answers: by their numbers, those before the last one
+    """
 
     request: int
     flags: StepFlag
-    callers: set[Caller]
+    callers: list[Caller]
+    kept: bool = True
     reply: bytes | None = None
+    answers: dict[int, bytes] = field(default_factory=dict[int, bytes])
+
+    @property
+    def whole(self) -> list[bytes | None]:
+        """All of its answers."""
+        return [*(self.answers[number] for number in sorted(self.answers)), self.reply]
 
 
 @dataclass
@@ -125,20 +143,23 @@ class Truth:
             if life.is_closed and StepFlag.START not in flags:
                 self.violate(f"{sequence}: a step was accepted after an operator ended it")
             begins = StepFlag.START in submission.flags
-            life.steps[outcome.step] = Step(request, submission.flags & (StepFlag.START | StepFlag.END), {caller})
+            flags, kept = submission.flags & (StepFlag.START | StepFlag.END), submission.message.endswith(b" 1")
+            life.steps[outcome.step] = Step(request, flags, [caller], kept)
             if begins:
                 life.start = outcome.step
         elif outcome.code is SubmitCode.JOINED:
             step = self.lives[sequence, outcome.extra].steps[outcome.step]
             if caller in step.callers:
                 self.sent_again.add(caller)
-            step.callers.add(caller)
-            # Without an id, the number is all that tells a request from a retry.
-            if step.reply is not None or (submission.digest and step.request != request):
+            else:
+                step.callers.append(caller)
+            # Without an id, the number is all that tells a request from a retry. Of a step that is over, many answers
+            # come as if it were open.
+            if (step.reply is not None and not step.answers) or (submission.digest and step.request != request):
                 self.violate(f"{sequence}: request {request} waits for step {outcome.step}, which it is not")
         elif outcome.code is SubmitCode.REPEATED:
             known = self.current(sequence)
-            if known is None or known.steps[outcome.step].reply != outcome.extra:
+            if known is None or known.steps[outcome.step].reply != outcome.extra or known.steps[outcome.step].answers:
                 self.violate(f"{sequence}: the stored reply of step {outcome.step} is another's")
 
     def retried(self, request: int, submission: Submission, before: Life, place: int, outcome: Submitted) -> None:
@@ -147,10 +168,9 @@ class Truth:
         is_newest = place == max((n for n, step in before.steps.items() if step.reply is not None), default=0)
         if known.reply is None:
             right = outcome.code is SubmitCode.JOINED
-        elif is_newest:
-            right = outcome.code is SubmitCode.REPEATED
         else:
-            right = outcome.code in (SubmitCode.REPEATED, SubmitCode.ANSWERED)
+            again = SubmitCode.JOINED if known.answers else SubmitCode.REPEATED
+            right = outcome.code is again or (outcome.code is SubmitCode.ANSWERED and not is_newest)
         if not right or (outcome.step != place and outcome.code is not SubmitCode.ANSWERED):
             self.violate(
                 f"{submission.sequence}: step {place}, request {request}, asked for again: {outcome.code.name}"
@@ -208,7 +228,7 @@ class Truth:
             return
         life = Life(copy, durable=True, pageable=pageable, start=origin.start, state=origin.state)
         life.committed = life.copied = origin.committed
-        life.steps = {n: Step(0, step.flags, set(), reply=b"another's") for n, step in origin.steps.items()}
+        life.steps = {n: Step(0, step.flags, [], reply=b"another's") for n, step in origin.steps.items()}
         self.lives[copy, self.record(copy)[b"bn"]] = life
 
     def refused(self, sequence: SequenceId, reply: bytes, steps: int | None) -> None:
@@ -236,6 +256,25 @@ class Truth:
             elif code is CommitCode.REFUSED and life and not life.over and life.owner == (executor, one.epoch):
                 self.violate(f"{one.sequence}: step {one.step} of its owner was refused")
         self.news = news
+
+    def answered_one_by_one(self, executor: ExecutorId, given: StepAnswers, birth: bytes, *, written: bool) -> None:
+        """An executor wrote answers of an open step, or tried to."""
+        place, life = f"{given.sequence} step {given.step}", self.lives.get((given.sequence, birth))
+        is_right = (
+            life is not None
+            and not life.over
+            and life.owner == (executor, given.epoch)
+            and given.step == life.committed + 1
+        )
+        if written is not is_right:
+            owner = life and life.owner
+            self.violate(f"{place}: answers of {executor} in epoch {given.epoch}: {written}; its owner is {owner}")
+        if not written or life is None:
+            return
+        step = life.steps[given.step]
+        for number, answer in given.answers:
+            if step.answers.setdefault(number, answer) != answer:
+                self.violate(f"{place}: answer {number} is {answer}, and was {step.answers[number]}")
 
     def _judge(self, executor: ExecutorId, done: Done, code: CommitCode, life: Life | None) -> None:
         place = f"{done.sequence} step {done.step}"
@@ -300,6 +339,7 @@ class Truth:
 
     def _check_record(self, sequence: SequenceId, record: dict[bytes, bytes]) -> None:
         life, state = self.current(sequence), record.get(b"st", b"").decode()
+        self._check_kept_answers(sequence, record, life)
         is_open = state in ("w", "l", "m", "p")
         if (life is not None and not life.over) is not is_open:
             self.violate(f"{sequence}: its record says {state!r}, which it is not: {life}")
@@ -328,6 +368,27 @@ class Truth:
             self.violate(f"{sequence}: may expire with a step in flight ({marker})")
         if state == "l" and self._store.ttl_ms(own.parked.encode()) != -2:
             self.violate(f"{sequence}: has an owner, and steps that wait for one")
+
+    def _check_kept_answers(self, sequence: SequenceId, record: dict[bytes, bytes], life: Life | None) -> None:
+        """The record holds the replies and answers that it names, and no other."""
+        named: set[bytes] = set()
+        for entry in record.get(b"rk", b"").split():
+            step, _, sizes = entry.partition(b":")
+            size, *span = sizes.split(b"/")
+            fields = [b"p:%b:%d" % (step, n) for n in range(int(span[0]), int(span[1]) + 1)] if span else []
+            named |= {b"p:%b" % step, *fields}
+            if sum(len(record.get(name, b"")) for name in (b"p:%b" % step, *fields)) != int(size):
+                self.violate(f"{sequence}: {entry} is not the size of what is kept")
+        if b"an" in record:
+            step, count, first, size = map(int, record[b"an"].split())
+            fields = [b"p:%d:%d" % (step, number) for number in range(first, count + 1)]
+            named |= set(fields)
+            if sum(len(record.get(name, b"")) for name in fields) != size:
+                self.violate(f"{sequence}: {record[b'an']} is not the size of what is kept")
+            if life and not life.over and (step != life.committed + 1 or count != len(life.steps[step].answers)):
+                self.violate(f"{sequence}: {record[b'an']}, with {life.steps.get(step)}")
+        if named != (found := {name for name in record if name.startswith(b"p:")}):
+            self.violate(f"{sequence}: holds the answers {sorted(found)}, not {sorted(named)}")
 
     def _check_places(self, records: dict[SequenceId, dict[bytes, bytes]]) -> None:
         live = {s: r for s, r in records.items() if r[b"st"] == b"l"}
@@ -363,19 +424,34 @@ class Truth:
         if found != (states[b"w"], steps, states[b"p"]):
             self.violate(f"the line counts {found}, not {(states[b'w'], steps, states[b'p'])}")
 
-    def check_answers(self, heard: dict[Caller, list[bytes]]) -> None:
-        """At the end: whoever waited was answered, once, with the answer of his step."""
-        expected: dict[Caller, list[bytes | None]] = {}
+    def check_answers(self, heard: dict[Caller, list[bytes]], *, all_kept: bool) -> None:
+        """At the end: whoever waited was answered, once, with the answers of his step in their order. Who asked again
+        may lack the first ones, if they are kept no longer. all_kept: they are
+        """
+        expected: dict[Caller, list[Step]] = {}
         for life in self.lives.values():
             for step in life.steps.values():
                 for caller in step.callers:
-                    expected.setdefault(caller, []).append(step.reply)
-        for caller, replies in expected.items():
+                    expected.setdefault(caller, []).append(step)
+        for caller, steps in expected.items():
             answers = heard.get(caller, [])
-            # Who asks again under the same token may have been answered before.
-            once = caller in self.sent_again or len(answers) == len(replies) == 1
-            if set(answers) != set(replies) or not once:
-                self.violate(f"{caller} heard {answers}, not {replies}")
+            if caller in self.sent_again:
+                # Who asks again under the same token may have been answered before: the gateway drops these.
+                answers = list(dict.fromkeys(answers))
+            wanted = {answer for step in steps for answer in step.whole}
+            is_whole = all(
+                _is_end(step, answers, (all_kept and step.kept) or caller == step.callers[0]) for step in steps
+            )
+            once = len(answers) == len(set(answers)) and (caller in self.sent_again or len(steps) == 1)
+            if not (is_whole and once and wanted.issuperset(answers)):
+                self.violate(f"{caller} heard {answers}, not {[step.whole for step in steps]}")
+
+
+def _is_end(step: Step, answers: list[bytes], all_of_it: bool) -> bool:
+    """Whether a caller heard a step's answers in their order, up to the last one."""
+    whole = step.whole
+    mine = [answer for answer in answers if answer in whole]
+    return mine == whole if all_of_it else bool(mine) and mine == whole[-len(mine) :]
 
 
 def _pairs(fields: list[bytes]) -> list[tuple[Any, Any]]:

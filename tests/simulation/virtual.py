@@ -220,6 +220,7 @@ def virtual_world(seed: int, *, compute_s: Callable[[random.Random], float]) -> 
             (time, "time_ns", lambda: int(_wall_s() * 1e9)),
             (time, "monotonic", _monotonic_s),
             (time, "monotonic_ns", lambda: int(_monotonic_s() * 1e9)),
+            (time, "perf_counter_ns", lambda: int(_monotonic_s() * 1e9)),
             (secrets, "token_hex", lambda size=4: random.randbytes(size).hex()),
             (uuid, "uuid4", lambda: uuid.UUID(int=random.getrandbits(128), version=4)),
         ):

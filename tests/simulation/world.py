@@ -27,17 +27,18 @@ import gateway.service
 import scheduler.service
 from executor.settings import ExecutorSettings
 from gateway.requests.admission import InferCall
-from gateway.requests.waiting import Answer
+from gateway.requests.waiting import Answer, PendingRequest
 from gateway.service import Core
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
+from shared.contract.errors import MeshError
 from shared.contract.model_config import ModelConfig
 from shared.process import lifecycle, logs
 from shared.process.lifecycle import Stop
 from shared.store import reading
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
-from tests.simulation.clients import Client, Door, Habit, LostError, Style
+from tests.simulation.clients import Asker, Client, Door, Habit, LostError, Style, Take
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
 from tests.simulation.leftovers import leftovers
@@ -66,6 +67,12 @@ RHYTHMS_S = {
 """Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
 VIRTUAL = 0.7
 """The share of meshes in which idle sequences give up their slots; in the others they keep them until their end."""
+
+
+DECOUPLED = 0.25
+"""The share of meshes whose model has any number of answers; they serve a stateless one, too."""
+ASKERS = 2
+"""Clients of that one."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,9 @@ def plan_of(seed: int) -> Plan:
     )
     if not shape.direct or (shape.declared and shape.virtual):
         shape = replace(shape, rows=random.Random(f"rows {seed}").randint(1, shape.slots))
+    # As above.
+    if random.Random(f"parts {seed}").random() < DECOUPLED:
+        shape = replace(shape, decoupled=True, computes=False)
     habits = [
         Habit(
             style=(style := chance.choice(list(Style))),
@@ -194,6 +204,19 @@ class Member:
         asyncio.get_running_loop().call_later(self._world.chance.uniform(0.2, 1.5), self.start)
 
 
+class WayBack:
+    """One request's way from the gateway to its client: what is sent first arrives first."""
+
+    def __init__(self, delay_s: Callable[[], float]) -> None:
+        self._delay_s = delay_s
+        self._arrives_at = 0.0
+
+    def send(self, arrive: Callable[..., None], *content: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self._arrives_at = max(loop.time() + self._delay_s(), self._arrives_at + 1e-6)
+        loop.call_at(self._arrives_at, arrive, *content, context=contextvars.Context())
+
+
 class GatewayDoor:
     """A gateway, as clients reach it over a network of their own that never fails."""
 
@@ -201,7 +224,7 @@ class GatewayDoor:
         self._world = world
         self._member = member
 
-    async def infer(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
+    async def infer(self, calls: list[InferCall], take: Take) -> list[asyncio.Future[Answer]]:
         """See `Door`."""
         loop = asyncio.get_running_loop()
         answers = [loop.create_future() for _ in calls]
@@ -212,10 +235,12 @@ class GatewayDoor:
                 answer.set_exception(LostError())
             return answers
         life.open = [answer for answer in life.open if not answer.done()] + answers
-        loop.call_later(self._world.network.delay_s(), self._enter, life, calls, answers, context=life.process.context)
+        loop.call_later(
+            self._world.network.delay_s(), self._enter, life, calls, answers, take, context=life.process.context
+        )
         return answers
 
-    def _enter(self, life: Life, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> None:
+    def _enter(self, life: Life, calls: list[InferCall], answers: list[asyncio.Future[Answer]], take: Take) -> None:
         """Runs in the gateway."""
         for call, answer in zip(calls, answers, strict=True):
             if answer.done():
@@ -223,11 +248,21 @@ class GatewayDoor:
             if life.core is None:
                 answer.set_exception(LostError())
                 continue
-            inner = life.core.inference.submit(call)
-            inner.add_done_callback(partial(self._answer, life, answer))
+            way_back = WayBack(self._world.network.delay_s)
+            inner = life.core.inference.submit(call, None, partial(self._opened, way_back, call, answer, take))
+            inner.add_done_callback(partial(self._answer, way_back, answer))
             answer.add_done_callback(partial(self._left, life, inner))
 
-    def _answer(self, life: Life, answer: asyncio.Future[Answer], inner: asyncio.Future[Answer]) -> None:
+    def _opened(
+        self, way_back: WayBack, call: InferCall, answer: asyncio.Future[Answer], take: Take, pending: PendingRequest
+    ) -> None:
+        def arrive(content: Answer | MeshError) -> None:
+            if not answer.done():
+                take(call, content)
+
+        pending.take = partial(way_back.send, arrive)
+
+    def _answer(self, way_back: WayBack, answer: asyncio.Future[Answer], inner: asyncio.Future[Answer]) -> None:
         def arrive() -> None:
             if answer.done() or inner.cancelled():
                 return
@@ -236,7 +271,7 @@ class GatewayDoor:
             else:
                 answer.set_result(inner.result())
 
-        asyncio.get_running_loop().call_later(self._world.network.delay_s(), arrive, context=contextvars.Context())
+        way_back.send(arrive)
 
     def _left(self, life: Life, inner: asyncio.Future[Answer], answer: asyncio.Future[Answer]) -> None:
         if answer.cancelled():
@@ -268,7 +303,7 @@ class World:
         self.executors = [Member(self, f"e{n + 1}", self._executor(f"e{n + 1}")) for n in range(self.plan.executors)]
         self.schedulers = [Member(self, f"s{n + 1}", self._scheduler(f"s{n + 1}")) for n in range(self.plan.schedulers)]
         self.gateways = [Member(self, f"g{n + 1}", self._gateway(f"g{n + 1}")) for n in range(self.plan.gateways)]
-        self.clients: list[Client] = []
+        self.clients: list[Client | Asker] = []
         self._calm = False
 
     @property
@@ -325,6 +360,8 @@ class World:
         await asyncio.sleep(2.0)
         doors = self.doors()
         self.clients = [self._client(index, habit, doors) for index, habit in enumerate(self.plan.habits, 1)]
+        if self.plan.shape.decoupled:
+            self.clients += [self._asker(len(self.clients) + 1 + index, doors) for index in range(ASKERS)]
         running = [asyncio.ensure_future(client.run()) for client in self.clients]
         await self.weather()
         self._calm = True
@@ -354,8 +391,13 @@ class World:
             self.ledger,
             idle_s=self.plan.shape.idle_s,
             declared=self.plan.shape.declared,
+            decoupled=self.plan.shape.decoupled,
             is_over=lambda: self._calm,
         )
+
+    def _asker(self, index: int, doors: list[Door]) -> Asker:
+        chance = random.Random(f"asker {index} {self.chance.random()}")
+        return Asker(index, doors, chance, self.story, is_over=lambda: self._calm)
 
     async def _clear_up(self) -> None:
         """After the idle time nothing is left but what is meant to stay."""
