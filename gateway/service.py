@@ -182,6 +182,7 @@ async def running_core(
             notices,
             in_flight_max=settings.max_requests_in_flight,
             budget=ByteBudget(settings.max_bytes_in_flight, memory),
+            unread=unread,
             request_bytes_max=await value_bytes_max(redis),
             timeout_ms=settings.request_timeout_ms,
             cache_bytes=cache_bytes,

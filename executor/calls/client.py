@@ -178,14 +178,20 @@ class CallClient:
 
 class Stream:
     """See `executor.engine.python.calls.AnswerStream`. The call is made at once; its first response is waited for in
-    the call's turn."""
+    the call's turn.
+
+    When its gateway has gone, the call is made again through another one, for the responses that have not come. A step
+    of a sequence goes on; a stateless request runs again, and a decoupled model answers the same then.
+    """
 
     def __init__(self, client: CallClient, call: ModelCall) -> None:
         self._client = client
         self._call = call
+        self._gateway: CallGateway | None = None
         self._rpc: Any = None
-        self._first: Future[CallAnswer | None] | None = client.submit(client.bounded(call, self._begin()))
+        self._had = 0
         self._ended = False
+        self._first: Future[CallAnswer | None] | None = client.submit(client.bounded(call, self._begin()))
 
     def read(self) -> Future[CallAnswer | None]:
         first, self._first = self._first, None
@@ -201,15 +207,20 @@ class Stream:
 
     async def _begin(self) -> CallAnswer | None:
         async with self._client.turn(self._call):
-            return await self._client.insist(self._open)
+            return await self._insist()
+
+    async def _insist(self) -> CallAnswer | None:
+        """The next response, of whatever gateway. An error without a response is the end."""
+        self._ended = True
+        return await self._client.insist(self._open)
 
     async def _open(self, gateway: CallGateway) -> tuple[CallAnswer | None, bool]:
-        """The first response, and whether asking again would not change it."""
-        call = self._call
+        """The first response that is lacking, and whether asking again would not change it."""
+        call, self._gateway = self._call, gateway
         metadata = self._client.metadata(call)
         self._rpc = gateway.stream(timeout=self._client.left_s(call), metadata=metadata)
         try:
-            await self._rpc.write(request_of(call, streamed=True))
+            await self._rpc.write(request_of(call, first_answer=self._had + 1))
             await self._rpc.done_writing()
             return await self._read()
         except rpc_error() as error:
@@ -219,16 +230,20 @@ class Stream:
         if self._ended:
             return None
         try:
-            return (await self._read())[0]
+            answer, is_settled = await self._read()
         except rpc_error() as error:
+            # It may have been cancelled meanwhile.
+            if self._ended or self._gateway is None:
+                return None
             self._ended = True
-            return failure_of(self._call, error)
+            answer, is_settled = await self._client.failed(self._gateway, self._call, error)
+        return answer if is_settled else await self._insist()
 
     async def _read(self) -> tuple[CallAnswer | None, bool]:
         message: Any = await self._rpc.read()
         if not hasattr(message, "infer_response"):  # the end of the stream
             self._ended = True
             return None, True
-        answer, is_last, again = streamed(self._call, message)
-        self._ended = is_last
+        answer, self._ended, again = streamed(self._call, message)
+        self._had += not again
         return answer, not again

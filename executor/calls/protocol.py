@@ -19,6 +19,7 @@ UINT64 = 1 << 64
 INT64_MAX = (1 << 63) - 1
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+FIRST_ANSWER = "sequence_answer"
 RETRY_KEY = "seqmesh-retry"
 CODES = {
     "NOT_FOUND": Code.NOT_FOUND,
@@ -58,8 +59,10 @@ def rpc_error() -> type[Exception]:
     return grpc.aio.AioRpcError
 
 
-def request_of(call: ModelCall, *, streamed: bool = False) -> Any:
-    """The ModelInferRequest. streamed: the end of its responses is to be told"""
+def request_of(call: ModelCall, *, first_answer: int = 0) -> Any:
+    """The ModelInferRequest. first_answer: of a stream of responses, the first one that is lacking; 0: there is one
+    response alone
+    """
     from tritonclient.grpc import service_pb2  # noqa: PLC0415
 
     pb: Any = service_pb2
@@ -78,8 +81,10 @@ def request_of(call: ModelCall, *, streamed: bool = False) -> Any:
         request.parameters["sequence_end"].bool_param = True
     if call.timeout_us:
         request.parameters["timeout"].int64_param = call.timeout_us
-    if streamed:
+    if first_answer:
         request.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
+    if first_answer > 1:
+        request.parameters[FIRST_ANSWER].int64_param = first_answer
     for name, value in call.parameters.items():
         _write(request.parameters[name], value)
     for tensor in call.inputs:
@@ -121,12 +126,14 @@ def streamed(call: ModelCall, message: Any) -> tuple[CallAnswer, bool, bool]:
     """The answer in a message of a stream; whether it is the last one; and whether the call may be made again."""
     response = message.infer_response
     about = _parameters(response.parameters)
-    is_last = FINAL_RESPONSE in response.parameters and response.parameters[FINAL_RESPONSE].bool_param
+    was_accepted = FINAL_RESPONSE in response.parameters
+    is_last = was_accepted and response.parameters[FINAL_RESPONSE].bool_param
     if not message.error_message:
         return answer_of(response), is_last, False
     code = code_of(str(about.get("code", Code.INTERNAL)))
-    answer = _failure(call, code, message.error_message, was_accepted=is_last)
-    return answer, True, about.get("retry") == Retry.SAME.value
+    answer = _failure(call, code, message.error_message, was_accepted=was_accepted)
+    # A refused request has no response, and what refuses it is the end.
+    return answer, is_last or not was_accepted, about.get("retry") == Retry.SAME.value
 
 
 def outcome_of(error: Any) -> Outcome:

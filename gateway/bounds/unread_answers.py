@@ -33,6 +33,10 @@ class UnreadAnswers:
         while self.taken > self._bytes_max and len(self._clients) > 1:
             self._cut(next(iter(self._clients)))
 
+    def is_beyond(self, client: Hashable) -> bool:
+        """Whether this client alone reaches the bound."""
+        return client in self._clients and self._clients[client][0] > self._bytes_max
+
     def took(self, client: Hashable, size: int) -> None:
         """Counts bytes off: the client has read them, or has left. The client goes to the end of the order."""
         if client not in self._clients:

@@ -141,6 +141,7 @@ class InferStream:
         self._half_closed = False
         self._leaving = False
         self._stopping = False
+        self._is_cut = False
 
     async def run(self) -> None:
         """Serves the stream until the client half-closes and has every answer, the client leaves, or the server stops.
@@ -275,10 +276,17 @@ class InferStream:
         self._parts.append(Part(request, content, is_last, size, size + ENTRY_BYTES))
         self._outstanding_bytes += size
         self._unread.add(self, size + ENTRY_BYTES, self._cut)
-        if len(self._parts) > PARTS_MAX or self._outstanding_bytes > 2 * self._outstanding_bytes_max:
+        if not self._is_cut and self._are_too_many:
             logs.warning("answers are not taken, their client's connection is closed", answers=len(self._parts))
+            self._is_cut = True
             self._cut()
         self._work.set()
+
+    @property
+    def _are_too_many(self) -> bool:
+        """Whether so many answers of decoupled models wait that the client cannot be reading. One is never too many."""
+        is_beyond = self._outstanding_bytes > 2 * self._outstanding_bytes_max or self._unread.is_beyond(self)
+        return len(self._parts) > PARTS_MAX or (is_beyond and len(self._parts) > 1)
 
     def _reading_ended(self, reader: asyncio.Task[None]) -> None:
         # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.

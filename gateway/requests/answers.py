@@ -24,6 +24,8 @@ from shared.contract.errors import MeshError, UnavailableError
 
 UNTAKEN_BYTES_MAX = 64 << 20
 """Bytes of answers of one request that its client has not taken. Beyond it the request fails."""
+ENTRY_BYTES = 2048
+"""Memory of an answer besides its tensors."""
 TOO_SLOW = "the client takes the answers too slowly: those that wait for it have reached the gateway's bound"
 
 
@@ -46,6 +48,7 @@ class RequestAnswers:
     def __init__(self, inference: Inference, call: InferCall, connection: ConnectionSequences | None = None) -> None:
         self._taken: deque[OneAnswer] = deque()
         self._bytes = 0
+        self._unread = inference.unread
         self._news = asyncio.Event()
         self._last = inference.submit(call, connection, self._opened)
         self._last.add_done_callback(lambda _: self._news.set())
@@ -54,9 +57,13 @@ class RequestAnswers:
         def take(content: Answer | MeshError) -> None:
             self._taken.append(OneAnswer(content, is_last=False))
             self._bytes += size_of(content)
+            self._unread.add(self, size_of(content), too_slow)
             self._news.set()
-            if self._bytes > UNTAKEN_BYTES_MAX:
-                pending.failed(UnavailableError(TOO_SLOW))
+            if self._bytes > UNTAKEN_BYTES_MAX or (len(self._taken) > 1 and self._unread.is_beyond(self)):
+                too_slow()
+
+        def too_slow() -> None:
+            pending.failed(UnavailableError(TOO_SLOW))
 
         pending.take = take
 
@@ -64,7 +71,9 @@ class RequestAnswers:
         while True:
             while self._taken:
                 one = self._taken.popleft()
-                self._bytes -= size_of(one.content)
+                size = size_of(one.content)
+                self._bytes -= size
+                self._unread.took(self, size)
                 yield one
             if self._last.done():
                 break
@@ -78,9 +87,11 @@ class RequestAnswers:
 
     def close(self) -> None:
         """The client takes no further answer."""
+        self._unread.took(self, self._bytes)
         self._last.cancel()
 
 
 def size_of(content: Answer | MeshError) -> int:
-    """Bytes of an answer's tensors."""
-    return 0 if isinstance(content, MeshError) else sum(len(output.raw) for output in content.message.outputs)
+    """Memory of an answer, bytes."""
+    tensors = () if isinstance(content, MeshError) else content.message.outputs
+    return ENTRY_BYTES + sum(len(output.raw) for output in tensors)

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, InferCall, admit
 from gateway.requests.cancellation import caller_left
@@ -50,6 +51,8 @@ class Inference:
         (`gateway.requests.orphans`).
     budget
         The bytes that requests in flight may take, also while they are still being received.
+    unread
+        Counts the answers that clients have not taken.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Inference:
         *,
         in_flight_max: int,
         budget: ByteBudget,
+        unread: UnreadAnswers,
         request_bytes_max: int = VALUE_BYTES_MAX,
         timeout_ms: int = 0,
         cache_bytes: int = 0,
@@ -76,6 +80,7 @@ class Inference:
         self._orphans = orphans
         self._in_flight_max = in_flight_max
         self.budget = budget
+        self.unread = unread
         self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
         self._cache_bytes = cache_bytes
@@ -271,7 +276,8 @@ class Inference:
             pending.limit.cancel()
         if pending.span is not NO_STEP:
             _end(pending.span, future)
-        if future.cancelled():
+        if future.cancelled() or pending.take is not None:
+            # Nobody takes the answers that are still to come, so a decoupled model need not give them.
             caller_left(pending, self._dispatch, is_stopping=self.stopping)
 
     def _connection_of(self, future: asyncio.Future[Answer]) -> ConnectionSequences:

@@ -72,7 +72,8 @@ class PendingRequest:
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
     limit       ends the request when the gateway's own time for it is over; None: there is no limit
-    take        takes each answer of a decoupled model but the last one, which ends the future. None: there is only one
+    take        takes each answer of a decoupled model but the last one, which ends the future. None: there is only one,
+                or the last one has come
     taken       number of the newest answer of a decoupled model that the client has; heard: when it came
     accepted    what Redis said when it accepted the request; None before
     withdrawn   the client has left, and the request is to be taken back
@@ -171,6 +172,7 @@ class PendingRequest:
         return True
 
     def _end(self, message: ReplyMessage) -> None:
+        self.take = None
         if message.error_code:
             self.future.set_exception(error_of(message))
         else:

@@ -67,6 +67,13 @@ def test_sequences_that_give_up_slots_which_they_should_keep_are_found() -> None
     assert [] == simulate(found.seed).violations
 
 
+@pytest.mark.parametrize(("name", "seed"), [("heard twice", 6), ("answers of another", 12), ("kept answers", 19)])
+def test_answers_that_come_twice_or_not_at_all_are_found(name: str, seed: int) -> None:
+    """Of a decoupled model. seed: the first that finds the fault"""
+    assert run_mutant(name, seed).violations
+    assert [] == simulate(seed).violations
+
+
 def test_an_owner_that_is_not_checked_is_found() -> None:
     """The simulation is worth something: without the check of owner and epoch in `commit` it fails within 100 seeds,
     with seed 34 first. That is where it begins here, so as to be found soon."""
