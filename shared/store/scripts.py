@@ -775,10 +775,10 @@ class Scripts:
         args = [*about, len(record), *record, *checkpoint]
         return Call("reopen", self._of_sequences([sequence]), args, ReopenCode)
 
-    def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[str]:
-        """Counts answered requests: packed counts by the load that they belong to. Not safe to repeat."""
+    def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[int]:
+        """Counts answered requests: packed counts by the load they belong to. Returns how many; not safe to repeat."""
         keys = [self._keys.tally(shard, load.model, load.version, load.generation) for load, _ in counts]
-        return Call("count", keys, [packed for _, packed in counts], str)
+        return Call("count", keys, [packed for _, packed in counts], int)
 
     def lead(
         self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int

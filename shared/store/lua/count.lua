@@ -2,9 +2,9 @@
 --
 -- KEYS   tally of a model version, once per packed counts
 -- ARGV   packed counts
--- reply  OK
+-- reply  how many
 -- Not safe to repeat: the counts would count twice.
 
 for i, key in ipairs(KEYS) do tally(key, ARGV[i]) end
 tally_all()
-return redis.status_reply('OK')
+return #KEYS
