@@ -30,6 +30,10 @@ root; a START that continues a live record is a child of it with an id of its ow
 tombstone is gone or replaced, the root is recorded again, with the same id and new times: the gateway cannot know of
 the earlier run, and the steps of both runs must find their parent.
 
+A request to an ensemble is a `step` too, of the ensemble's sequence if one of its steps keeps state. The requests to
+its models are `step` spans below it, in its trace. Those of sequences link to the roots of their own traces, which tell
+of their takeovers and ends.
+
 The mesh's trace settings may change this while it runs (`shared.traces.control`): rates, counts, single models.
 
 The decision comes first: nothing is built for a trace that is not recorded. If tracing is off, or the trace is not
@@ -124,7 +128,12 @@ NO_STEP = StepSpan()
 
 @dataclass(slots=True, eq=False)
 class RecordedStep(StepSpan):
-    """The span of a request that is sampled. Its fields belong to the methods of this class."""
+    """The span of a request that is sampled. Its fields belong to the methods of this class.
+
+    of_ensemble  its children are the requests to the ensemble's models
+    root         trace and span of its sequence's beginning; None for a request of no sequence, and where that trace is
+                 not sampled
+    """
 
     sink: SpanSink
     sequence: SequenceId | None
@@ -134,6 +143,8 @@ class RecordedStep(StepSpan):
     trace_id: int
     parent_id: int
     begin_ns: int
+    of_ensemble: bool = False
+    root: tuple[int, int] | None = None
     span_id: int = field(default_factory=new_span_id)
     accepted_ns: int = 0
     replied_ns: int = 0
@@ -153,13 +164,14 @@ class RecordedStep(StepSpan):
 
     def accepted(self, step: int, *, repeated: bool = False) -> None:
         self.accepted_ns = time.time_ns()
-        self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
+        if not self.of_ensemble:
+            self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
         if step:
             self.attributes["seqmesh.step"] = step
         if repeated:
             self.attributes["seqmesh.repeated"] = True
-        elif self.sequence is not None and (self.start or step == 1):
-            self._record_start(self.sequence, step)
+        elif self.sequence is not None and self.root is not None and (self.start or step == 1):
+            self._record_start(self.sequence, self.root, step)
 
     def replied(self) -> None:
         self.replied_ns = time.time_ns()
@@ -169,7 +181,7 @@ class RecordedStep(StepSpan):
             return
         self.ended = True
         now_ns = time.time_ns()
-        if not self.accepted_ns:
+        if not self.accepted_ns and not self.of_ensemble:
             self._child(SpanName.GATEWAY, self.begin_ns, now_ns)
         if self.replied_ns:
             self._child(SpanName.REPLY, self.replied_ns, now_ns)
@@ -180,6 +192,9 @@ class RecordedStep(StepSpan):
 
     def _record_step(self, end_ns: int, error: str) -> None:
         client, in_sequence = self.client, self.sequence is not None
+        links = [(client.trace_id, client.span_id)] if client is not None and in_sequence else []
+        if self.root is not None and self.root[0] != self.trace_id:
+            links.append(self.root)
         self.sink.emit(
             FinishedSpan(
                 name=SpanName.STEP,
@@ -189,7 +204,7 @@ class RecordedStep(StepSpan):
                 start_ns=self.begin_ns,
                 end_ns=end_ns,
                 attributes=self.attributes,
-                links=((client.trace_id, client.span_id),) if client is not None and in_sequence else (),
+                links=links,
                 error=error,
                 # The root was recorded by the gateway of the START, which may have been another one.
                 remote=self.parent_id != 0,
@@ -197,15 +212,15 @@ class RecordedStep(StepSpan):
             )
         )
 
-    def _record_start(self, sequence: SequenceId, step: int) -> None:
+    def _record_start(self, sequence: SequenceId, root: tuple[int, int], step: int) -> None:
         """Records the root span; if the run continues a live record, a child of the root."""
-        root_id = sequence_root_id(sequence)
+        trace_id, root_id = root
         span_id, parent_id = (root_id, 0) if step <= 1 else (new_span_id(), root_id)
         attributes = prefixed({"model": self.model, "sequence": sequence, "step": step})
         start_ns, end_ns = self.begin_ns, self.accepted_ns
         self.sink.emit(
             FinishedSpan(
-                SpanName.START, self.trace_id, span_id, parent_id, start_ns, end_ns, attributes, remote=parent_id != 0
+                SpanName.START, trace_id, span_id, parent_id, start_ns, end_ns, attributes, remote=parent_id != 0
             )
         )
 
@@ -233,6 +248,8 @@ class Tracing:
         trace_headers: Mapping[str, str],
         arrived_ns: int = 0,
         endpoint: Endpoint = Endpoint.MODEL_INFER,
+        of_ensemble: bool = False,
+        within: str | None = None,
     ) -> StepSpan:
         """The span of a request that has arrived at a gateway; to be ended with `StepSpan.end`.
 
@@ -241,24 +258,33 @@ class Tracing:
         trace_headers  the client's `traceparent` and `tracestate`, by lower-case name; {} if it sent none
         arrived_ns     wall clock; 0 for now
         endpoint       by which way it came
+        of_ensemble    the request is one to an ensemble
+        within         of a step of an ensemble's sequence: context of the request's span, "" if that is not recorded
         returns        the shared `NO_STEP` if tracing is off or the trace is not sampled
         """
         sink = self._sink
         if sink is None:
             return NO_STEP
-        if sequence is not None:
-            trace_id = sequence_trace_id(sequence)
+        root = (sequence_trace_id(sequence), sequence_root_id(sequence)) if sequence is not None else None
+        if within is not None:
+            if not within:
+                return NO_STEP
+            client = None
+            trace_id, parent_id = parse(within)
+            if root is not None and not self.control.sampler(model).samples(root[0]):
+                root = None
+        elif root is not None:
+            trace_id, parent_id = root
             if not self.control.sampler(model).samples(trace_id):
                 return NO_STEP
             client = client_context(trace_headers) if trace_headers else None
-            parent_id = sequence_root_id(sequence)
         else:
             client = client_context(trace_headers) if trace_headers else None
             trace_id = client.trace_id if client is not None else new_trace_id()
             if not self.control.sampler(model).samples_request(trace_id, client):
                 return NO_STEP
             parent_id = client.span_id if client is not None else 0
-        if not self.control.take(model):
+        if within is None and not self.control.take(model):
             return NO_STEP
         return RecordedStep(
             sink,
@@ -270,6 +296,8 @@ class Tracing:
             parent_id=parent_id,
             begin_ns=arrived_ns or time.time_ns(),
             attributes=dict(ENDPOINTS[endpoint]),
+            of_ensemble=of_ensemble,
+            root=root,
         )
 
     def root_of(self, sequence: SequenceId) -> str:
