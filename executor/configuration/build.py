@@ -55,6 +55,7 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
         metric_tags={name: config.metric_tags[name] for name in sorted(config.metric_tags)},
         histogram_buckets=histogram_buckets(config),
         ensemble=_ensemble(config),
+        ensemble_inflight_max=config.ensemble_scheduling.max_inflight_requests,
         decoupled=config.model_transaction_policy.decoupled,
     )
 

@@ -177,6 +177,9 @@ SERVED: dict[str, ServedField] = {
     "ensemble_scheduling.step.model_version": ServedField("Its version. -1: the newest.", "-1"),
     "ensemble_scheduling.step.input_map": ServedField("Input of the step's model -> tensor of the ensemble."),
     "ensemble_scheduling.step.output_map": ServedField("Output of the step's model -> tensor of the ensemble."),
+    "ensemble_scheduling.max_inflight_requests": ServedField(
+        "Answers of a decoupled step that one request has on their way through the steps behind it; 0: at most 64.", "0"
+    ),
     "instance_group.name": ServedField("Name of the group.", "the model's name and the group's number"),
     "instance_group.kind": ServedField(
         "`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`.", "`KIND_AUTO`: GPUs where there are any"
@@ -217,7 +220,6 @@ SERVED: dict[str, ServedField] = {
 """Fields that have an effect, by path."""
 
 NOTED: dict[str, str] = {
-    "ensemble_scheduling.max_inflight_requests": "each request has at most one answer of a step in flight",
     "input.format": "it only describes the tensor",
     "optimization.priority": "the mesh has no device priorities",
     "optimization.cuda": "the mesh does not capture CUDA graphs",

@@ -38,9 +38,9 @@ from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
-from gateway.requests.inference import Inference, OnOpen
+from gateway.requests.inference import Inference
 from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
-from gateway.requests.waiting import Answer
+from gateway.requests.waiting import Answer, OnOpen
 from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, REFUSED

@@ -46,9 +46,8 @@ from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
-from gateway.requests.inference import OnOpen
 from gateway.requests.regions import NO_REGIONS, Regions
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import Answer, OnOpen, OpenRequest
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, MeshError, ModelError, UnavailableError
 from shared.process import logs
@@ -219,15 +218,15 @@ class InferStream:
             Outstanding(request.id, request.model_name, answer, forms, size, wants_empty_final=wants_empty_final)
         )
 
-    def _opened(self, pending: PendingRequest) -> None:
+    def _opened(self, opened: OpenRequest) -> None:
         """A request to a decoupled model is about to be sent. It may have waited here for its model to be known."""
-        future = pending.future
+        future = opened.future
         self._open[future] = next((one for one in self._outstanding if one.answer is future), None)
         if (request := self._open[future]) is not None:
             self._outstanding.remove(request)
             # It may have been the one for which others waited.
             self._work.set()
-        pending.take = partial(self._take, future)
+        opened.take = partial(self._take, future)
 
     def _queue(self, outstanding: Outstanding) -> None:
         answer = outstanding.answer

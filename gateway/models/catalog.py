@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
-from gateway.models.ensembles import unavailable_ensembles
+from gateway.models.ensembles import unavailable_ensembles, with_decoupled_ensembles
 from gateway.models.versions import check_version_text
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.contract.messages import ModelRecord, RepositoryEntry
@@ -208,6 +208,7 @@ class Catalog:
 
     def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
         now = self._clock()
+        records = with_decoupled_ensembles(records)
         first = self._refreshed_at is None
         live = [member for member in members if member.alive]
         repository = merged_index(live)

@@ -9,7 +9,9 @@ model_repository_manager.cc (CheckNode, CircularDependencyCheck).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -81,8 +83,6 @@ def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, pr
         about = f"ensemble '{name}' depends on '{step.model}'"
         if not served.get(step.model):
             return f"{about} which has no loaded version."
-        if records[step.model].config.decoupled:
-            return f"{about}, which is decoupled: an ensemble's steps have one answer each"
         if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, problems)):
             return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
         if step.version and step.version not in served[step.model]:
@@ -91,6 +91,7 @@ def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, pr
         return f"ensemble '{name}' has more than {ENSEMBLE_STEPS_MAX} steps, those of its ensembles included"
     try:
         _check_tensors(config, records)
+        _check_answers(config, records)
     except ConfigError as error:
         return error.message
     return ""
@@ -103,6 +104,93 @@ def _size(name: str, records: Mapping[str, ModelRecord], sizes: dict[str, int] |
         steps = records[name].config.ensemble if name in records else ()
         sizes[name] = sum(_size(step.model, records, sizes) for step in steps) if steps else 1
     return sizes[name]
+
+
+def with_decoupled_ensembles(records: Mapping[str, ModelRecord]) -> dict[str, ModelRecord]:
+    """The records; those of ensembles say whether they are decoupled, which is so if one of their steps is.
+
+    Whatever an ensemble's own configuration says does not count, as in Triton (ensemble_utils.cc,
+    ValidateEnsembleConfig).
+    """
+    return {
+        name: _told_decoupled(record, decoupled=_any_model(name, records, lambda config: config.decoupled))
+        if record.config.ensemble
+        else record
+        for name, record in records.items()
+    }
+
+
+def _told_decoupled(record: ModelRecord, *, decoupled: bool) -> ModelRecord:
+    if record.config.decoupled == decoupled:
+        return record
+    text = record.config_json
+    # What another version has written is shown as it is.
+    with suppress(msgspec.DecodeError):
+        told = msgspec.json.decode(text, type=dict[str, Any])
+        text = msgspec.json.encode({**told, "model_transaction_policy": {"decoupled": decoupled}}).decode()
+    config = msgspec.structs.replace(record.config, decoupled=decoupled)
+    return msgspec.structs.replace(record, config=config, config_json=text)
+
+
+def _any_model(name: str, records: Mapping[str, ModelRecord], holds: Callable[[ModelConfig], bool]) -> bool:
+    """Whether something holds for the model, or, if it is an ensemble, for a model of its steps, however deep."""
+    seen, waiting = set[str](), [name]
+    while waiting:
+        found = waiting.pop()
+        if found in seen or found not in records:
+            continue
+        seen.add(found)
+        config = records[found].config
+        if not config.ensemble and holds(config):
+            return True
+        waiting += [step.model for step in config.ensemble]
+    return False
+
+
+def _keeps_state(config: ModelConfig) -> bool:
+    """Whether a request to the model is a step of its client's sequence. To an iterative model it is a whole one."""
+    return config.sequence_batching is not None and not config.sequence_batching.iterative
+
+
+class AnswerSource(NamedTuple):
+    """The decoupled step whose answers a tensor is made of. number: 0 for none"""
+
+    number: int = 0
+    model: str = ""
+
+
+def _check_answers(config: ModelConfig, records: Mapping[str, ModelRecord]) -> None:
+    """Checks that each step's inputs are made of the answers of one decoupled step, or of none.
+
+    So the decoupled steps of an ensemble come one behind the other.
+    """
+    sources = {spec.name: AnswerSource() for spec in config.inputs}
+    waiting = dict(enumerate(config.ensemble, start=1))
+    while waiting:
+        number = next((n for n, step in waiting.items() if sources.keys() >= set(step.inputs.values())), 0)
+        if not number:
+            raise ConfigError(f"in ensemble {config.name}, the tensors of {len(waiting)} steps are never written")
+        step = waiting.pop(number)
+        source = _one_source(config.name, step.model, {sources[tensor] for tensor in step.inputs.values()})
+        if source.number and _any_model(step.model, records, _keeps_state):
+            raise ConfigError(
+                f"in ensemble {config.name}, step of model '{step.model}' keeps state and comes behind the decoupled "
+                f"model '{source.model}': one request would be any number of steps of its sequence. Keep that state in "
+                f"'{source.model}', or in a step before it"
+            )
+        if _any_model(step.model, records, lambda inner: inner.decoupled):
+            source = AnswerSource(number, step.model)
+        sources.update(dict.fromkeys(step.outputs.values(), source))
+    _one_source(config.name, config.name, {sources[spec.name] for spec in config.outputs if spec.name in sources})
+
+
+def _one_source(ensemble: str, model: str, sources: set[AnswerSource]) -> AnswerSource:
+    if len(sources) > 1:
+        raise ConfigError(
+            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled "
+            "models"
+        )
+    return next(iter(sources), AnswerSource())
 
 
 def _check_tensors(config: ModelConfig, records: Mapping[str, ModelRecord]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from gateway.requests.admission import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import Answer, OpenRequest
 from shared.contract.errors import MeshError, UnavailableError
 
 UNTAKEN_BYTES_MAX = 64 << 20
@@ -53,7 +53,7 @@ class RequestAnswers:
         self._last = inference.submit(call, connection, self._opened)
         self._last.add_done_callback(lambda _: self._news.set())
 
-    def _opened(self, pending: PendingRequest) -> None:
+    def _opened(self, request: OpenRequest) -> None:
         def take(content: Answer | MeshError) -> None:
             self._taken.append(OneAnswer(content, is_last=False))
             self._bytes += size_of(content)
@@ -63,9 +63,9 @@ class RequestAnswers:
                 too_slow()
 
         def too_slow() -> None:
-            pending.failed(UnavailableError(TOO_SLOW))
+            request.failed(UnavailableError(TOO_SLOW))
 
-        pending.take = take
+        request.take = take
 
     async def __aiter__(self) -> AsyncIterator[OneAnswer]:
         while True:

@@ -26,16 +26,13 @@ from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord, StepFlag
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
-
-OnOpen = Callable[[PendingRequest], None]
-"""Told of a request to a decoupled model, before it is sent."""
 
 
 class Inference:
@@ -112,7 +109,7 @@ class Inference:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
 
         connection  the connection that the request came over; None for one that carries only this request
-        on_open     called before the request is sent, if its model is decoupled: it sets `PendingRequest.take`, which
+        on_open     called before the request is sent, if its model is decoupled: it sets `OpenRequest.take`, which
                     then takes every answer but the last one. None: a request to such a model is refused
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -202,17 +199,19 @@ class Inference:
         if not record.config.ensemble:
             self._send(call, record, version, future, connection, on_open)
             return
-        left = self._ensembles.begin(call, record, version, future, connection or self._connection_of(future))
+        request = self._ensembles.begin(
+            call, record, version, future, connection or self._connection_of(future), on_open
+        )
 
         def ended(answer: asyncio.Future[Answer]) -> None:
             # A gateway that stops closes connections itself: what was begun goes on.
             if answer.cancelled() and not self.stopping:
-                left()
+                request.left()
 
         future.add_done_callback(ended)
         if self._timeout_ms and not call.timeout_us:
-            timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._expire_ensemble, call, future)
-            future.add_done_callback(lambda _: timer.cancel())
+            self._limit(request, partial(self._expire_ensemble, call, request))
+            future.add_done_callback(lambda _: request.limit and request.limit.cancel())
 
     def _send_step(
         self,
@@ -221,18 +220,19 @@ class Inference:
         version: str,
         future: asyncio.Future[Answer],
         connection: ConnectionSequences | None,
+        on_open: OnOpen,
     ) -> PendingRequest:
         """Sends a step of an ensemble. It was let in with the whole request, whatever bounds are reached meanwhile."""
         self._check_size(call, sum(len(tensor.raw) for tensor in call.inputs))
-        return self._send(call, record, version, future, connection)
+        return self._send(call, record, version, future, connection, on_open)
 
-    def _expire_ensemble(self, call: InferCall, future: asyncio.Future[Answer]) -> None:
-        if not future.done():
-            text = (
+    def _expire_ensemble(self, call: InferCall, request: OpenRequest) -> None:
+        request.failed(
+            UnavailableError(
                 f"no answer came within {self._timeout_ms} ms: it is not known what became of the request to ensemble "
                 f"'{call.model}'; a request with a request id or sequence_step can be sent again safely"
             )
-            future.set_exception(UnavailableError(text))
+        )
 
     def _send(
         self,
@@ -264,7 +264,7 @@ class Inference:
             pending.used = (connection or self._connection_of(future)).used
         # The gateway's own limit applies only to requests that came without a timeout.
         if self._timeout_ms and not call.timeout_us:
-            pending.limit = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._expire, pending)
+            self._limit(pending, partial(self._expire, pending))
         # One callback for all: a future schedules each of its callbacks on its own.
         future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)
@@ -290,12 +290,15 @@ class Inference:
         future.add_done_callback(ended)
         return connection
 
+    def _limit(self, request: OpenRequest, expire: Callable[[], None]) -> None:
+        """Calls `expire` when the gateway's own time for a request is over; it counts from the latest answer."""
+        left_s = self._timeout_ms / 1000 - (time.monotonic() - request.heard if request.heard else 0)
+        if left_s <= 0 or (request.limit is not None and not request.heard):
+            expire()
+        else:
+            request.limit = asyncio.get_running_loop().call_later(left_s, self._limit, request, expire)
+
     def _expire(self, pending: PendingRequest) -> None:
-        left_s = pending.heard + self._timeout_ms / 1000 - time.monotonic()
-        if left_s > 0:
-            # Answers come, so the limit counts from the latest one.
-            pending.limit = asyncio.get_running_loop().call_later(left_s, self._expire, pending)
-            return
         pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))
         if pending.accepted is None:
             self._dispatch.forget(pending)
@@ -309,6 +312,7 @@ class Inference:
             trace_headers=call.trace_headers,
             arrived_ns=message.arrived_ns,
             endpoint=call.endpoint,
+            within=None if call.part is None else call.trace_headers.get("traceparent", ""),
         )
         if not span.traceparent:
             return admitted, span

@@ -65,16 +65,38 @@ class Accepted(NamedTuple):
     run: str = ""
 
 
-class PendingRequest:
+class OpenRequest:
+    """A request whose answers come one by one. It is told to its caller before it is sent (`OnOpen`).
+
+    take    takes each answer but the last one, which ends the future. Its caller sets it
+    heard   when the latest answer came; seconds, monotonic clock
+    limit   ends the request when the gateway's own time for it is over; None: there is no limit
+    """
+
+    __slots__ = ("future", "heard", "limit", "take")
+
+    future: asyncio.Future[Answer]
+    take: Callable[[Answer | MeshError], None] | None
+    heard: float
+    limit: asyncio.TimerHandle | None
+
+    def failed(self, error: MeshError) -> None:
+        """Ends the future with an error, unless it has ended already."""
+        raise NotImplementedError
+
+
+OnOpen = Callable[[OpenRequest], None]
+"""Told of a request to a decoupled model, before it is sent."""
+
+
+class PendingRequest(OpenRequest):
     """A request on its way.
 
     token       the request's name in reply streams, unique within this gateway's life
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
-    limit       ends the request when the gateway's own time for it is over; None: there is no limit
-    take        takes each answer of a decoupled model but the last one, which ends the future. None: there is only one,
-                or the last one has come
-    taken       number of the newest answer of a decoupled model that the client has; heard: when it came
+    take        None: there is only one answer, or the last one has come
+    taken       number of the newest answer of a decoupled model that the client has
     accepted    what Redis said when it accepted the request; None before
     withdrawn   the client has left, and the request is to be taken back
     sent        when it was last sent; seconds, monotonic clock
@@ -86,14 +108,10 @@ class PendingRequest:
         "admitted",
         "call",
         "first_sent",
-        "future",
-        "heard",
-        "limit",
         "record",
         "sent",
         "shard",
         "span",
-        "take",
         "taken",
         "token",
         "used",
@@ -118,8 +136,8 @@ class PendingRequest:
         self.shard = shard
         self.token = token
         self.span = span
-        self.limit: asyncio.TimerHandle | None = None
-        self.take: Callable[[Answer | MeshError], None] | None = None
+        self.limit = None
+        self.take = None
         self.taken = max(0, call.first_answer - 1)
         self.heard = 0.0
         self.accepted: Accepted | None = None

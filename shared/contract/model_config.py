@@ -284,7 +284,10 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     state_methods      the model keeps its sequences' state itself, and its methods `checkpoint` and `restore` hand it
                        out; found at load
     ensemble           its steps, if the model is an ensemble: no executor runs it, gateways send its steps
-    decoupled          a request has any number of answers
+    decoupled          a request has any number of answers. Of an ensemble, gateways find it out by its steps
+    ensemble_inflight_max
+                       of an ensemble: requests to a step that one request has at the same time, where a decoupled step
+                       before it gives many answers; 0: the mesh's own bound
     notes              remarks of the loader for the operator (dialect read, values completed)
     """
 
@@ -309,6 +312,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     state_methods: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
     decoupled: bool = False
+    ensemble_inflight_max: int = 0
 
     @property
     def instance_count(self) -> int:

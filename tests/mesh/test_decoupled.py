@@ -20,10 +20,13 @@ VALUES = (60, 40)
 
 
 class Reader:
-    """One client with a stream of its own. got: the numbers that it was given, over all of its streams"""
+    """One client with a stream of its own. model: of its sequence; got: the numbers that it was given, over all of its
+    streams
+    """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, model: str = "streamed_sum") -> None:
         self.name = name
+        self.model = model
         self.got: list[int] = []
 
     def step(self, index: int, *, sequence: bool, request_id: str = "", **said: Any) -> dict[str, Any]:
@@ -33,7 +36,7 @@ class Reader:
         if not sequence:
             return {**asked, "model_name": "streamed_count"}
         flags = {"sequence_start": index == 0, "sequence_end": index == len(VALUES) - 1}
-        return {**asked, "model_name": "streamed_sum", "sequence_id": self.name, **flags}
+        return {**asked, "model_name": self.model, "sequence_id": self.name, **flags}
 
     async def read(self, url: str, *requests: dict[str, Any]) -> None:
         """Reads all answers to the requests, which must be no errors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 from collections.abc import Iterator
@@ -10,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_sync
+import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_sync
 from tritonclient.utils import InferenceServerException
 
 from tests.mesh.ensemble_models import EnsembleSource, SumOfSums, add_example, add_failing_model
-from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
+from tests.mesh.model_repository import add_streaming_models, add_sum_model
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
+from tests.mesh.test_decoupled import VALUES, Reader
 from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
 
 
@@ -48,6 +52,34 @@ def repository_of_ensembles(repository: Path) -> Path:
         [
             ("running_sum", {"INPUT": "INPUT"}, {"OUTPUT": "sum"}),
             ("brief_sum", {"INPUT": "sum"}, {"OUTPUT": "OUTPUT"}),
+        ],
+    ).add(repository)
+    add_streaming_models(repository, idle_us=20_000_000)
+    EnsembleSource(
+        "streamed_then_one",
+        [
+            ("streamed_sum", {"INPUT": "INPUT"}, {"OUTPUT": "number"}),
+            ("plus_one", {"NUMBER": "number"}, {"NEXT": "OUTPUT"}),
+        ],
+    ).add(repository)
+    for name, last in (
+        ("sum_then_streamed", "plus_one"),
+        ("sum_then_moody", moody),
+    ):
+        EnsembleSource(
+            name,
+            [
+                ("running_sum", {"INPUT": "INPUT"}, {"OUTPUT": "sum"}),
+                ("streamed_sum", {"INPUT": "sum"}, {"OUTPUT": "number"}),
+                (last, {"NUMBER": "number"}, {"NEXT": "OUTPUT"}),
+            ],
+        ).add(repository)
+    EnsembleSource(
+        "streams_of_streams",
+        [
+            ("streamed_count", {"INPUT": "INPUT"}, {"OUTPUT": "number"}),
+            ("streamed_count", {"INPUT": "number"}, {"OUTPUT": "counted"}),
+            ("plus_one", {"NUMBER": "counted"}, {"NEXT": "OUTPUT"}),
         ],
     ).add(repository)
     EnsembleSource(
@@ -337,3 +369,121 @@ async def test_a_gateway_that_dies_with_unnamed_steps_is_never_answered_from_sta
     assert all(map(is_equal_or_over, answers)), answers
     wait(lambda: shared.is_ready(0), "the gateway is back")
     wait(lambda: not shared.slots_held("running_sum"), "no slot is held")
+
+
+# -- decoupled steps ------------------------------------------------------------------------------------------------
+
+
+async def stream(mesh: RunningMesh, model: str, value: int, **asked: Any) -> list[tuple[int | str | None, bool]]:
+    """What a stream gives for one request, until its final answer: a number, the text of an error or None, and whether
+    the answer said that it is the last one."""
+
+    async def one() -> Any:
+        yield {"model_name": model, "inputs": [tensor(grpc_aio.InferInput, value)], **asked}
+
+    got: list[tuple[int | str | None, bool]] = []
+    async with grpc_aio.InferenceServerClient(mesh.grpc()) as client, asyncio.timeout(PATIENCE_S):
+        responses: Any = client.stream_infer(one())
+        async for result, error in responses:
+            if error is not None:
+                got.append((str(error.message()), True))
+                continue
+            response = result.get_response()
+            final = response.parameters["triton_final_response"].bool_param
+            got.append((sum_of(result) if response.outputs else None, final))
+    return got
+
+
+async def test_each_answer_of_a_decoupled_step_goes_through_the_steps_behind_it(shared: RunningMesh) -> None:
+    plain = await stream(shared, "streams_of_streams", 3)
+    flagged = await stream(shared, "streams_of_streams", 2, enable_empty_final_response=True)
+
+    assert [2, 2, 3, 2, 3, 4] == [number for number, _ in plain]
+    # The flag comes with the last answer or behind it, as in Triton: whichever step ends later.
+    assert [2, 2, 3] == [number for number, _ in flagged if number is not None]
+    assert [False] * (len(flagged) - 1) + [True] == [final for _, final in flagged]
+
+
+async def test_an_ensemble_is_decoupled_if_one_of_its_steps_is(shared: RunningMesh) -> None:
+    with http_sync.InferenceServerClient(shared.http()) as typed:
+        client: Any = typed
+        told = [
+            client.get_model_config(model).get("model_transaction_policy", {"decoupled": False})["decoupled"]
+            for model in ("streamed_then_one", "sum_of_sums")
+        ]
+        with pytest.raises(InferenceServerException) as refused:
+            infer(shared, "streamed_then_one", 1, sequence_id=1, sequence_start=True)
+        events = client._post(  # tritonclient has no call for the generate extension
+            "v2/models/streams_of_streams/generate_stream", '{"INPUT": 2}', None, None
+        ).read()
+
+    assert [True, False] == told
+    assert "doesn't support models with decoupled transaction policy" in str(refused.value.message())
+    assert [2, 2, 3] == [json.loads(line[6:])["OUTPUT"] for line in events.splitlines() if line.startswith(b"data: ")]
+
+
+async def test_an_error_behind_a_decoupled_step_ends_the_request_and_not_the_sequence(shared: RunningMesh) -> None:
+    """The steps before it did their part, so the states are equal, and the sequence goes on."""
+    same: dict[str, Any] = {"sequence_id": 300}
+    first = await stream(shared, "sum_then_moody", 15, sequence_start=True, request_id="a", **same)
+    again = await stream(shared, "sum_then_moody", 15, sequence_start=True, request_id="a", **same)
+    second = await stream(shared, "sum_then_moody", 2, sequence_end=True, **same)
+
+    # The step behind fails with 13.
+    failed = ("in ensemble 'sum_then_moody', thirteen", True)
+    assert [*((number, False) for number in range(1, 13)), failed] == first
+    assert first == again
+    # The first state is 17 now, and the second one goes on from 15.
+    assert list(range(16, 33)) == [number for number, _ in second]
+    wait(lambda: not shared.slots_held("running_sum") and not shared.slots_held("streamed_sum"), "no slot is held")
+
+
+@pytest.mark.parametrize("service", ["executor", "gateway"])
+@pytest.mark.parametrize("model", ["streamed_then_one", "sum_then_streamed"])
+async def test_every_answer_of_a_decoupled_ensemble_comes_once_though_processes_are_killed(
+    shared: RunningMesh, model: str, service: str
+) -> None:
+    """Half of the clients of a gateway that dies say which answer they lack first; the others get all of them again."""
+    readers = [Reader(f"killed {service} {number}", model) for number in range(4)]
+
+    async def play(reader: Reader, *, tells: bool) -> None:
+        first = reader.step(0, sequence=True, request_id="a")
+        if service == "gateway":
+            with pytest.raises(grpc.aio.AioRpcError):
+                await reader.read(shared.grpc(0), first)
+            said = {"sequence_answer": len(reader.got) + 1} if tells else {}
+            if not tells:
+                reader.got.clear()
+            first = reader.step(0, sequence=True, request_id="a", **said)
+        await reader.read(shared.grpc(1), first)
+        # Answers of two requests come as they come; those of one in their order.
+        await reader.read(shared.grpc(1), reader.step(1, sequence=True, request_id="b"))
+
+    async with asyncio.TaskGroup() as group:
+        for number, reader in enumerate(readers):
+            group.create_task(play(reader, tells=number % 2 == 0))
+        await eventually(lambda: all(len(reader.got) > 8 for reader in readers), "answers come")
+        for name in shared.names(service)[: 1 if service == "gateway" else 2]:
+            shared.kill(name)
+
+    # The sums of the first state are 60 and 100: it is how far the second one counts.
+    count = sum(VALUES) if model == "streamed_then_one" else 2 * VALUES[0] + VALUES[1]
+    for reader in readers:
+        assert list(range(2, count + 2)) == reader.got
+    wait(lambda: shared.is_ready(0) and len(shared.alive()) == 2, "everything is back")
+    wait(lambda: not shared.slots_held("running_sum") and not shared.slots_held("streamed_sum"), "no slot is held")
+
+
+async def test_a_client_that_leaves_a_decoupled_ensemble_leaves_nothing_running(shared: RunningMesh) -> None:
+    asking = asyncio.create_task(stream(shared, "streams_of_streams", 60))
+    with http_sync.InferenceServerClient(shared.http()) as typed:
+        client: Any = typed
+
+        def counted(model: str) -> int:
+            (found,) = client.get_inference_statistics(model)["model_stats"]
+            return int(found["inference_stats"]["success"]["count"]) + int(found["inference_stats"]["fail"]["count"])
+
+        await asyncio.sleep(0.3)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: counted("streams_of_streams") > 0, "the request is over")

@@ -13,6 +13,7 @@ import pytest
 from shared.contract.ids import SequenceId, sequence_id
 from shared.traces.context import sequence_root_id, sequence_trace_id
 from tests.mesh.conftest import MakeMesh
+from tests.mesh.ensemble_models import add_example
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.running_mesh import RunningMesh, eventually
@@ -36,6 +37,7 @@ def traced_mesh(make_mesh: MakeMesh, tmp_path: Path, otlp_receiver: OtlpReceiver
     repository = tmp_path / "models"
     add_sum_model(repository)
     add_sum_model(repository, "brief_sum", idle_us=300_000)
+    add_example(repository)
     return make_mesh(models=(repository,), gateways=2, executors=2, environment=otlp_receiver.environment())
 
 
@@ -102,6 +104,40 @@ async def test_a_sequence_is_one_trace_over_every_service_that_served_it(
     (end,) = of(spans, "sequence.end")
     assert root.span_id == end.parent_id
     assert all(span.error is None for span in spans)
+
+
+async def test_a_request_to_an_ensemble_has_those_to_its_models_below_it(
+    traced_mesh: RunningMesh, otlp_receiver: OtlpReceiver
+) -> None:
+    async with Callers(traced_mesh) as callers:
+        for step in (Step("told", 1, start=True), Step("told", 1, end=True)):
+            await callers[0]("sum_of_sums", step)
+    sequence = sequence_id("sum_of_sums", "", "told")
+
+    # Two requests, each with one to a model without state and two to one with it.
+    spans = await trace_with(otlp_receiver, sequence, sequence__start=1, step=8, checkpoint=4, compute=6)
+
+    (root,) = of(spans, "sequence.start")
+    requests = [span for span in of(spans, "step") if span.parent_id == root.span_id]
+    assert [("sum_of_sums", 1), ("sum_of_sums", 2)] == sorted(
+        (span.attributes["seqmesh.model"], span.attributes["seqmesh.step"]) for span in requests
+    )
+    for request in requests:
+        inner = [span for span in spans if span.parent_id == request.span_id]
+        assert ["plus_one", "running_sum", "running_sum"] == sorted(span.attributes["seqmesh.model"] for span in inner)
+        assert {"step"} == {span.name for span in inner}
+        assert all(request.start_ns <= span.start_ns <= span.end_ns <= request.end_ns for span in inner)
+        for one in inner:
+            children = {span.name for span in spans if span.parent_id == one.span_id}
+            assert {"gateway", "queue", "compute", "reply"} <= children
+            if "seqmesh.sequence" in one.attributes:
+                # The trace of its own tells of its beginning, its end and its owners.
+                ((own_trace, own_root),) = one.links
+                own = await trace_with(
+                    otlp_receiver, SequenceId(str(one.attributes["seqmesh.sequence"])), sequence__end=1
+                )
+                assert {own_trace} == {span.trace_id for span in own}
+                assert own_root in {span.span_id for span in of(own, "sequence.start")}
 
 
 async def test_a_takeover_is_in_the_trace_and_the_new_owners_first_step_links_to_it(

@@ -61,6 +61,7 @@ ADDED: Mapping[str, int] = {
     "DynamicBatching.own_timeouts": 1,
     "ModelConfig.ensemble": 1,
     "ModelConfig.decoupled": 1,
+    "ModelConfig.ensemble_inflight_max": 1,
     "ReplyMessage.number": 1,
     "ReplyMessage.more": 1,
     "ReplyMessage.empty": 1,

@@ -2,11 +2,14 @@
 
 The ensemble's inputs and outputs keep their names in the plan. Every other tensor gets the place of its ensemble before
 its name. The inputs and outputs of an ensemble within are the tensors that the outer step maps them to.
+
+A plan with decoupled steps falls into *stages*, one behind the other. Each but the last ends with a decoupled step, and
+the next one runs for each answer of that step. `gateway.models.ensembles` has checked that the steps have this form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -55,13 +58,40 @@ class EnsemblePlan(msgspec.Struct, frozen=True, dict=True):
     """An ensemble's steps, in an order in which each step comes behind those that it needs.
 
     record   the ensemble's; an output without labels of its own has those of the step that writes it
-    results  output of the ensemble -> tensor of the plan
+    results  output of the ensemble -> tensor of the plan; {} for a stage that has another one behind it
+    source   the decoupled step with which a stage ends; None for the last stage
     """
 
     record: ModelRecord
     version: str
     steps: tuple[PlannedStep, ...]
     results: Mapping[str, str]
+    source: int | None = None
+
+    @cached_property
+    def stages(self) -> tuple[EnsemblePlan, ...]:
+        """The stages of the whole plan; the plan itself, if no step is decoupled."""
+        if not any(step.config.decoupled for step in self.steps):
+            return (self,)
+        # Tensor -> how many decoupled steps it comes behind. Steps stand behind those that they need.
+        depths: dict[str, int] = {}
+        stages: list[list[PlannedStep]] = []
+        for step in self.steps:
+            depth = max((depths.get(tensor, 0) for _, tensor in step.inputs), default=0)
+            stages += [[] for _ in range(depth + 1 - len(stages))]
+            stages[depth].append(step)
+            depths.update((tensor, depth + step.config.decoupled) for _, tensor in step.outputs)
+        last = max(depths.values())
+        stages += [[] for _ in range(last + 1 - len(stages))]
+        return tuple(
+            msgspec.structs.replace(
+                self,
+                steps=tuple(steps),
+                results=self.results if depth == last else {},
+                source=next((index for index, step in enumerate(steps) if step.config.decoupled), None),
+            )
+            for depth, steps in enumerate(stages)
+        )
 
     @cached_property
     def writers(self) -> Mapping[str, int]:
@@ -79,10 +109,21 @@ class EnsemblePlan(msgspec.Struct, frozen=True, dict=True):
 
     def needed(self, tensors: frozenset[str]) -> frozenset[int]:
         """The steps whose outputs these tensors are made of. Triton leaves out the others, too; but a stateful step
-        always runs, so that all states of a sequence are at the same step.
+        always runs, so that all states of a sequence are at the same step; and so does the step that ends a stage.
         """
+        ends = [self.source] if self.source is not None else []
+        return self._with_those_before(
+            [*(self.writers[tensor] for tensor in tensors if tensor in self.writers), *ends, *self.stateful]
+        )
+
+    @cached_property
+    def owed(self) -> frozenset[int]:
+        """The stateful steps, and the steps that they are made of."""
+        return self._with_those_before(self.stateful)
+
+    def _with_those_before(self, steps: Sequence[int]) -> frozenset[int]:
         found: set[int] = set()
-        waiting = [self.writers[tensor] for tensor in tensors if tensor in self.writers] + list(self.stateful)
+        waiting = list(steps)
         while waiting:
             index = waiting.pop()
             if index not in found:

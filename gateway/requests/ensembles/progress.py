@@ -1,6 +1,10 @@
-"""One request to an ensemble: what has been answered, and what is to be done next. Pure.
+"""One run of a stage of an ensemble (`plan`): what has been answered, and what is to be done next. Pure.
 
-    begin, answered, failed, again, left  ->  SendStep, SendAgain, WithdrawStep, AnswerRequest, FailRequest, AbandonRun
+The first stage runs once for each request. If it ends with a decoupled step, the next stage runs for each answer of
+that step, and so on (`runs`). Only the first stage has steps that keep state.
+
+    begin, answered, failed, again, left, unwanted
+      ->  SendStep, SendAgain, WithdrawStep, AnswerRequest, FailRequest, AbandonRun
 
 The sequences of an ensemble. Each stateful step has a sequence of its own under the client's correlation id. The first
 stateful step of the plan, the *anchor*, decides about a step of the ensemble: it accepts the step or refuses it,
@@ -26,7 +30,7 @@ import msgspec
 
 from gateway.models.ensembles import are_alike
 from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
-from shared.contract.errors import OUTCOMES, Code, MeshError, Reason, RequestError, Retry, SequenceError
+from shared.contract.errors import OUTCOMES, Code, MeshError, Reason, Retry, SequenceError
 from shared.contract.errors import UnavailableError as NotNowError
 from shared.contract.tensors import Tensor
 
@@ -34,7 +38,6 @@ PATIENCE_MS = 10_000
 """How long a step behind an anchor that has run is sent again: as long as requests wait while Redis is away."""
 FIRST_PAUSE_MS, PAUSE_MAX_MS = 10, 500
 """The pause before a step is sent again. It doubles each time."""
-DEADLOCK = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
 
 
 class HeldTensor(NamedTuple):
@@ -85,14 +88,16 @@ class AbandonRun:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """The request has succeeded. outputs: those that were asked for, in the order of the configuration"""
+    """The run has succeeded. outputs: those that were asked for and that the steps have given, in the order of the
+    configuration; () where another stage follows
+    """
 
     outputs: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """The request has failed."""
+    """The run has failed."""
 
     error: MeshError
 
@@ -109,7 +114,7 @@ class _State(Enum):
 
 
 class EnsembleProgress:
-    """The state of one request to an ensemble. After `AnswerRequest` or `FailRequest` nothing more follows."""
+    """The state of one run. After `AnswerRequest` or `FailRequest` nothing more follows."""
 
     def __init__(
         self, plan: EnsemblePlan, inputs: Mapping[str, HeldTensor], wanted: Sequence[str], *, is_named: bool
@@ -120,7 +125,7 @@ class EnsembleProgress:
         tensors = frozenset(plan.results[name] for name in self._wanted)
         self._states = dict.fromkeys(sorted(plan.needed(tensors)), _State.WAITING)
         # What the stateful steps are made of: it is sent even when nobody waits for an answer any more.
-        self._owed = plan.needed(frozenset())
+        self._owed = plan.owed
         self._held = dict(inputs)
         self._is_named = is_named
         self._stand: Stand | None = None
@@ -138,13 +143,8 @@ class EnsembleProgress:
         return self._next()
 
     def answered(self, index: int, outputs: Sequence[Tensor], stand: Stand | None = None) -> list[EnsembleAction]:
-        """A step's request has succeeded. stand: of the anchor's step"""
-        step = self._plan.steps[index]
-        given = {tensor.name: tensor for tensor in outputs}
-        for name, tensor in step.outputs:
-            if name in given:
-                rows = given[name].shape[0] if step.config.max_batch_size > 0 and given[name].shape else 0
-                self._held[tensor] = HeldTensor(given[name], rows)
+        """A step's request has succeeded, a decoupled step's with its last answer. stand: of the anchor's step"""
+        self._held |= held_tensors(self._plan.steps[index], outputs)
         if index == self._plan.anchor:
             assert stand is not None, "the anchor's answer says where its sequence stands"
             self._stand = stand
@@ -168,10 +168,9 @@ class EnsembleProgress:
                 return [SendAgain(index, pause)]
         if index == self._plan.anchor and stand is not None:
             self._stand, self._is_spent = stand, True
-        self._only_for_now &= is_for_now
+        self._only_for_now &= is_for_now or index not in self._owed
         self._states[index] = _State.FAILED
-        step = self._plan.steps[index]
-        self._error = self._error or error.within("".join(f"in ensemble '{name}', " for name in step.ensembles))
+        self._error = self._error or within_ensembles(self._plan.steps[index], error)
         return self._next()
 
     def again(self, index: int) -> list[EnsembleAction]:
@@ -181,14 +180,24 @@ class EnsembleProgress:
 
     def left(self) -> list[EnsembleAction]:
         """The client waits no longer. A step that it can send again, or that the anchor has done, is brought to its
-        end. Anything else is taken back.
+        end in all states. Anything else is taken back.
         """
         self._error = self._error or MeshError("", Code.CANCELLED)
-        if self._is_named or self._anchor_has_run:
-            return []
-        return [WithdrawStep(index) for index, state in self._states.items() if state is _State.SENT]
+        return self._withdrawn(all_steps=not (self._is_named or self._anchor_has_run))
+
+    def unwanted(self) -> list[EnsembleAction]:
+        """What comes behind this stage has failed. The states go on together; anything else is taken back."""
+        self._error = self._error or MeshError("", Code.CANCELLED)
+        return self._withdrawn(all_steps=False)
 
     # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _withdrawn(self, *, all_steps: bool) -> list[EnsembleAction]:
+        return [
+            WithdrawStep(index)
+            for index, state in self._states.items()
+            if state is _State.SENT and (all_steps or index not in self._owed)
+        ]
 
     @property
     def _anchor_has_run(self) -> bool:
@@ -223,11 +232,14 @@ class EnsembleProgress:
         if index in self._plan.stateful and index != self._plan.anchor and not self._anchor_has_run:
             return False
         step = self._plan.steps[index]
-        return all(tensor in self._held or self._is_left_out(step, name, tensor) for name, tensor in step.inputs)
+        return all(tensor in self._held or self._is_left_out(tensor) for _, tensor in step.inputs)
 
-    def _is_left_out(self, step: PlannedStep, name: str, tensor: str) -> bool:
-        """Whether an optional input has no tensor, because the request does not have it."""
-        return tensor not in self._plan.writers and step.config.inputs_by_name[name].optional
+    def _is_left_out(self, tensor: str) -> bool:
+        """Whether the tensor will not come, because the request or an answer lacks it. A request to a model that
+        needs it is sent nevertheless, and refused as any request without it.
+        """
+        writer = self._plan.writers.get(tensor)
+        return writer is None or self._states[writer] is _State.DONE
 
     def _request(self, index: int) -> SendStep:
         step = self._plan.steps[index]
@@ -242,10 +254,6 @@ class EnsembleProgress:
 
     def _end(self) -> list[EnsembleAction]:
         config = self._plan.record.config
-        missing = [name for name in self._wanted if self._plan.results[name] not in self._held]
-        if self._error is None and missing:
-            self._only_for_now = False
-            self._error = RequestError(f"in ensemble '{config.name}', {DEADLOCK}")
         actions: list[EnsembleAction] = []
         if self._differs and not (self._is_named and self._only_for_now):
             assert self._stand is not None, "known since the anchor's step was counted"
@@ -257,6 +265,7 @@ class EnsembleProgress:
         outputs = tuple(
             _named(name, self._held[self._plan.results[name]], specs[name].dims, batched=config.max_batch_size > 0)
             for name in self._wanted
+            if self._plan.results[name] in self._held
         )
         return [*actions, AnswerRequest(outputs)]
 
@@ -268,9 +277,25 @@ class EnsembleProgress:
         return len(stateful) > 1 and (self._is_spent or 0 < done < len(stateful))
 
 
+def held_tensors(step: PlannedStep, outputs: Sequence[Tensor]) -> dict[str, HeldTensor]:
+    """Tensor of the plan -> what one answer of the step has given for it."""
+    given = {tensor.name: tensor for tensor in outputs}
+    batched = step.config.max_batch_size > 0
+    return {
+        tensor: HeldTensor(found, found.shape[0] if batched and found.shape else 0)
+        for name, tensor in step.outputs
+        if (found := given.get(name)) is not None
+    }
+
+
+def within_ensembles(step: PlannedStep, error: MeshError) -> MeshError:
+    """A step's error, with the names of the ensembles around it."""
+    return error.within("".join(f"in ensemble '{name}', " for name in step.ensembles))
+
+
 def _told_to_begin(error: MeshError | None, stand: Stand) -> MeshError:
     """The error of a request with which a run ends."""
-    assert error is not None, "a stateful step that was not done has failed, or an output is missing"
+    assert error is not None, "a stateful step that was not done has failed"
     if isinstance(error, SequenceError) and error.facts["retry"] == Retry.START.value:
         return error
     text = (

@@ -1,84 +1,37 @@
-"""Carries requests to ensembles through: sends what `progress` decides, and tells it what came of it.
+"""Requests to ensembles: what each has from its client, what it is answered, how it is counted and traced.
 
-Everything happens in callbacks of futures, without a task of its own: the first stateful step of a request is queued
-for Redis before `begin` returns, if it needs no other step, so the order of requests is kept.
+What is sent for it, `runs` carries out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol
-
-import msgspec
+from collections.abc import Callable
 
 from gateway.models.catalog import Catalog, CatalogView
-from gateway.requests.admission import (
-    EnsemblePart,
-    InferCall,
-    Parameter,
-    check_inputs,
-    check_outputs,
-    named_sequence,
-)
+from gateway.requests.admission import InferCall, Parameter, check_inputs, check_outputs, named_sequence
 from gateway.requests.dispatch import Dispatch
+from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.lines import LinePlace, StepLines
 from gateway.requests.ensembles.notices import EnsembleNotices
-from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep, plan_of
-from gateway.requests.ensembles.progress import (
-    AbandonRun,
-    AnswerRequest,
-    EnsembleAction,
-    EnsembleProgress,
-    FailRequest,
-    HeldTensor,
-    SendAgain,
-    SendStep,
-    Stand,
-    WithdrawStep,
-)
+from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
+from gateway.requests.ensembles.progress import HeldTensor
+from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendsRequests, StageRun
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.replies import Replies, unknown_outcome
+from gateway.requests.replies import Replies
 from gateway.requests.sessions import new_session
-from gateway.requests.waiting import Answer, PendingRequest
-from shared.contract.errors import Code, MeshError
+from gateway.requests.waiting import Answer, OpenRequest
+from shared.contract.errors import Code, MeshError, RequestError
 from shared.contract.ids import CorrelationId, sequence_id
-from shared.contract.messages import ModelRecord, ReplyMessage, StepFlag
-from shared.contract.step_digest import step_digest
+from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import Compute, FailureReason, ModelLoad, execution, failure, packed, success
-from shared.store.scripts import Ending
 from shared.traces.tracing import StepSpan, Tracing
-
-STAND_POLL_S = 0.01
-STAND_PATIENCE_S = 2.0
-"""How long an answered anchor waits for what Redis said when it accepted the step: that comes over another connection.
-"""
-
-
-class SendsRequests(Protocol):
-    """Sends a request to a model that is no ensemble (`gateway.requests.inference`)."""
-
-    def __call__(
-        self,
-        call: InferCall,
-        record: ModelRecord,
-        version: str,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-    ) -> PendingRequest:
-        """Queues it. Raises MeshError when it is refused at once."""
-        ...
 
 
 class Ensembles:
-    """The requests to ensembles of one gateway.
-
-    send   sends the request of a step
-    hold   counts bytes of tensors that this gateway holds between steps, negative ones when they are given back
-    """
+    """The requests to ensembles of one gateway. send, hold: see `EnsembleServices`"""
 
     def __init__(
         self,
@@ -92,12 +45,8 @@ class Ensembles:
         hold: Callable[[int], None],
     ) -> None:
         self._catalog = catalog
-        self.dispatch = dispatch
-        self.replies = replies
+        self.services = EnsembleServices(dispatch, replies, notices, send, hold)
         self.tracing = tracing
-        self.notices = notices
-        self.send = send
-        self.hold = hold
         self.lines = StepLines()
         self._plans: dict[tuple[str, str], tuple[CatalogView, EnsemblePlan]] = {}
 
@@ -108,16 +57,23 @@ class Ensembles:
         version: str,
         future: asyncio.Future[Answer],
         connection: ConnectionSequences,
-    ) -> Callable[[], None]:
-        """Begins a request; the future gets its answer or its error. Returns what to call when the client has left.
+        on_open: Callable[[OpenRequest], None] | None,
+    ) -> EnsembleRequest:
+        """Begins a request; the future gets its answer, the last one of several, or its error.
 
         Raises MeshError when the request does not fit the ensemble.
         """
+        if record.config.decoupled and on_open is None:
+            raise RequestError(
+                f"{call.endpoint} doesn't support models with decoupled transaction policy", Code.UNSUPPORTED
+            )
         check_outputs(call, record.config)
         check_inputs(call, record.config)
         request = EnsembleRequest(self, call, self._plan(record, version), future, connection)
+        if record.config.decoupled and on_open is not None:
+            on_open(request)
         request.begin()
-        return request.left
+        return request
 
     def _plan(self, record: ModelRecord, version: str) -> EnsemblePlan:
         """The plan, made once for each view of the mesh."""
@@ -128,7 +84,7 @@ class Ensembles:
         return known[1]
 
 
-class EnsembleRequest:
+class EnsembleRequest(OpenRequest):
     """One request to an ensemble, until its last step is answered. Its client may have left before."""
 
     def __init__(
@@ -142,9 +98,10 @@ class EnsembleRequest:
         self._of = ensembles
         self._call = call
         self._plan = plan
-        self._future = future
-        self._connection = connection
-        self._loop = asyncio.get_running_loop()
+        self.future = future
+        self.take = None
+        self.heard = 0.0
+        self.limit = None
         self._correlation_id, self._made = self._sequence()
         batched = plan.record.config.max_batch_size > 0
         inputs = {
@@ -152,33 +109,51 @@ class EnsembleRequest:
             for tensor in call.inputs
         }
         self._rows = max((held.rows for held in inputs.values()), default=1)
-        self._progress = EnsembleProgress(plan, inputs, call.outputs, is_named=self._is_named)
-        self._pending: dict[int, PendingRequest] = {}
-        self._stand: Stand | None = None
         self._is_over = False
+        self._error: MeshError | None = None
         self._arrived_ns = time.time_ns()
+        sequence = sequence_id(call.model, call.version, self._correlation_id) if plan.stateful else None
         self._span: StepSpan = ensembles.tracing.begin_step(
-            None,
+            sequence,
             call.model,
-            start=False,
+            start=call.start,
             trace_headers=call.trace_headers,
             arrived_ns=self._arrived_ns,
+            of_ensemble=True,
             endpoint=call.endpoint,
         )
         self._line = (call.model, call.version, self._correlation_id)
         self._place: LinePlace | None = ensembles.lines.join(self._line) if plan.stateful else None
+        context = RequestContext(
+            ensembles.services,
+            call,
+            connection,
+            self._correlation_id,
+            self._made,
+            self._span.traceparent,
+            self._place,
+            self.failed,
+        )
+        # Answers of the only decoupled step are this request's own. Behind two of them, only the whole can be counted.
+        self._number = call.first_answer - 1 if len(plan.stages) == 2 else 0
+        self._run = StageRun(context, plan.stages, inputs, self._given, taken=self._number)
 
     def begin(self) -> None:
-        self._perform(self._progress.begin())
+        """Sends the first steps."""
+        self._run.begin()
 
     def left(self) -> None:
         """The client has left before its answer."""
         if not self._is_over:
-            self._perform(self._progress.left())
+            self._run.left()
 
-    @property
-    def _is_named(self) -> bool:
-        return bool(self._call.request_id) or self._call.expected_step is not None
+    def failed(self, error: MeshError) -> None:
+        """The client gets an error, unless it has its last answer. What keeps the states equal goes on."""
+        self._error = self._error or error
+        if not self.future.done():
+            self.future.set_exception(error.released())
+        if not self._is_over:
+            self._run.unwanted()
 
     def _sequence(self) -> tuple[CorrelationId, int | str | None]:
         """The correlation id of the request's sequences, and the same if it is made here because the client named none
@@ -193,207 +168,76 @@ class EnsembleRequest:
         made = new_session(config)
         return made, made
 
-    # -- actions ----------------------------------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: Sequence[EnsembleAction]) -> None:
-        for action in actions:
-            match action:
-                case SendStep():
-                    self._send_in_line(action)
-                case SendAgain(index, pause_ms):
-                    self._loop.call_later(pause_ms / 1000, self._send_again, index)
-                case WithdrawStep(index):
-                    self._withdraw(index)
-                case AbandonRun(stand):
-                    self._abandon(stand)
-                case AnswerRequest(outputs):
-                    self._answer(outputs)
-                case FailRequest(error):
-                    self._fail(error)
+    def _given(self, answer: RunAnswer) -> None:
+        outcome, is_last = answer
+        self._is_over = is_last
+        if isinstance(outcome, MeshError):
+            self.failed(outcome)
+        elif self._error is None and not self.future.done():
+            self._answer(outcome, is_last=is_last)
+        if is_last:
+            self._end()
 
-    def _send_in_line(self, step: SendStep) -> None:
-        if self._place is not None and step.index in self._plan.stateful:
-            self._place.take(step.index, partial(self._send, step))
-        else:
-            self._send(step)
-
-    def _send_again(self, index: int) -> None:
-        for action in self._progress.again(index):
-            # In the order of turns already: it was sent once.
-            assert isinstance(action, SendStep), "a pause ends with the same request"
-            self._send(action)
-
-    def _send(self, step: SendStep) -> None:
-        planned = self._plan.steps[step.index]
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        size = sum(len(tensor.raw) for tensor in step.inputs)
-        self._of.hold(size)
-        future.add_done_callback(lambda _: self._of.hold(-size))
-        future.add_done_callback(partial(self._done, step.index))
-        try:
-            self._pending[step.index] = self._of.send(
-                self._inner_call(planned, step), planned.record, planned.version, future, self._connection
-            )
-        except MeshError as error:
-            future.set_exception(error.released())
-
-    def _inner_call(self, planned: PlannedStep, step: SendStep) -> InferCall:
-        """The request of a step, with the flags, id, priority, timeout and parameters of the whole request."""
-        call = self._call
-        request = InferCall(
-            planned.config.name,
-            planned.requested,
-            request_id=call.request_id,
-            start=call.start,
-            end=call.end,
-            priority=call.priority,
-            timeout_us=call.timeout_us,
-            inputs=step.inputs,
-            outputs=step.outputs,
-            parameters=call.parameters,
-            trace_headers={"traceparent": self._span.traceparent} if self._span.traceparent else call.trace_headers,
-            origin=call.origin.within(str(step.index)) if call.origin is not None else None,
-            # Admission has walked the client's, and an executor's are right.
-            string_problems={tensor.name: "" for tensor in step.inputs},
-        )
-        if step.index not in self._plan.stateful:
-            # A request of an iterative model is a sequence of its own, whatever sequence the client has.
-            own = planned.config.sequence_batching is not None
-            return msgspec.structs.replace(request, correlation_id=0 if own else self._correlation_id)
-        start = call.start or self._made is not None if step.stand is None else step.stand.step == 1
-        return msgspec.structs.replace(
-            request,
-            correlation_id=self._correlation_id,
-            start=start,
-            expected_step=call.expected_step if step.stand is None else step.stand.step,
-            session_id=call.session_id if step.stand is None else None,
-            part=self._part(planned, step.stand),
-        )
-
-    def _part(self, planned: PlannedStep, stand: Stand | None) -> EnsemblePart:
-        """The name of a stateful step's sequence, and the name of this very step.
-
-        stand  of a follower: its sequence is the run's, and the step is the anchor's
-        """
-        flags = StepFlag(
-            (StepFlag.START if self._call.start else StepFlag.NONE)
-            | (StepFlag.END if self._call.end else StepFlag.NONE)
-        )
-        scope = scope_of(self._call, planned, stand)
-        if stand is None:
-            return EnsemblePart(scope, step_digest(self._call.request_id, flags, self._call.inputs))
-        return EnsemblePart(scope, step_digest(f"{stand.run} {stand.step}", flags, ()))
-
-    def _withdraw(self, index: int) -> None:
-        pending = self._pending.get(index)
-        if pending is None:
-            # Refused at once, or not sent yet, because the request ahead of it has not sent its own.
-            if self._place is not None and self._place.waiting.pop(index, None) is not None:
-                self._loop.call_soon(self._failed, index, MeshError("", Code.CANCELLED), None)
+    def _answer(self, outputs: tuple[Tensor, ...] | None, *, is_last: bool) -> None:
+        """outputs: None for a last answer that has nothing to give"""
+        decoupled = self._plan.record.config.decoupled
+        self._number += outputs is not None
+        if outputs is not None and decoupled and self._number < self._call.first_answer:
+            # Of a retry: the client has this answer.
+            outputs = None
+        if outputs is None and not is_last:
             return
-        if pending.future.done():
-            return
-        if index not in self._plan.stateful or not pending.sent:
-            pending.future.cancel()
-            return
-        # Whether the step is cancelled or runs already, only its answer tells. So the answer is awaited.
-        pending.withdrawn = True
-        if pending.accepted is not None:
-            self._of.dispatch.withdraw(pending)
+        self.heard = time.monotonic()
+        answer = self._answer_of(outputs, number=self._number if decoupled else 0, more=not is_last)
+        if is_last:
+            self.future.set_result(answer)
+        elif self.take is not None:
+            self.take(answer)
 
-    def _abandon(self, stand: Stand) -> None:
-        for index in self._plan.stateful:
-            planned = self._plan.steps[index]
-            is_anchor = index == self._plan.anchor
-            scope = scope_of(self._call, planned, None if is_anchor else stand)
-            sequence = sequence_id(planned.config.name, planned.requested + scope, self._correlation_id)
-            self._of.notices.abandon(Ending(sequence, stand.run if is_anchor else ""))
-
-    # -- outcomes of steps ------------------------------------------------------------------------------------------
-
-    def _done(self, index: int, future: asyncio.Future[Answer]) -> None:
-        pending = self._pending.get(index)
-        if future.cancelled():
-            self._failed(index, MeshError("", Code.CANCELLED), None)
-        elif (error := future.exception()) is not None:
-            told = error if isinstance(error, MeshError) else MeshError(str(error), Code.INTERNAL)
-            self._failed(index, told, stand_of(pending) if pending is not None and told.accepted else None)
-        elif index != self._plan.anchor:
-            self._perform(self._progress.answered(index, future.result().message.outputs))
-        else:
-            assert pending is not None, "it was sent"
-            self._anchored(pending, future.result(), self._loop.time() + STAND_PATIENCE_S)
-
-    def _anchored(self, pending: PendingRequest, answer: Answer, until: float) -> None:
-        """The anchor has run. Where its sequence stands, Redis has told with the acceptance, which may come later than
-        the answer, or be lost.
-        """
-        assert self._plan.anchor is not None
-        self._stand = stand_of(pending)
-        if self._stand is not None:
-            self._perform(self._progress.answered(self._plan.anchor, answer.message.outputs, self._stand))
-        elif self._loop.time() < until:
-            self._loop.call_later(STAND_POLL_S, self._anchored, pending, answer, until)
-        elif pending.repeatable:
-            # Asked again, it is answered from its record.
-            self._send_again(self._plan.anchor)
-        else:
-            self._failed(self._plan.anchor, unknown_outcome(pending, "the connection to Redis was lost"), None)
-
-    def _failed(self, index: int, error: MeshError, stand: Stand | None) -> None:
-        now_ms = int(self._loop.time() * 1000)
-        is_final = self._of.replies.has_given_up
-        self._perform(self._progress.failed(index, error, now_ms=now_ms, stand=stand, is_final=is_final))
-
-    # -- the end ----------------------------------------------------------------------------------------------------
-
-    def _answer(self, outputs: tuple[Tensor, ...]) -> None:
-        record, call = self._plan.record, self._call
-        step = 0 if self._stand is None else self._stand.step
+    def _answer_of(self, outputs: tuple[Tensor, ...] | None, *, number: int, more: bool) -> Answer:
+        call, stand = self._call, self._run.stand
+        step = 0 if stand is None else stand.step
+        # The parameters that Triton adds to each answer of an ensemble.
         parameters: dict[str, Parameter] = {}
+        if outputs is not None:
+            parameters |= {
+                "sequence_id": signed(call.correlation_id),
+                "sequence_start": call.start,
+                "sequence_end": call.end,
+            }
         if self._made is not None:
             parameters["sequence_id"] = str(self._made)
         if call.expected_step is not None and step:
             parameters["sequence_step"] = step
-        message = ReplyMessage(self._plan.version, outputs, step=step)
+        message = ReplyMessage(
+            self._plan.version, outputs or (), step=step, number=number, more=more, empty=outputs is None
+        )
         session = str(self._made) if self._made is not None else call.session_id if self._plan.stateful else None
-        if not self._future.done():
-            self._future.set_result(Answer(message, record, self._plan.version, call.request_id, session, parameters))
+        return Answer(message, self._plan.record, self._plan.version, call.request_id, session, parameters)
+
+    def _end(self) -> None:
+        if self._run.stand is not None:
+            self._span.accepted(self._run.stand.step)
+        self._span.end(self._error.message if self._error is not None else "")
+        if self._place is not None:
+            self._of.lines.leave(self._line, self._place)
+        load = ModelLoad(self._call.model, self._plan.version, self._plan.record.generation)
+        self._of.services.notices.count(load, packed(self._counts()))
+
+    def _counts(self) -> dict[str, int]:
         took_ns = time.time_ns() - self._arrived_ns
+        if self._error is not None:
+            # As in Triton, whatever the reason was: the step's own model counts it.
+            return failure(FailureReason.OTHER, total_ns=took_ns)
         # What its steps took in which stage is in their own models' statistics.
         compute = Compute(0, took_ns, 0)
         counts = success(rows=max(1, self._rows), total_ns=took_ns, queue_ns=0, compute=compute)
         ended_ms = time.time_ns() // 1_000_000
-        self._end("", counts | execution(batch_size=max(1, self._rows), compute=compute, ended_ms=ended_ms))
-
-    def _fail(self, error: MeshError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error.released())
-        # As in Triton, whatever the reason was: the step's own model counts it.
-        self._end(error.message, failure(FailureReason.OTHER, total_ns=time.time_ns() - self._arrived_ns))
-
-    def _end(self, error: str, counts: dict[str, int]) -> None:
-        self._is_over = True
-        self._pending.clear()
-        self._span.replied()
-        self._span.end(error)
-        if self._place is not None:
-            self._of.lines.leave(self._line, self._place)
-        load = ModelLoad(self._call.model, self._plan.version, self._plan.record.generation)
-        self._of.notices.count(load, packed(counts))
+        return counts | execution(batch_size=max(1, self._rows), compute=compute, ended_ms=ended_ms)
 
 
-def scope_of(call: InferCall, planned: PlannedStep, stand: Stand | None) -> str:
-    """What stands in the name of a step's sequence, beside the model, its version and the correlation id: the ensemble,
-    its requested version and the step's place; for a follower also the anchor's run.
-    """
-    scope = f"@{call.model}/{call.version}/{planned.place}"
-    return scope if stand is None else f"{scope}#{stand.run}"
-
-
-def stand_of(pending: PendingRequest) -> Stand | None:
-    """Where the anchor's sequence stands with a step that Redis has accepted; None before that is known."""
-    if pending.accepted is None or not pending.accepted.run:
-        return None
-    start = int(pending.accepted.run.rpartition(".")[2])
-    return Stand(pending.accepted.run, pending.accepted.step - start + 1)
+def signed(correlation_id: CorrelationId) -> CorrelationId:
+    """A correlation id as it stands in an answer's parameters, which have 64 bits with a sign."""
+    return correlation_id - (1 << 64) if isinstance(correlation_id, int) and correlation_id >> 63 else correlation_id

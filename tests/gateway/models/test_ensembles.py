@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.models.ensembles import unavailable_ensembles
+from gateway.models.ensembles import unavailable_ensembles, with_decoupled_ensembles
 from shared.contract.messages import ModelRecord
-from shared.contract.model_config import EnsembleStep, ModelConfig, TensorSpec
+from shared.contract.model_config import Direct, EnsembleStep, ModelConfig, SequenceBatching, TensorSpec
 
 pytestmark = pytest.mark.unit
 
@@ -169,9 +170,73 @@ def test_a_circle_below_makes_those_above_unavailable_too() -> None:
     assert "ensemble 'e' depends on 'f' which has no loaded version." == problem(above, model("f"), served={"f": ()})
 
 
-def test_a_step_cannot_be_decoupled() -> None:
-    many = msgspec.structs.replace(model("a").config, decoupled=True)
+def changed(record: ModelRecord, **fields: Any) -> ModelRecord:
+    return ModelRecord(msgspec.structs.replace(record.config, **fields), "{}", ("1",))
 
-    assert "ensemble 'e' depends on 'a', which is decoupled: an ensemble's steps have one answer each" == problem(
-        CHAIN, ModelRecord(many, "{}", ("1",)), model("b")
-    )
+
+MANY = changed(model("many"), decoupled=True)
+SEQUENCES = SequenceBatching(strategy=Direct(), idle_us=1)
+STATE = changed(model("state"), sequence_batching=SEQUENCES)
+ITERATIVE = changed(model("iterative"), sequence_batching=msgspec.structs.replace(SEQUENCES, iterative=True))
+TWO_INPUTS = model("two", given={"I": "FP32", "J": "FP32"})
+DIFFERENT = "in ensemble e, step of model '{}' receives inputs originated from different decoupled models"
+
+
+@pytest.mark.parametrize(
+    ("expected", "steps"),
+    [
+        ("", (step("many", made="x"), step("a", "x"))),
+        ("", (step("many", made="x"), step("many", "x", "y"), step("iterative", "y"))),
+        ("", (step("a", "x"), step("many", "y", "x"), step("state", "I", "y"))),
+        (
+            DIFFERENT.format("two"),
+            (step("many", made="x"), EnsembleStep("two", "", {"I": "x", "J": "I"}, {"O": "O"})),
+        ),
+        (
+            DIFFERENT.format("two"),
+            (
+                step("many", made="x"),
+                step("many", made="y"),
+                EnsembleStep("two", "", {"I": "x", "J": "y"}, {"O": "O"}),
+            ),
+        ),
+        (
+            (
+                "in ensemble e, step of model 'state' keeps state and comes behind the decoupled model 'many': one "
+                "request would be any number of steps of its sequence. Keep that state in 'many', or in a step before "
+                "it"
+            ),
+            (step("many", made="x"), step("state", "x")),
+        ),
+    ],
+)
+def test_decoupled_steps_come_one_behind_the_other(expected: str, steps: tuple[EnsembleStep, ...]) -> None:
+    records = (model("e", steps=steps), model("a"), MANY, STATE, ITERATIVE, TWO_INPUTS)
+
+    assert expected == problem(*records)
+
+
+def test_outputs_from_different_sides_of_a_decoupled_step() -> None:
+    sides = model("e", made={"O": "FP32", "P": "FP32"}, steps=(step("many"), step("a", made="P")))
+
+    assert DIFFERENT.format("e") == problem(sides, MANY, model("a"))
+
+
+def test_an_ensemble_is_decoupled_as_its_steps_say_however_deep_they_are() -> None:
+    records = {
+        "e": model("e", steps=(step("inner"),)),
+        "inner": model("inner", steps=(step("many"),)),
+        "says": changed(model("says", steps=(step("a"),)), decoupled=True),
+        "many": MANY,
+        "a": model("a"),
+    }
+    found = with_decoupled_ensembles(records)
+
+    assert ["e", "inner", "many"] == [name for name, record in found.items() if record.config.decoupled]
+    assert '{"model_transaction_policy":{"decoupled":true}}' == found["e"].config_json
+
+
+def test_a_circle_of_tensors_that_another_version_let_through_is_a_problem() -> None:
+    circle = model("e", steps=(step("a", "x", "y"), step("a", "y", "x"), step("a")))
+
+    assert "in ensemble e, the tensors of 2 steps are never written" == problem(circle, model("a"))

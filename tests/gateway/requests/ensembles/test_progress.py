@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 
+from gateway.requests.ensembles.in_order import AnswersInOrder, RunAnswer
 from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
 from gateway.requests.ensembles.progress import (
-    DEADLOCK,
     PATIENCE_MS,
     AbandonRun,
     AnswerRequest,
@@ -22,6 +23,7 @@ from gateway.requests.ensembles.progress import (
     SendStep,
     Stand,
     WithdrawStep,
+    held_tensors,
 )
 from shared.contract.errors import Code, MeshError, ModelError, Reason, SequenceError, UnavailableError
 from shared.contract.messages import ModelRecord
@@ -33,7 +35,13 @@ STATEFUL = SequenceBatching(strategy=Direct(), idle_us=1)
 
 
 def model(
-    name: str, *, stateful: bool = False, batch: int = 4, steps: tuple[EnsembleStep, ...] = (), optional: bool = False
+    name: str,
+    *,
+    stateful: bool = False,
+    many: bool = False,
+    batch: int = 4,
+    steps: tuple[EnsembleStep, ...] = (),
+    optional: bool = False,
 ) -> ModelRecord:
     config = ModelConfig(
         name=name,
@@ -44,6 +52,7 @@ def model(
         outputs=(TensorSpec("O", "INT8", (1,)), *((TensorSpec("P", "INT8", (1,)),) if name == "two" else ())),
         sequence_batching=STATEFUL if stateful else None,
         ensemble=steps,
+        decoupled=many,
     )
     return ModelRecord(config, "{}", ("1",))
 
@@ -51,6 +60,8 @@ def model(
 MODELS = {
     "plain": model("plain"),
     "state": model("state", stateful=True),
+    "many": model("many", many=True),
+    "many state": model("many state", many=True, stateful=True),
     "unbatched": model("unbatched", batch=0),
     "optional": model("optional", optional=True),
 }
@@ -112,11 +123,13 @@ class TestGraph:
 
         assert [0, 2] == sent(progress(several, wanted=["O"]).begin())
 
-    def test_a_tensor_that_was_not_produced_is_a_deadlock(self) -> None:
+    def test_a_tensor_that_was_not_produced_is_left_out(self) -> None:
+        """The next model's own check then says what it lacks; an ensemble's output is not in its answer."""
         going = progress(plan(step("plain", "I", "mid"), step("plain", "mid", "O")))
         going.begin()
 
-        assert f"in ensemble 'e', {DEADLOCK}" == failure(going.answered(0, [])).message
+        assert [SendStep(1, (), ("O",), None)] == going.answered(0, [])
+        assert [AnswerRequest(())] == going.answered(1, [])
 
     def test_an_optional_input_is_left_out_where_the_request_has_none(self) -> None:
         going = progress(plan(step("optional", "I", "O", J="J"), optional=True))
@@ -248,6 +261,82 @@ class TestStates:
 
         assert waits == isinstance(actions[0], SendAgain)
         assert waits != isinstance(actions[0], AbandonRun)
+
+
+class TestStages:
+    """An ensemble whose second step is decoupled."""
+
+    DECOUPLED = plan(step("plain", "I", "a"), step("many", "a", "b"), step("plain", "b", "c"), step("plain", "c", "O"))
+
+    def test_a_stage_ends_with_a_decoupled_step(self) -> None:
+        first, second = self.DECOUPLED.stages
+
+        assert [["0", "1"], ["2", "3"]] == [[one.place for one in stage.steps] for stage in (first, second)]
+        assert [1, None] == [stage.source for stage in (first, second)]
+        assert [{}, {"O": "O"}] == [stage.results for stage in (first, second)]
+
+    def test_decoupled_steps_that_follow_each_other(self) -> None:
+        found = plan(step("many", "I", "a"), step("many", "a", "O"))
+
+        assert [["0"], ["1"], []] == [[one.place for one in stage.steps] for stage in found.stages]
+
+    def test_a_run_of_a_stage_ends_with_its_decoupled_step(self) -> None:
+        going = progress(self.DECOUPLED.stages[0])
+
+        assert [0] == sent(going.begin())
+        assert [1] == sent(going.answered(0, [tensor("O")]))
+        assert [AnswerRequest(())] == going.answered(1, [])
+
+    def test_a_run_behind_has_the_tensors_of_one_answer(self) -> None:
+        first, second = self.DECOUPLED.stages
+        going = EnsembleProgress(second, held_tensors(first.steps[1], [tensor("O", 9)]), (), is_named=False)
+
+        assert [SendStep(0, (tensor("I", 9),), ("O",), None)] == going.begin()
+
+    def test_when_its_answers_are_not_wanted_a_stateless_decoupled_step_is_taken_back(self) -> None:
+        going = progress(plan(step("state", "I", "a"), step("many", "a", "O")).stages[0], is_named=True)
+        going.begin()
+        going.answered(0, [tensor("O")], STAND)
+
+        assert [WithdrawStep(1)] == going.unwanted()
+
+    def test_one_that_keeps_state_goes_on(self) -> None:
+        """Its state moves on, and so does the sequence: a retry gets its stored answers."""
+        going = progress(plan(step("many state", "I", "a"), step("plain", "a", "O")).stages[0], is_named=False)
+        going.begin()
+
+        assert [] == going.unwanted()
+        assert [WithdrawStep(0)] == going.left()
+
+
+class TestOrder:
+    def test_answers_leave_in_the_order_of_the_runs(self) -> None:
+        """Random runs: whichever answers first, the answers leave in order, and only the very last one says so."""
+        for seed in range(50):
+            chance = random.Random(seed)
+            given: list[RunAnswer] = []
+            line = AnswersInOrder(given.append)
+            runs = [
+                (line.add(), deque((tensor(f"{run}.{n}"),) for n in range(chance.randrange(4)))) for run in range(6)
+            ]
+            expected = [answer for _, answers in runs for answer in answers]
+            concludes_at = chance.randrange(40)
+            turn = 0
+            while runs:
+                if turn == concludes_at:
+                    line.conclude()
+                turn += 1
+                give, answers = one = chance.choice(runs)
+                if len(answers) > 1:
+                    give(RunAnswer(answers.popleft(), is_last=False))
+                else:
+                    give(RunAnswer(answers.popleft() if answers else None, is_last=True))
+                    runs.remove(one)
+            if turn <= concludes_at:
+                line.conclude()
+
+            assert expected == [answer.outcome for answer in given if answer.outcome is not None]
+            assert [*[False] * (len(given) - 1), True] == [answer.is_last for answer in given]
 
 
 class TestLeaving:

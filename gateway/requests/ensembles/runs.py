@@ -1,0 +1,428 @@
+"""Carries out the runs of an ensemble's stages (`plan`): sends what `progress` decides, and tells it what came of it.
+
+Everything happens in callbacks of futures, without a task of its own: the first stateful step of a request is queued
+for Redis before `begin` returns, if it needs no other step, so the order of requests is kept.
+
+A stage that ends with a decoupled step is followed by a run of the next stage for each of its answers. These runs go on
+side by side, and their answers leave in order (`in_order`). Answers that come while RUNS_MAX runs go on wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from gateway.requests.admission import EnsemblePart, InferCall
+from gateway.requests.dispatch import Dispatch
+from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
+from gateway.requests.ensembles.lines import LinePlace
+from gateway.requests.ensembles.notices import EnsembleNotices
+from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
+from gateway.requests.ensembles.progress import (
+    AbandonRun,
+    AnswerRequest,
+    EnsembleAction,
+    EnsembleProgress,
+    FailRequest,
+    HeldTensor,
+    SendAgain,
+    SendStep,
+    Stand,
+    WithdrawStep,
+    held_tensors,
+    within_ensembles,
+)
+from gateway.requests.orphans import ConnectionSequences
+from gateway.requests.replies import Replies, unknown_outcome
+from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
+from shared.contract.errors import Code, MeshError, UnavailableError
+from shared.contract.ids import CorrelationId, sequence_id
+from shared.contract.messages import ModelRecord, StepFlag
+from shared.contract.step_digest import step_digest
+from shared.contract.tensors import Tensor
+from shared.store.scripts import Ending
+
+STAND_POLL_S = 0.01
+STAND_PATIENCE_S = 2.0
+"""How long an answered anchor waits for what Redis said when it accepted the step: that comes over another connection.
+"""
+RUNS_MAX = 64
+"""Runs behind one decoupled step whose answers are not given on, unless the ensemble sets `max_inflight_requests`."""
+WAITING_BYTES_MAX = 64 << 20
+"""Bytes of a decoupled step's answers that wait for their runs. Beyond it the request fails."""
+
+
+class SendsRequests(Protocol):
+    """Sends a request to a model that is no ensemble (`gateway.requests.inference`)."""
+
+    def __call__(
+        self,
+        call: InferCall,
+        record: ModelRecord,
+        version: str,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+        on_open: Callable[[OpenRequest], None],
+    ) -> PendingRequest:
+        """Queues it. Raises MeshError when it is refused at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleServices:
+    """What the runs of all requests share.
+
+    send   sends the request of a step
+    hold   counts bytes of tensors that this gateway holds between steps, negative ones when they are given back
+    """
+
+    dispatch: Dispatch
+    replies: Replies
+    notices: EnsembleNotices
+    send: SendsRequests
+    hold: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What the runs of one request share.
+
+    correlation_id  of its sequences; made: the same, if this gateway made it, because the client named none
+    traceparent     of the request's span, "" if it is not traced
+    place           in the line of its sequence
+    fail            fails the request at once
+    """
+
+    services: EnsembleServices
+    call: InferCall
+    connection: ConnectionSequences
+    correlation_id: CorrelationId
+    made: int | str | None
+    traceparent: str
+    place: LinePlace | None
+    fail: Callable[[MeshError], None]
+
+
+class WaitingAnswer(NamedTuple):
+    """A decoupled step's answer that waits for its run. give: takes the answers of the run"""
+
+    number: int
+    outputs: tuple[Tensor, ...]
+    size: int
+    give: Give
+
+
+class StageRun:
+    """One run of a stage, with the runs behind it.
+
+    stages  the stage, and those that follow
+    give    takes the answers of the last stage
+    name    tells the run from others of the request; "" for the first stage's
+    taken   answers of this stage's decoupled step that are not wanted, because the client has them
+    """
+
+    def __init__(
+        self,
+        context: RequestContext,
+        stages: Sequence[EnsemblePlan],
+        inputs: Mapping[str, HeldTensor],
+        give: Give,
+        *,
+        name: str = "",
+        taken: int = 0,
+    ) -> None:
+        self._of = context.services
+        self._context = context
+        self._call = context.call
+        self._plan, *self._behind = stages
+        self._give = give
+        self._name = name
+        self._taken = taken
+        self._loop = asyncio.get_running_loop()
+        named = not name and (bool(self._call.request_id) or self._call.expected_step is not None)
+        self._progress = EnsembleProgress(self._plan, inputs, self._call.outputs, is_named=named)
+        self._pending: dict[int, PendingRequest] = {}
+        self.stand: Stand | None = None
+        """Where the anchor's sequence stands, if this stage has one and it has run."""
+        self._is_over = False
+        self._is_unwanted = False
+        self._following = AnswersInOrder(give)
+        self._runs: dict[int, tuple[StageRun, Give]] = {}
+        self._waiting: deque[WaitingAnswer] = deque()
+        self._waiting_bytes = 0
+
+    def begin(self) -> None:
+        """Sends the first steps."""
+        self._perform(self._progress.begin())
+
+    def left(self) -> None:
+        """The client has left."""
+        if not self._is_over:
+            self._perform(self._progress.left())
+        self._drop()
+
+    def unwanted(self) -> None:
+        """The request has failed: no further answer is wanted."""
+        if not self._is_over:
+            self._perform(self._progress.unwanted())
+        self._drop()
+
+    # -- actions ----------------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: Sequence[EnsembleAction]) -> None:
+        for action in actions:
+            match action:
+                case SendStep():
+                    self._send_in_line(action)
+                case SendAgain(index, pause_ms):
+                    self._loop.call_later(pause_ms / 1000, self._send_again, index)
+                case WithdrawStep(index):
+                    self._withdraw(index)
+                case AbandonRun(stand):
+                    self._abandon(stand)
+                case AnswerRequest(outputs):
+                    self._end(outputs)
+                case FailRequest(error):
+                    self._end(error)
+
+    def _send_in_line(self, step: SendStep) -> None:
+        if self._context.place is not None and step.index in self._plan.stateful:
+            self._context.place.take(step.index, partial(self._send, step))
+        else:
+            self._send(step)
+
+    def _send_again(self, index: int) -> None:
+        for action in self._progress.again(index):
+            # In the order of turns already: it was sent once.
+            assert isinstance(action, SendStep), "a pause ends with the same request"
+            self._send(action)
+
+    def _send(self, step: SendStep) -> None:
+        planned = self._plan.steps[step.index]
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        size = sum(len(tensor.raw) for tensor in step.inputs)
+        self._of.hold(size)
+        try:
+            self._pending[step.index] = self._of.send(
+                self._inner_call(planned, step),
+                planned.record,
+                planned.version,
+                future,
+                self._context.connection,
+                partial(self._opened, step.index),
+            )
+        except MeshError as error:
+            future.set_exception(error.released())
+        # Behind the callbacks of the request itself: its span ends within that of the whole request.
+        future.add_done_callback(lambda _: self._of.hold(-size))
+        future.add_done_callback(partial(self._done, step.index))
+
+    def _inner_call(self, planned: PlannedStep, step: SendStep) -> InferCall:
+        """The request of a step, with the flags, id, priority, timeout and parameters of the whole request."""
+        call = self._call
+        request = InferCall(
+            planned.config.name,
+            planned.requested,
+            request_id=call.request_id,
+            start=call.start,
+            end=call.end,
+            priority=call.priority,
+            timeout_us=call.timeout_us,
+            inputs=step.inputs,
+            outputs=step.outputs,
+            parameters=call.parameters,
+            trace_headers={"traceparent": self._context.traceparent}
+            if self._context.traceparent
+            else call.trace_headers,
+            origin=call.origin.within(f"{self._name}{planned.place}") if call.origin is not None else None,
+            # Admission has walked the client's, and an executor's are right.
+            string_problems={tensor.name: "" for tensor in step.inputs},
+            first_answer=self._taken + 1,
+        )
+        if step.index not in self._plan.stateful:
+            # A request of an iterative model is a sequence of its own, whatever sequence the client has.
+            own = planned.config.sequence_batching is not None
+            return msgspec.structs.replace(request, correlation_id=0 if own else self._context.correlation_id)
+        start = call.start or self._context.made is not None if step.stand is None else step.stand.step == 1
+        return msgspec.structs.replace(
+            request,
+            correlation_id=self._context.correlation_id,
+            start=start,
+            expected_step=call.expected_step if step.stand is None else step.stand.step,
+            session_id=call.session_id if step.stand is None else None,
+            part=self._part(planned, step.stand),
+        )
+
+    def _part(self, planned: PlannedStep, stand: Stand | None) -> EnsemblePart:
+        """The name of a stateful step's sequence, and the name of this very step.
+
+        stand  of a follower: its sequence is the run's, and the step is the anchor's
+        """
+        flags = StepFlag(
+            (StepFlag.START if self._call.start else StepFlag.NONE)
+            | (StepFlag.END if self._call.end else StepFlag.NONE)
+        )
+        scope = scope_of(self._call, planned, stand)
+        if stand is None:
+            return EnsemblePart(scope, step_digest(self._call.request_id, flags, self._call.inputs))
+        return EnsemblePart(scope, step_digest(f"{stand.run} {stand.step}", flags, ()))
+
+    def _withdraw(self, index: int) -> None:
+        pending = self._pending.get(index)
+        if pending is None:
+            # Refused at once, or not sent yet, because the request ahead of it has not sent its own.
+            if self._context.place is not None and self._context.place.waiting.pop(index, None) is not None:
+                self._loop.call_soon(self._failed, index, MeshError("", Code.CANCELLED), None)
+            return
+        if pending.future.done():
+            return
+        if index not in self._plan.stateful or not pending.sent:
+            pending.future.cancel()
+            return
+        # Whether the step is cancelled or runs already, only its answer tells. So the answer is awaited.
+        pending.withdrawn = True
+        if pending.accepted is not None:
+            self._of.dispatch.withdraw(pending)
+
+    def _abandon(self, stand: Stand) -> None:
+        for index in self._plan.stateful:
+            planned = self._plan.steps[index]
+            is_anchor = index == self._plan.anchor
+            scope = scope_of(self._call, planned, None if is_anchor else stand)
+            sequence = sequence_id(planned.config.name, planned.requested + scope, self._context.correlation_id)
+            self._of.notices.abandon(Ending(sequence, stand.run if is_anchor else ""))
+
+    # -- outcomes of steps ------------------------------------------------------------------------------------------
+
+    def _done(self, index: int, future: asyncio.Future[Answer]) -> None:
+        pending = self._pending.get(index)
+        if future.cancelled():
+            self._failed(index, MeshError("", Code.CANCELLED), None)
+            return
+        if (error := future.exception()) is not None:
+            told = error if isinstance(error, MeshError) else MeshError(str(error), Code.INTERNAL)
+            self._failed(index, told, stand_of(pending) if pending is not None and told.accepted else None)
+            return
+        if index == self._plan.source and not future.result().message.empty:
+            self._follow(future.result())
+        if index != self._plan.anchor:
+            self._perform(self._progress.answered(index, future.result().message.outputs))
+        else:
+            assert pending is not None, "it was sent"
+            self._anchored(pending, future.result(), self._loop.time() + STAND_PATIENCE_S)
+
+    def _anchored(self, pending: PendingRequest, answer: Answer, until: float) -> None:
+        """The anchor has run. Where its sequence stands, Redis has told with the acceptance, which may come later than
+        the answer, or be lost.
+        """
+        assert self._plan.anchor is not None
+        self.stand = stand_of(pending)
+        if self.stand is not None:
+            self._perform(self._progress.answered(self._plan.anchor, answer.message.outputs, self.stand))
+        elif self._loop.time() < until:
+            self._loop.call_later(STAND_POLL_S, self._anchored, pending, answer, until)
+        elif pending.repeatable:
+            # Asked again, it is answered from its record.
+            self._send_again(self._plan.anchor)
+        else:
+            self._failed(self._plan.anchor, unknown_outcome(pending, "the connection to Redis was lost"), None)
+
+    def _failed(self, index: int, error: MeshError, stand: Stand | None) -> None:
+        now_ms = int(self._loop.time() * 1000)
+        is_final = self._of.replies.has_given_up
+        self._perform(self._progress.failed(index, error, now_ms=now_ms, stand=stand, is_final=is_final))
+
+    # -- the stages behind ------------------------------------------------------------------------------------------
+
+    def _opened(self, index: int, request: OpenRequest) -> None:
+        request.take = partial(self._take, index)
+
+    def _take(self, index: int, content: Answer | MeshError) -> None:
+        """An answer of the decoupled step that is not its last one."""
+        if isinstance(content, Answer):
+            self._follow(content)
+        elif not self._is_unwanted:
+            error = within_ensembles(self._plan.steps[index], content)
+            self._following.add()(RunAnswer(error, is_last=True))
+
+    def _follow(self, answer: Answer) -> None:
+        message = answer.message
+        self._taken = message.number
+        if self._is_unwanted:
+            return
+        size = sum(len(tensor.raw) for tensor in message.outputs)
+        self._waiting.append(WaitingAnswer(message.number, message.outputs, size, self._following.add()))
+        self._count_waiting(size)
+        self._begin_runs()
+        if self._waiting_bytes > WAITING_BYTES_MAX:
+            self._context.fail(
+                UnavailableError(
+                    f"in ensemble '{self._call.model}', answers of the decoupled model '{answer.model.config.name}' "
+                    f"come faster than the steps behind it take them: {WAITING_BYTES_MAX >> 20} MiB of them wait"
+                )
+            )
+
+    def _begin_runs(self) -> None:
+        runs_max = self._plan.record.config.ensemble_inflight_max or RUNS_MAX
+        while self._waiting and len(self._following) - len(self._waiting) < runs_max:
+            waiting = self._waiting.popleft()
+            self._count_waiting(-waiting.size)
+            assert self._plan.source is not None, "only a decoupled step has answers that are followed"
+            inputs = held_tensors(self._plan.steps[self._plan.source], waiting.outputs)
+            name = f"{self._name}{waiting.number}/"
+            run = StageRun(self._context, self._behind, inputs, partial(self._followed, waiting.number), name=name)
+            self._runs[waiting.number] = run, waiting.give
+            run.begin()
+
+    def _followed(self, number: int, answer: RunAnswer) -> None:
+        _, give = self._runs[number]
+        if answer.is_last:
+            del self._runs[number]
+        give(answer)
+        if answer.is_last:
+            self._begin_runs()
+
+    def _count_waiting(self, size: int) -> None:
+        self._waiting_bytes += size
+        self._of.hold(size)
+
+    def _drop(self) -> None:
+        self._is_unwanted = True
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            self._count_waiting(-waiting.size)
+            waiting.give(NOTHING_MORE)
+        for run, _ in list(self._runs.values()):
+            run.left()
+
+    def _end(self, outcome: Outcome) -> None:
+        self._is_over = True
+        self._pending.clear()
+        if not self._behind:
+            self._give(RunAnswer(outcome, is_last=True))
+            return
+        if isinstance(outcome, MeshError):
+            self._following.add()(RunAnswer(outcome, is_last=True))
+        self._following.conclude()
+
+
+def scope_of(call: InferCall, planned: PlannedStep, stand: Stand | None) -> str:
+    """What stands in the name of a step's sequence, beside the model, its version and the correlation id: the ensemble,
+    its requested version and the step's place; for a follower also the anchor's run.
+    """
+    scope = f"@{call.model}/{call.version}/{planned.place}"
+    return scope if stand is None else f"{scope}#{stand.run}"
+
+
+def stand_of(pending: PendingRequest) -> Stand | None:
+    """Where the anchor's sequence stands with a step that Redis has accepted; None before that is known."""
+    if pending.accepted is None or not pending.accepted.run:
+        return None
+    start = int(pending.accepted.run.rpartition(".")[2])
+    return Stand(pending.accepted.run, pending.accepted.step - start + 1)
