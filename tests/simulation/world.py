@@ -27,7 +27,7 @@ import gateway.service
 import scheduler.service
 from executor.settings import ExecutorSettings
 from gateway.requests.admission import InferCall
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import Answer, OpenRequest
 from gateway.service import Core
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
@@ -254,7 +254,7 @@ class GatewayDoor:
             answer.add_done_callback(partial(self._left, life, inner))
 
     def _opened(
-        self, way_back: WayBack, call: InferCall, answer: asyncio.Future[Answer], take: Take, pending: PendingRequest
+        self, way_back: WayBack, call: InferCall, answer: asyncio.Future[Answer], take: Take, pending: OpenRequest
     ) -> None:
         def arrive(content: Answer | MeshError) -> None:
             if not answer.done():

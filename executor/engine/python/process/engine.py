@@ -45,9 +45,9 @@ from executor.engine.python.process.messages import (
 from executor.engine.python.process.open_requests import (
     LOOK_S,
     LOSSES_MAX,
-    OpenRequest,
     OpenRequests,
     ReplayedAnswers,
+    RequestInProcess,
 )
 from executor.engine.python.process.restarts import Restarts
 from shared.contract.errors import Code, LoadError, MeshError, ModelError
@@ -333,7 +333,7 @@ class ProcessEngine:
             if error := self._problem(one):
                 opened.fail(one, error)
 
-    def _problem(self, request: OpenRequest) -> RowError | None:
+    def _problem(self, request: RequestInProcess) -> RowError | None:
         """Runs a request again; why it cannot be."""
         row = request.row
         if request.answers.is_cancelled:

@@ -34,7 +34,7 @@ Result = RowResult | RowError
 
 
 @dataclass(slots=True, eq=False)
-class OpenRequest:
+class RequestInProcess:
     """A request in one pass over it.
 
     wanted     whether the last answer brings the state to the caller
@@ -90,7 +90,7 @@ class OpenRequests:
         self._process = process
         self._lost = lost
         self._numbers = itertools.count(1)
-        self._open: dict[int, OpenRequest] = {}
+        self._open: dict[int, RequestInProcess] = {}
         self._came: SimpleQueue[tuple[InstanceProcess, Answered] | threading.Event | None] = SimpleQueue()
         self._taken = AnswersTaken(0, 0)
         self._look_s = 0.0
@@ -106,7 +106,7 @@ class OpenRequests:
             return 0
         request = next((one for one in self._all() if one.answers is answers and not one.is_passed), None)
         if request is None:
-            request = OpenRequest(next(self._numbers), row, answers, wanted)
+            request = RequestInProcess(next(self._numbers), row, answers, wanted)
             self._open[request.number] = request
             self._came.put(threading.Event())  # the thread begins to look
         request.dropped, request.is_stray, request.is_told = request.sent, False, False
@@ -138,7 +138,7 @@ class OpenRequests:
                 one.is_stray = True
 
     @property
-    def strays(self) -> list[OpenRequest]:
+    def strays(self) -> list[RequestInProcess]:
         """The requests that are to run again."""
         return [one for one in self._all() if one.is_stray]
 
@@ -148,7 +148,7 @@ class OpenRequests:
             if one.answers is row.answers:
                 self._open.pop(one.number, None)
 
-    def fail(self, request: OpenRequest, error: RowError) -> None:
+    def fail(self, request: RequestInProcess, error: RowError) -> None:
         """Ends a request that does not run."""
         self._forget(request)
         request.answers.end(error)
@@ -197,7 +197,7 @@ class OpenRequests:
             process.order(self._taken)
             self._taken = AnswersTaken(0, 0)
 
-    def _end(self, request: OpenRequest, last: Result) -> None:
+    def _end(self, request: RequestInProcess, last: Result) -> None:
         self._forget(request)
         told = last
         if isinstance(last, RowResult) and not request.wanted:
@@ -219,9 +219,9 @@ class OpenRequests:
                 one.is_told = True
                 process.order(NotWanted(one.number))
 
-    def _forget(self, request: OpenRequest) -> None:
+    def _forget(self, request: RequestInProcess) -> None:
         """The request is over, with all passes over it."""
         self.give_up(request.row)
 
-    def _all(self) -> list[OpenRequest]:
+    def _all(self) -> list[RequestInProcess]:
         return list(self._open.values())
