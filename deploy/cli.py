@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
@@ -32,7 +34,10 @@ LAZY_COMMANDS = {
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
     "console": ("deploy.console.__main__", "A page that shows a running mesh: `seqmesh up` starts one."),
     "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
-    "seq": ("deploy.operate.sequences", "The sequences of a mesh: lists them, shows, moves, ends and copies one."),
+    "seq": (
+        "deploy.operate.sequences",
+        "The sequences of a mesh: lists them, shows, moves, pauses, ends and copies one.",
+    ),
     "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
     "new": ("deploy.new.command", "Writes a model that works, to be changed into one's own."),
     "doctor": ("deploy.operate.doctor", "What is not well with this machine, Redis and the mesh; and the remedy."),
@@ -52,6 +57,23 @@ def main() -> None:
     """Serves recurrent and streaming models over Triton's protocols; loses, doubles and reorders no step."""
 
 
+class LazyCommand(click.Command):
+    """A command of another module. A shell that completes a line sees the options and commands that stand there."""
+
+    def __init__(self, name: str, module: str, **about: Any) -> None:
+        super().__init__(name, **about)
+        self._module = module
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if extra.get("resilient_parsing"):
+            for one in vars(import_module(self._module)).values():
+                if isinstance(one, click.Command) and one.name == self.name:
+                    return one.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
 def lazy_command(name: str, module: str, summary: str) -> click.Command:
     """A command that passes its arguments, also `--help`, to `module.main(arguments)`, and imports the module then."""
 
@@ -59,8 +81,9 @@ def lazy_command(name: str, module: str, summary: str) -> click.Command:
         run: Callable[[Sequence[str]], object] = import_module(module).main
         run(arguments)
 
-    return click.Command(
+    return LazyCommand(
         name,
+        module,
         callback=callback,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         help=summary,
@@ -85,6 +108,23 @@ def show_trace(model: str, correlation_id: str, version: str, *, string: bool) -
     click.echo(describe(model, version, correlation_id_from(correlation_id, string=string)))
 
 
+COMPLETION_HELP = """Prints what lets a shell complete commands, options, models, and ids of sequences.
+
+\b
+  eval "$(seqmesh completion bash)"        in ~/.bashrc; zsh likewise, in ~/.zshrc
+  seqmesh completion fish > ~/.config/fish/completions/seqmesh.fish
+"""
+
+
+@click.command("completion", help=COMPLETION_HELP)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def show_completion(shell: str) -> None:
+    """Carries `seqmesh completion` out."""
+    kind = get_completion_class(shell)
+    assert kind is not None, "one of the shells that click knows"
+    click.echo(kind(main, {}, "seqmesh", "_SEQMESH_COMPLETE").source())
+
+
 main.add_command(
     settings_command(UpSettings, lambda settings: sys.exit(up(settings)), name="up", help=UP_HELP, epilog=UP_EPILOG)
 )
@@ -92,6 +132,7 @@ for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():
     main.add_command(lazy_command(command_name, command_module, command_summary))
 main.add_command(show_trace)
 main.add_command(show_version)
+main.add_command(show_completion)
 
 
 if __name__ == "__main__":

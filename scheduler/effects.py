@@ -21,6 +21,7 @@ from scheduler.core.actions import (
     Forget,
     LookForExpired,
     MoveOut,
+    Pause,
     Reclaim,
     Reject,
     Vacate,
@@ -40,7 +41,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.scripts import Assignment, Call, Rejection, Scripts, VacateCode, Vacation
+from shared.store.scripts import Assignment, Call, Pausing, Rejection, Scripts, VacateCode, Vacation
 from shared.traces.tracing import SpanName, Tracing
 
 WANT_SLOTS_TTL_MS = 2000
@@ -131,9 +132,11 @@ class EffectPerformer:
                 return [Forgotten(executor, cause)] if await self._forget(executor) else []
             case LookForExpired(now_ms, cause):
                 return [Looked(now_ms, await self._look(now_ms), cause)]
+            case Pause():
+                await self._pause(action)
+                return []
             case Dismiss(sequence, entry):
-                shard = self._keys.shard_of(sequence)
-                await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
+                await self._dismiss(sequence, entry)
                 return []
             case Assign() | Vacate() | WantSlots() | MoveOut() | Reject():
                 raise AssertionError("runs of these are carried out together")
@@ -235,6 +238,20 @@ class EffectPerformer:
         undrained = {owner for owner, code in zip(owners, codes, strict=True) if owner and code is VacateCode.UNDRAINED}
         for executor in sorted(undrained):
             await self._drain(executor, alive=True)
+
+    async def _pause(self, action: Pause) -> None:
+        """The wish is removed last: if this leader ends before, the next one drains every inbox and reads it again."""
+        shard, pausing = self._keys.shard_of(action.sequence), Pausing(action.sequence, action.until_ms)
+        ((owner,),) = await self._run([self._scripts.pause([pausing], shard=shard, model=self._model, term=self._term)])
+        if owner:
+            await self._drain(owner, alive=True)
+        logs.info("sequence paused", sequence=action.sequence, paused=owner is not None, cause=action.cause)
+        await self._dismiss(action.sequence, action.entry)
+
+    async def _dismiss(self, sequence: SequenceId, entry: Entry) -> None:
+        """Removes a wish."""
+        shard = self._keys.shard_of(sequence)
+        await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
 
     # -- takeover -------------------------------------------------------------------------------------------------
 

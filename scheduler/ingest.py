@@ -16,6 +16,7 @@ from scheduler.core.events import (
     ExecutorSeen,
     MoveWished,
     PatienceLowered,
+    PauseWished,
     SequenceOver,
     SequenceWaits,
     WaitEnded,
@@ -90,17 +91,19 @@ def stream_events(entries: Sequence[StreamEntry], keys: Keyspace, model: str) ->
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
     # Both are about sequences that may only now have come in, so they follow the waits. Wishes go last.
     news = [event for event in starts if not isinstance(event, SequenceWaits)]
-    news.sort(key=lambda event: isinstance(event, MoveWished))
+    news.sort(key=lambda event: isinstance(event, MoveWished | PauseWished))
     return [*overs, *waits, *news], unreadable
 
 
-def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLowered | MoveWished:
+def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLowered | MoveWished | PauseWished:
     """The event of an entry of the starts stream. Raises one of `FAILURES`."""
     match entry.fields[b"k"]:
         case b"d":
-            event: SequenceWaits | PatienceLowered | MoveWished = patience_lowered(entry)
+            event: SequenceWaits | PatienceLowered | MoveWished | PauseWished = patience_lowered(entry)
         case b"v":
             event = move_wished(entry)
+        case b"z":
+            event = pause_wished(entry)
         case b"w" | b"m" | b"r":
             event = waiting(entry)
         case kind:
@@ -113,7 +116,7 @@ def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLower
 def over(entry: StreamEntry) -> SequenceOver | WaitEnded:
     """The event of an entry of the feed.
 
-    Written by `release` in common.lua; for a sequence that waits for a slot by cancel.lua and expire.lua.
+    Written by `release` in common.lua; for a sequence that waits for a slot by cancel.lua, expire.lua and pause.lua.
     """
     sequence = SequenceId(entry.fields[b"q"].decode())
     kind = entry.fields[b"k"].decode()
@@ -140,8 +143,15 @@ def move_wished(entry: StreamEntry) -> MoveWished:
     return MoveWished(SequenceId(entry.fields[b"q"].decode()), ExecutorId(to) if to else None, wish, f"wish {wish}")
 
 
+def pause_wished(entry: StreamEntry) -> PauseWished:
+    """An entry with an operator's wish (`seqmesh seq pause`)."""
+    wish = parse_entry(entry.entry, entry.source.shard)
+    return PauseWished(SequenceId(entry.fields[b"q"].decode()), int(entry.fields[b"u"]), wish, f"wish {wish}")
+
+
 def waiting(entry: StreamEntry) -> SequenceWaits:
-    """An entry by which a sequence waits (`create` and `return_to_line` in submit.lua, reclaim.lua, vacate.lua)."""
+    """An entry by which a sequence waits (`create` and `return_to_line` in submit.lua, `go_on` in common.lua,
+    reclaim.lua, vacate.lua)."""
     wait = parse_entry(entry.entry, entry.source.shard)
     check_versions([entry.fields[b"v"].decode()])
     return SequenceWaits(

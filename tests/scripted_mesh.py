@@ -29,10 +29,12 @@ from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor, from_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import (
     Assignment,
     CancelCode,
     Cancellation,
+    Pausing,
     Scripts,
     Submission,
     Submitted,
@@ -160,6 +162,20 @@ class ScriptedMesh:
         if code is VacateCode.UNDRAINED:
             await self.scripts.run(self.scripts.drain(ExecutorId(record["ow"]), shard=shard, alive=True))
         return code
+
+    async def pause(self, correlation_id: CorrelationId, *, pause_ms: int = 60_000) -> bool:
+        """Pauses a sequence, if it can be, as a scheduler does."""
+        sequence = self.sequence(correlation_id)
+        shard, until_ms = self.keys.shard_of(sequence), await redis_now_ms(self.redis) + pause_ms
+        pausing = Pausing(sequence, until_ms)
+        (owner,) = await self.scripts.run(self.scripts.pause([pausing], shard=shard, model=self.model, term=self.term))
+        if owner:
+            await self.scripts.run(self.scripts.drain(owner, shard=shard, alive=True))
+        return owner is not None
+
+    async def resume(self, correlation_id: CorrelationId) -> bool:
+        (resumed,) = await self.scripts.run(self.scripts.resume([self.sequence(correlation_id)]))
+        return resumed
 
     async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""

@@ -10,6 +10,7 @@ import asyncio
 
 import click
 
+from deploy.operate import completion
 from deploy.operate.operating import (
     NAMING,
     WHICH,
@@ -22,8 +23,9 @@ from deploy.operate.operating import (
 )
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.ids import SequenceId
-from shared.contract.record import DURABLE, LIVE, MOVING, OWNER, PAGED, STATE, WAITING
+from shared.contract.record import DURABLE, LIVE, MOVING, NO_ENTRY, OWNER, PAGED, STATE, WAIT_ENTRY, WAITING
 from shared.store.reading import text_of
+from shared.store.sequences import Sequences
 
 POLL_S = 0.1
 NO_SLOT = (
@@ -52,10 +54,8 @@ async def run(
             click.echo(NO_SLOT)
             return
         executor = destination(await holdings(mesh), model, owner, to)
-        entry = await mesh.redis.xadd(
-            mesh.keys.starts(mesh.keys.shard_of(sequence), model), {"k": "v", "q": sequence, "x": executor}
-        )
-        click.echo(await outcome(mesh, sequence, model, owner, executor, entry))
+        starts, wish = await Sequences(mesh.redis, mesh.keys, mesh.membership).wish_move(sequence, executor)
+        click.echo(await outcome(mesh, sequence, owner, executor, starts, wish))
 
 
 async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
@@ -64,7 +64,9 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
     Raises click.ClickException with the reason for a sequence that cannot be moved.
     """
     record = mesh.keys.sequence(sequence).record
-    state, owner, durable = await mesh.redis.hmget(record, STATE, OWNER, DURABLE)
+    state, owner, durable, waits = await mesh.redis.hmget(record, STATE, OWNER, DURABLE, WAIT_ENTRY)
+    if waits == NO_ENTRY:
+        raise click.ClickException("the sequence is paused: resume it first (seqmesh seq resume)")
     if state in (WAITING, MOVING):
         raise click.ClickException("the sequence waits for a slot: it has no executor that it could leave")
     if state == PAGED:
@@ -103,12 +105,11 @@ def destination(known: list[ExecutorHolding], model: str, owner: str | None, to:
 
 
 async def outcome(
-    mesh: OperatedMesh, sequence: SequenceId, model: str, owner: str | None, to: str, entry: bytes
+    mesh: OperatedMesh, sequence: SequenceId, owner: str | None, to: str, starts: str, wish: bytes
 ) -> str:
     """Waits until the leader has removed the wish, and says what happened. Raises click.ClickException if the sequence
     did not move."""
-    starts = mesh.keys.starts(mesh.keys.shard_of(sequence), model)
-    while await mesh.redis.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
+    while await mesh.redis.xrange(starts, wish, wish):  # noqa: ASYNC110 - the wish lies in Redis
         await asyncio.sleep(POLL_S)
     state, now = await mesh.redis.hmget(mesh.keys.sequence(sequence).record, STATE, OWNER)
     if state == PAGED and to:
@@ -132,8 +133,8 @@ command = operator_command(
     HELP,
     run,
     [
-        click.Argument(["model"]),
-        click.Argument(["correlation_id"], metavar="ID"),
+        click.Argument(["model"], shell_complete=completion.models),
+        click.Argument(["correlation_id"], metavar="ID", shell_complete=completion.ids),
         click.Option(["--to"], default="", metavar="EXECUTOR", help="Name or id of the executor that is to take it."),
         *NAMING,
     ],

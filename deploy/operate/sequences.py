@@ -13,7 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from deploy.operate import move
+from deploy.operate import completion, move, pause
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, aligned, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
@@ -221,6 +221,8 @@ def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[t
         lines.append(("began", f"{clock(one.begun_ms)}, {duration(now_ms - one.begun_ms)} ago"))
     if one.used_ms:
         lines.append(("last step", f"{clock(one.used_ms)}, {duration(now_ms - one.used_ms)} ago"))
+    if one.paused_until_ms is not None:
+        lines.append(("resumed", f"in {duration(one.paused_until_ms - now_ms)}, or by `seqmesh seq resume`"))
     if one.idle_left_ms is not None:
         lines.append(("expires", f"in {duration(one.idle_left_ms)}"))
     return lines
@@ -242,7 +244,8 @@ def duration(ms: int) -> str:
 
 
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")
-MODEL = click.Argument(["model"])
+MODEL = click.Argument(["model"], shell_complete=completion.models)
+ID = click.Argument(["correlation_id"], metavar="ID", shell_complete=completion.ids)
 
 
 def _command(
@@ -253,7 +256,7 @@ def _command(
 
 command = click.Group(
     "seq",
-    help="The sequences of a running mesh: list them, look at one, move it, end it, copy it.",
+    help="The sequences of a running mesh: list them, look at one, move it, pause it, end it, copy it.",
     commands=[
         _command(
             "ls",
@@ -275,20 +278,22 @@ command = click.Group(
             click.Option(["--limit"], type=click.IntRange(0), default=100, show_default=True, help="How many at most."),
             JSON,
         ),
-        _command("show", SHOW_HELP, show, click.Argument(["correlation_id"], metavar="ID"), *NAMING, JSON),
+        _command("show", SHOW_HELP, show, ID, *NAMING, JSON),
         move.command,
+        pause.pause_command,
+        pause.resume_command,
         _command(
             "end",
             END_HELP,
             end,
-            click.Argument(["correlation_ids"], metavar="ID...", nargs=-1, required=True),
+            pause.IDS,
             *NAMING,
         ),
         _command(
             "fork",
             FORK_HELP,
             fork,
-            click.Argument(["correlation_id"], metavar="ID"),
+            ID,
             click.Argument(["new_id"], metavar="NEW_ID"),
             *NAMING,
         ),
@@ -296,7 +301,7 @@ command = click.Group(
             "export",
             EXPORT_HELP,
             export,
-            click.Argument(["correlation_id"], metavar="ID"),
+            ID,
             click.Argument(["file"], type=click.Path(dir_okay=False, path_type=Path)),
             *NAMING,
         ),

@@ -122,7 +122,8 @@ def build_app(
         table.add("inference", f"{model}/generate_stream", POST=generate.stream)
     for model in (MODEL, VERSIONED):
         table.add(SEQUENCES, f"{model}/sequences", GET=sequences.list)
-        table.add(SEQUENCES, f"{model}/sequences/{{id:path}}", GET=sequences.show, DELETE=sequences.end)
+        one = f"{model}/sequences/{{id:path}}"
+        table.add(SEQUENCES, one, GET=sequences.show, DELETE=sequences.end, POST=sequences.act)
     _add_repository(table, models)
     _add_observability(table, observability)
     _add_shared_memory(table, "/v2/systemsharedmemory", shared_memory)

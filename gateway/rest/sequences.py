@@ -1,4 +1,4 @@
-"""Routes about the sequences of a model: a list, one of them, and its end. Triton has no such routes."""
+"""Routes about the sequences of a model: a list, one of them, its pause and its end. Triton has no such routes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ from gateway.rest.operations import (
 from gateway.rest.reply import send_json
 from shared.contract.errors import Code, RequestError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.scripts import EndCode
-from shared.store.sequences import OPEN_STATES, SORT_KEYS, Sequences, SequenceStatus, Wanted
+from shared.store.sequences import OPEN_STATES, SORT_KEYS, PauseError, Sequences, SequenceStatus, Wanted
 
+PAUSE_S, PAUSE_S_MAX = 3600, PAUSE_MS_MAX // 1000
+"""How long a pause lasts: by default, and at most."""
 LIMIT, LIMIT_MAX, OFFSET_MAX = 100, 1000, 2**31
 """Sequences in one answer: by default, and at most; and those before them."""
 LIST_QUERY: Mapping[str, Schema] = {
@@ -44,6 +47,19 @@ LIST_QUERY: Mapping[str, Schema] = {
 ID_QUERY: Mapping[str, Schema] = {
     "type": {"type": "string", "enum": ["string"], "description": "The id is a text, though it looks like a number."}
 }
+PAUSE, RESUME = "pause", "resume"
+ACTION_QUERY: Mapping[str, Schema] = {
+    **ID_QUERY,
+    "action": {"type": "string", "enum": [PAUSE, RESUME], "description": f"`{PAUSE}` or `{RESUME}`."},
+    "seconds": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": PAUSE_S_MAX,
+        "default": PAUSE_S,
+        "description": "How long a pause lasts at most.",
+    },
+}
+"""The action is no part of the path, because an id may have slashes."""
 SEQUENCES_PAGE = members(
     "sequences total limit offset",
     sequences=array(of_struct(SequenceStatus)),
@@ -109,6 +125,25 @@ class SequenceRoutes:
         is_over = code is EndCode.REMOVED
         await send_json(send, {"state": "cancelled" if is_over else "closed"}, 200 if is_over else 202)
 
+    @described(of_struct(SequenceStatus), errors=OF_MODEL, query=ACTION_QUERY)
+    async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../sequences/{id}: pauses a sequence, or resumes it, as `action` says. Safe to repeat.
+
+        Steps of a paused sequence are accepted, and wait.
+        """
+        sequence = self._named(scope, ACTION_QUERY)
+        query = _query(scope, ACTION_QUERY)
+        _check(query.get("action", ""), "action", dict.fromkeys((PAUSE, RESUME)))
+        seconds = _count(query, "seconds", PAUSE_S, PAUSE_S_MAX, least=1)
+        try:
+            if query["action"] == PAUSE:
+                status = await self._sequences.pause(sequence, 1000 * seconds)
+            else:
+                status = await self._sequences.resume(sequence)
+        except PauseError as error:
+            raise RequestError(f"'{scope['path_params']['id']}': {error}", error.code) from error
+        await send_json(send, msgspec.to_builtins(status))
+
     def _served(self, scope: Scope) -> tuple[str, str]:
         """The model and the version of the path. Raises RequestError if they are not served, or not to everybody."""
         if not self._is_open:
@@ -117,10 +152,10 @@ class SequenceRoutes:
         self._catalog.record(model, version)
         return model, version
 
-    def _named(self, scope: Scope) -> SequenceId:
+    def _named(self, scope: Scope, known: Collection[str] = ID_QUERY) -> SequenceId:
         """The sequence of the path. An id of digits is a number, unless the query says `type=string`."""
         model, version = self._served(scope)
-        query, text = _query(scope, ID_QUERY), scope["path_params"]["id"]
+        query, text = _query(scope, known), scope["path_params"]["id"]
         if query.get("type", "string") != "string":
             raise RequestError("the query parameter 'type' must be 'string', or be left out")
         return sequence_id(model, version, correlation_id_from(text, string="type" in query))
@@ -153,8 +188,8 @@ def _check(word: str, what: str, known: Mapping[str, Callable[..., Any] | None])
         raise RequestError(f"unknown {what} '{word}': use one of {', '.join(known)}")
 
 
-def _count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _count(query: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0) -> int:
     text = query.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
-        raise RequestError(f"'{name}' must be a number from 0 to {most}")
+    if not text.isascii() or not text.isdecimal() or len(text) > len(str(most)) or not least <= int(text) <= most:
+        raise RequestError(f"'{name}' must be a number from {least} to {most}")
     return int(text)

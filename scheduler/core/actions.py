@@ -119,6 +119,21 @@ class MoveOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Pause a sequence, wherever it is, and remove the wish. What it leaves comes through the feed, as for one that is
+    paged, or that waits no longer.
+
+    until_ms  end of the pause, Redis clock
+    entry     the wish's entry in the starts stream
+    """
+
+    sequence: SequenceId
+    until_ms: int
+    entry: Entry
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """Remove a wish that was fulfilled, cannot be, or took too long. entry: the wish's entry in the starts stream."""
 
@@ -127,4 +142,4 @@ class Dismiss:
     cause: str = ""
 
 
-Action = Assign | Vacate | WantSlots | MoveOut | Dismiss | Reclaim | Drain | Forget | Reject | LookForExpired
+Action = Assign | Vacate | WantSlots | MoveOut | Pause | Dismiss | Reclaim | Drain | Forget | Reject | LookForExpired

@@ -7,7 +7,7 @@ given to others. A late or repeated event is recognised by its entry or its epoc
 from __future__ import annotations
 
 from scheduler.core import balance, expiry, paging
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
     ClockRead,
@@ -19,6 +19,7 @@ from scheduler.core.events import (
     MovedOut,
     MoveWished,
     PatienceLowered,
+    PauseWished,
     Reclaimed,
     SequenceFound,
     SequenceOver,
@@ -46,8 +47,9 @@ PAGED = "p"
 UNREADABLE = "u"
 """Kind of a `SequenceOver`: the sequence's record could not be read (`lose` in common.lua), so its epoch is not known.
 The event has the newest epoch of the shard: every epoch of the sequence up to it is over."""
-EXPIRED = "x"
-"""Kind of a `WaitEnded`: the idle time was over (`expire.lua`)."""
+WAIT_ENDS = {"x": "expired", "h": "paused"}
+"""Moves by the kind of a `WaitEnded`: the idle time was over (`expire.lua`), or an operator paused the sequence
+(`pause.lua`). With every other kind it was cancelled."""
 LOOK_MS_MAX = 10_000
 """Longest pause between two looks for idle sequences, whatever is known of their deadlines."""
 
@@ -92,6 +94,8 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return moved_out(state, event)
         case MoveWished():
             return balance.wish(state, event.sequence, event.to, event.entry, event.cause)
+        case PauseWished(sequence, until_ms, entry, cause):
+            return [Pause(sequence, until_ms, entry, cause)]
         case VersionsWithdrawn():
             return versions_withdrawn(state, event)
 
@@ -131,7 +135,7 @@ def wait_ended(state: LeaderState, event: WaitEnded) -> list[Action]:
 
     While it is ASSIGNING nothing is done: `Assigned` with epoch 0 will say that it did not wait any more.
     """
-    how = "expired" if event.kind == EXPIRED else "cancelled"
+    how = WAIT_ENDS.get(event.kind, "cancelled")
     sequence = state.sequences.get(event.sequence)
     if sequence is None:
         # It was moved out, and is over before its entry in the starts stream was read.

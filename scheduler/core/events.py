@@ -75,7 +75,7 @@ class WaitEnded:
     """A sequence does not wait at that entry any more.
 
     kind  c: the client of one of its steps has left (triton-spec 1.8); x: its idle time ended while it was between two
-          owners
+          owners; h: it was paused
     """
 
     sequence: SequenceId
@@ -142,6 +142,20 @@ class MoveWished:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseWished:
+    """An operator wants a sequence to run nothing (`seqmesh seq pause`).
+
+    until_ms  end of the pause, Redis clock
+    entry     the wish's entry in the starts stream
+    """
+
+    sequence: SequenceId
+    until_ms: int
+    entry: Entry
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaimed:
     """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds no step of one."""
 
@@ -203,6 +217,7 @@ Event = (
     | Vacated
     | MovedOut
     | MoveWished
+    | PauseWished
     | Reclaimed
     | Forgotten
     | VersionsWithdrawn

@@ -71,6 +71,8 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.RETURNING, "rejected"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "cancelled"): SequencePhase.ABSENT,
     (SequencePhase.MOVING, "expired"): SequencePhase.ABSENT,
+    (SequencePhase.MOVING, "paused"): SequencePhase.ABSENT,
+    (SequencePhase.RETURNING, "paused"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.MOVING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.RETURNING, "superseded"): SequencePhase.ABSENT,
@@ -95,7 +97,8 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
 
 superseded  a later sequence with the same id waits, so this one is over
 taken       reclaimed from its executor
-paged       it gave up its slot; the leader knows it again when it has a step
+paged       it gave up its slot; the leader knows it again when it has a step, or is resumed after a pause
+paused      an operator paused it while it waited for a slot
 moved out   taken from a living executor, to get another slot at once
 """
 

@@ -89,6 +89,10 @@ ENSEMBLE_STEPS_MAX = 256
 ENSEMBLE_DEPTH_MAX = 32
 """Ensembles within each other: gateways walk through them by recursion."""
 
+PAUSE_MS_MAX = 7 * 24 * 3600 * 1000
+"""Longest pause of a sequence from one call: what waits in it, and its place among the live ones, is held no longer
+than somebody asks for. It is resumed then."""
+
 LIVE_MAX = 250_000
 """Live sequences of one model and shard, with or without slots, by default: each is a record, a checkpoint and a
 deadline in Redis, about 1 KiB beside its state.

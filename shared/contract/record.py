@@ -40,9 +40,12 @@ VOID_CAUSE = "vk"
 CANCELLED_STEPS = "ca"
 GIVEN_UP = "gu"
 WAIT_ENTRY = "be"
+PAUSE = "ps"
 DEADLINE_ENTRY = "dn"
 
 WAITING, LIVE, MOVING, PAGED = b"w", b"l", b"m", b"p"
 ENDED, EXPIRED, FAILED, LOST, CANCELLED = b"e", b"x", b"f", b"o", b"c"
 TOMBSTONES = frozenset((ENDED, EXPIRED, FAILED, LOST, CANCELLED))
 """States of a sequence that is over."""
+NO_ENTRY = b"0-1"
+"""`WAIT_ENTRY` of a paused sequence."""

@@ -177,6 +177,12 @@ class Orphan(OfSequence, frozen=True):
     grace_ms: int
 
 
+class Pausing(OfSequence, frozen=True):
+    """A sequence that is to run nothing. until_ms: end of the pause, clock of Redis"""
+
+    until_ms: int
+
+
 class Ending(OfSequence, frozen=True):
     """A sequence that is to end. run: as `Submitted.run`, or "" for whatever run it is in"""
 
@@ -370,10 +376,11 @@ PRELUDES: Mapping[str, tuple[str, ...]] = {
             "total",
             "lose",
             "reopen",
+            "resume",
         ),
         (),
     ),
-    **dict.fromkeys(("assign", "expire", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
+    **dict.fromkeys(("assign", "expire", "pause", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
     **dict.fromkeys(("commit", "cancel", "end", "count"), ("tally",)),
     "reject": ("leader", "tally"),
     **dict.fromkeys(
@@ -705,6 +712,19 @@ class Scripts:
         """Takes sequences of one model and shard out of their slots, between two steps, on executors that live."""
         return self._of_each("vacate", vacations, self._of_leader(shard, model), (term,), each_as(VacateCode))
 
+    def pause(
+        self, pauses: Sequence[Pausing], *, shard: ShardId, model: str, term: Term
+    ) -> Call[list[ExecutorId | None]]:
+        """Pauses sequences of one model and shard, also in the middle of a step.
+
+        Returns for each the executor whose inbox is to be drained, "" for none; None if it is not paused.
+        """
+        return self._of_each("pause", pauses, self._of_leader(shard, model), (term,), _read_owners)
+
+    def resume(self, sequences: Sequence[SequenceId]) -> Call[list[bool]]:
+        """Resumes sequences of one shard; False for each that is not paused. Safe to repeat."""
+        return self._of_each("resume", [OfSequence(sequence) for sequence in sequences], (), (), each_as(bool))
+
     def lose(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> Call[bool]:
         """Ends a sequence whose record its owner cannot read; False if another executor owns it."""
         return Call("lose", [self._keys.sequence(sequence).record], [executor, epoch], bool)
@@ -865,6 +885,10 @@ def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
         Submitted(SubmitCode(code), step, _as_bytes(extra), text_of(run[0]) if run else "")
         for code, step, extra, *run in replies
     ]
+
+
+def _read_owners(reply: list[Any]) -> list[ExecutorId | None]:
+    return [None if owner is None else ExecutorId(text_of(owner)) for owner in reply]
 
 
 def _read_drained(reply: list[Any]) -> tuple[str, int, int]:

@@ -7,6 +7,7 @@ among the deadlines. A sequence that is over is found by its id alone, while its
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import msgspec
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, model_of
-from shared.contract.limits import LIVE_MAX
+from shared.contract.limits import LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ReplyMessage, ServedModel, encode
 from shared.contract.record import (
     ACCEPTED,
@@ -37,13 +38,16 @@ from shared.contract.record import (
     LIVE,
     LOST,
     MOVING,
+    NO_ENTRY,
     OWNER,
     PAGED,
+    PAUSE,
     SLOT,
     START,
     STATE,
     TOMBSTONES,
     VERSION,
+    WAIT_ENTRY,
     WAITING,
 )
 from shared.contract.state_fields import state_of_field
@@ -68,13 +72,17 @@ STATES = {
     CANCELLED: "cancelled",
 }
 """The states of a record by their names (docs/reference/keys.md)."""
-OPEN_STATES = ("waiting", "live", "moving", "paged")
+PAUSED = "paused"
+"""What a sequence is called that moves nowhere, because an operator paused it."""
+OPEN_STATES = ("waiting", "live", "moving", "paged", PAUSED)
 """States of sequences that are not over."""
+LEADER_S, POLL_S = 15.0, 0.05
+"""How long an operator's wish waits for its model's leader, and how often it is looked at."""
 READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
 FIELDS_READ = (
     *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
-    *(DURABLE, LATEST, FIRST_EPOCH),
+    *(DURABLE, LATEST, FIRST_EPOCH, WAIT_ENTRY, PAUSE),
 )
 ENDED_BY_OPERATOR = encode(
     ReplyMessage(
@@ -87,12 +95,20 @@ ENDED_BY_OPERATOR = encode(
 """The reply to the steps of a sequence that is ended while it waits for its first slot."""
 
 
+class PauseError(Exception):
+    """A sequence is not paused, or not resumed, and why."""
+
+    def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the mesh holds of one sequence, at one moment. Steps count from the latest START, times are Redis' clock.
 
     requested_version  the version that the client names in its requests, "" if it names none
     version            the version that it runs on
-    state              one of `STATES`
+    state              one of `STATES`, or `PAUSED`
     executor, instance, slot, epoch  of its owner; absent while it has none
     last_step          the last accepted step, as `sequence_step` counts
     open_steps         accepted steps that are not answered
@@ -101,7 +117,8 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     closed             whether nothing but a START is accepted
     has_moved          whether it has changed its slot since it got the first one
     begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
-    idle_left_ms       how much of its idle time is left; absent with open steps, and when the sequence is over
+    idle_left_ms       how much of its idle time is left; absent with open steps, in a pause, and when it is over
+    paused_until_ms    end of the pause, ms since 1970; absent unless the sequence is paused
     """
 
     model: str
@@ -122,6 +139,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int | None = None
     idle_left_ms: int | None = None
     has_moved: bool = False
+    paused_until_ms: int | None = None
 
 
 SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
@@ -230,6 +248,53 @@ class Sequences:
         )
         return code
 
+    async def pause(self, sequence: SequenceId, pause_ms: int) -> SequenceStatus:
+        """Pauses a sequence for so long, from now on. Safe to repeat.
+
+        The wish is an entry in the starts stream of the sequence's model, which its leader removes when it has acted.
+        Raises PauseError with the reason for a sequence that is not paused then.
+        """
+        assert 0 < pause_ms <= PAUSE_MS_MAX, "no longer than the bound"
+        until_ms = await redis_now_ms(self._redis) + pause_ms
+        starts = self._keys.starts(self._keys.shard_of(sequence), model_of(sequence))
+        _check_pausable(await self._status(sequence))
+        wish = await self._redis.xadd(starts, {"k": "z", "q": sequence, "u": until_ms})
+        try:
+            async with asyncio.timeout(LEADER_S):
+                while await self._redis.xrange(starts, wish, wish):  # noqa: ASYNC110 - the wish lies in Redis
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise PauseError("no scheduler leads its model now: try again", Code.UNAVAILABLE) from None
+        finally:
+            # It must not be fulfilled when nobody waits for it any more.
+            await self._redis.xdel(starts, text_of(wish))
+        status = await self._status(sequence)
+        _check_pausable(status)
+        if status.state != PAUSED:
+            raise PauseError(
+                "somebody has resumed it, or its scheduler is of a release that cannot pause", Code.UNAVAILABLE
+            )
+        return status
+
+    async def wish_move(self, sequence: SequenceId, executor: str) -> tuple[str, bytes]:
+        """Tells the model's leader that a sequence is to be on that executor, or, if it is "", on any other one.
+
+        Returns the stream and the entry of the wish, which the leader removes when the sequence has moved or cannot.
+        """
+        starts = self._keys.starts(self._keys.shard_of(sequence), model_of(sequence))
+        return starts, await self._redis.xadd(starts, {"k": "v", "q": sequence, "x": executor})
+
+    async def resume(self, sequence: SequenceId) -> SequenceStatus:
+        """Resumes a sequence; one that is not paused stays as it is. Raises PauseError if it is not open."""
+        await self._scripts.run(self._scripts.resume([sequence]))
+        return await self._status(sequence)
+
+    async def _status(self, sequence: SequenceId) -> SequenceStatus:
+        (status,) = await self.statuses([sequence])
+        if status is None or status.state not in OPEN_STATES:
+            raise PauseError("there is no such open sequence", Code.NOT_FOUND)
+        return status
+
     async def export(self, sequence: SequenceId) -> ExportedSequence:
         """A sequence with its state, as it stands between two steps. It goes on where it is.
 
@@ -300,6 +365,16 @@ class Sequences:
             begin = f"({text_of(entries[-1][0])}"
 
 
+def _check_pausable(status: SequenceStatus) -> None:
+    """Raises PauseError for a sequence that cannot be paused as it stands."""
+    if status.state == "waiting":
+        raise PauseError("it waits for its first slot and runs nothing yet: pause it when it has one, or end it")
+    if not status.recoverable:
+        raise PauseError("only its model knows its state: see sequence_recovery among the model's parameters")
+    if status.closed and not status.open_steps:
+        raise PauseError("it is about to end")
+
+
 def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, bytes]) -> int:
     """The last step of a sequence whose state is wholly in its checkpoint. Raises ExportError for any other."""
     if not record or record[STATE] in TOMBSTONES:
@@ -324,7 +399,10 @@ def _id_text(sequence: SequenceId) -> str:
 
 def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
     """Raises one of `FAILURES` for a record that cannot be read."""
-    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest, first_epoch = record
+    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest, first_epoch, waits, pause = (
+        record
+    )
+    is_paused = waits == NO_ENTRY
     if state is None:
         return None
     accepted, committed, checkpointed, start = (int(count or 0) for count in counts)
@@ -333,7 +411,7 @@ def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_m
     return SequenceStatus(
         model=model,
         id=correlation_id_of(sequence),
-        state=STATES[state],
+        state=PAUSED if is_paused else STATES[state],
         version=text_of(version or b""),
         last_step=max(0, accepted - start + 1),
         open_steps=accepted - committed,
@@ -347,6 +425,7 @@ def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_m
         instance=int(instance or 0) if live else None,
         slot=int(slot or 0) if live else None,
         epoch=int(epoch or 0) if live else None,
-        idle_left_ms=idle_left_ms if idle_left_ms >= 0 else None,
+        idle_left_ms=idle_left_ms if idle_left_ms >= 0 and not is_paused else None,
         has_moved=None not in (epoch, first_epoch) and epoch != first_epoch,
+        paused_until_ms=int((pause or b"").split()[0]) if is_paused else None,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from deploy import cli
@@ -85,3 +87,32 @@ def test_trace_prints_the_id_under_which_a_sequence_is_recorded(
     shown = CliRunner().invoke(cli.main, ["trace", "m", *arguments])
 
     assert f"{sequence_trace_id(sequence_id('m', '', correlation_id)):032x}\n" == shown.output
+
+
+def offered(*words: str) -> list[str]:
+    """What a shell is offered for the last word of a line."""
+    *before, last = words
+    found = ShellComplete(cli.main, {}, "seqmesh", "_SEQMESH_COMPLETE").get_completions(before, last)
+    return [one.value for one in found]
+
+
+def test_a_shell_is_offered_commands_options_and_words_of_commands_that_are_imported_late() -> None:
+    assert ["reshard"] == offered("res")
+    assert {"pause", "export", "ls"} <= set(offered("seq", ""))
+    assert ["--seconds", "--string"] == offered("seq", "pause", "m", "7", "--s")
+    assert ["live"] == offered("seq", "ls", "m", "--state", "l")
+
+
+def test_where_no_mesh_is_a_shell_is_offered_nothing(tmp_path: Path) -> None:
+    assert [] == offered("seq", "show", "--data-dir", str(tmp_path), "")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_a_line() -> None:
+    line = (
+        f'PATH="{Path(sys.executable).parent}:$PATH"; eval "$(seqmesh completion bash)"; '
+        "COMP_WORDS=(seqmesh seq resu); COMP_CWORD=2; _seqmesh_completion seqmesh; echo ${COMPREPLY[@]}"
+    )
+    told = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+
+    assert ("resume", 0) == (told.stdout.strip(), told.returncode), told.stderr

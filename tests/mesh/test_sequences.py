@@ -162,3 +162,79 @@ def test_what_is_asked_wrongly_is_told(mesh: RunningMesh, path: str, status: int
 
     assert status == response.status
     assert text in response.error
+
+
+async def test_steps_of_a_paused_sequence_wait_and_are_answered_in_their_order(mesh: RunningMesh) -> None:
+    await step(mesh, 7061, 5, sequence_start=True)
+
+    assert "7061: paused for 3600 s at most\n" == await seqmesh(mesh, "seq", "pause", MODEL, "7061")
+    waiting = [asyncio.create_task(step(mesh, 7061, 2)), asyncio.create_task(step(mesh, 7062, 1, sequence_start=True))]
+    await eventually(lambda: 1 == get(mesh.http(), f"{SEQUENCES}/7061").document["open_steps"], "it was accepted")
+    await waiting[1]
+    shown = get(mesh.http(1), f"{SEQUENCES}/7061").document
+    table = await seqmesh(mesh, "seq", "ls", MODEL, "--prefix", "7061", "--state", "paused")
+    moved = await seqmesh(mesh, "seq", "move", MODEL, "7061", code=1)
+    again = await asyncio.to_thread(send, mesh.http(), "POST", f"{SEQUENCES}/7061?action=pause&seconds=60")
+
+    assert not waiting[0].done()
+    assert ("paused", 2) == (shown["state"], shown["last_step"])
+    assert not {"executor", "slot", "idle_left_ms"} & shown.keys(), "it holds no slot, and its idle time stands still"
+    assert "paused" in table
+    assert "resume it first" in moved
+    assert (HTTPStatus.OK, "paused") == (again.status, again.document["state"])
+    assert again.document["paused_until_ms"] < shown["paused_until_ms"]
+    assert "resumed     in" in await seqmesh(mesh, "seq", "show", MODEL, "7061")
+
+    for _ in range(2):
+        assert "7061: goes on\n" == await seqmesh(mesh, "seq", "resume", MODEL, "7061")
+    assert 7 == await waiting[0]
+    assert 8 == await step(mesh, 7061, 1, sequence_end=True)
+    await step(mesh, 7062, 0, sequence_end=True)
+    for verb in ("pause", "resume"):
+        assert "there is no such open sequence" in await seqmesh(mesh, "seq", verb, MODEL, "7061", code=1)
+        response = await asyncio.to_thread(send, mesh.http(), "POST", f"{SEQUENCES}/7061?action={verb}")
+        assert HTTPStatus.NOT_FOUND == response.status
+
+
+async def test_a_pause_under_pipelined_steps_loses_and_doubles_none(mesh: RunningMesh) -> None:
+    """Pauses fall before, into and behind batches that run; each answer is the sum of exactly the steps before it."""
+    await step(mesh, 7071, 1, sequence_start=True)
+    for _ in range(6):
+        burst = [asyncio.create_task(step(mesh, 7071, 1)) for _ in range(8)]
+        paused, *_ = await asyncio.gather(
+            asyncio.to_thread(send, mesh.http(1), "POST", f"{SEQUENCES}/7071?action=pause"), asyncio.sleep(0)
+        )
+        assert HTTPStatus.OK == paused.status
+        resumed = await asyncio.to_thread(send, mesh.http(), "POST", f"{SEQUENCES}/7071?action=resume")
+        assert HTTPStatus.OK == resumed.status
+        sums = sorted(await asyncio.gather(*burst))
+        assert list(range(sums[0], sums[0] + 8)) == sums
+    assert 1 + 6 * 8 == await step(mesh, 7071, 0, sequence_end=True)
+
+
+async def test_one_that_is_ended_while_paused_answers_what_it_has_accepted(mesh: RunningMesh) -> None:
+    await step(mesh, 7081, 5, sequence_start=True)
+    assert HTTPStatus.OK == send(mesh.http(), "POST", f"{SEQUENCES}/7081?action=pause").status
+    waiting = asyncio.create_task(step(mesh, 7081, 2))
+    await eventually(lambda: 1 == get(mesh.http(), f"{SEQUENCES}/7081").document["open_steps"], "it was accepted")
+
+    assert HTTPStatus.ACCEPTED == (await asyncio.to_thread(send, mesh.http(), "DELETE", f"{SEQUENCES}/7081")).status
+
+    assert 7 == await waiting
+    assert (HTTPStatus.BAD_REQUEST, "cancelled", 2) == await refused(mesh, 7081)
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("", "unknown action ''"),
+        ("?action=stop", "unknown action 'stop': use one of pause, resume"),
+        ("?action=pause&seconds=0", "'seconds' must be a number from 1 to 604800"),
+        ("?action=pause&seconds=604801", "'seconds' must be a number from 1 to 604800"),
+    ],
+)
+def test_an_action_that_is_none_is_told(mesh: RunningMesh, query: str, text: str) -> None:
+    response = send(mesh.http(), "POST", f"{SEQUENCES}/never{query}")
+
+    assert HTTPStatus.BAD_REQUEST == response.status
+    assert text in response.error

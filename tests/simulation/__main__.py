@@ -4,6 +4,7 @@ python -m tests.simulation --seeds 1000 --from 1     seeds 1..1000
 python -m tests.simulation --seed 17                 one of them, with its whole story
 python -m tests.simulation --mutants                 every fault that is put in on purpose must be found
 ... --scripts                                        the scripts alone, without services (script_fuzz.py)
+... --operator                                       with an operator in the middle of it (operator.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
 
@@ -15,11 +16,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.operator import operated
 from tests.simulation.script_fuzz import fuzz
 from tests.simulation.world import Result, simulate
 
@@ -28,6 +30,7 @@ MUTANT_SEEDS = 100
 
 Play = Callable[[int], Result]
 """Runs a seed."""
+KINDS: Mapping[Play, str] = {fuzz: " --scripts", operated: " --operator"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,8 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep-going", action="store_true", help="go on after the first seed that fails")
     parser.add_argument("--scripts", action="store_true", help="the scripts alone, under random calls")
     parser.add_argument("--drill", choices=list(DRILLS), help="how long things take when this goes wrong")
+    parser.add_argument("--operator", action="store_true", help="an operator pauses, moves, copies and ends sequences")
     given = parser.parse_args(arguments)
-    play = fuzz if given.scripts else partial(drilled, given.drill) if given.drill else simulate
+    play: Play = partial(drilled, given.drill) if given.drill else simulate
+    play = fuzz if given.scripts else operated if given.operator else play
     if given.mutants:
         return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS), play)
     if given.seed is not None:
@@ -77,7 +82,7 @@ def show_failure(result: Result, play: Play) -> None:
     """The end of its story, what was wrong, and how to see it again."""
     print("\n".join(result.lines[-LINES_SHOWN:]))
     print(summary(result))
-    kind = " --scripts" if play is fuzz else f' --drill "{play.args[0]}"' if isinstance(play, partial) else ""
+    kind = f' --drill "{play.args[0]}"' if isinstance(play, partial) else KINDS.get(play, "")
     print(f"commit {commit()}; again: python -m tests.simulation{kind} --seed {result.seed}", flush=True)
 
 

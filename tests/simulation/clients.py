@@ -112,6 +112,7 @@ class Client:
         self._decoupled = decoupled
         self._is_over = is_over
         self._lives = 0
+        self.excused = EXCUSED
 
     async def run(self) -> None:
         """Sequence after sequence."""
@@ -253,7 +254,7 @@ class Sequence:
             self._check_all(value, self._state)
             return
         reason = error.reason if isinstance(error, SequenceError) else None
-        excused = reason in EXCUSED or (self._repeated and reason in EXCUSED_OF_RETRIES)
+        excused = reason in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
         if not excused or (reason is Reason.LOST and self._client._declared):

@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
+from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     Call,
@@ -50,7 +51,9 @@ Record = dict[bytes, bytes]
 
 @dataclass
 class Life:
-    """A sequence from its START to its end: one birth. state: None when there is none; start: the latest START."""
+    """A sequence from its START to its end: one birth. state: None when there is none, states: behind each step; start:
+    the latest START.
+    """
 
     inputs: dict[int, tuple[int, StepFlag]] = field(default_factory=dict[int, tuple[int, StepFlag]])
     state: int | None = None
@@ -58,6 +61,7 @@ class Life:
     committed: int = 0
     quiet_since: float = 0.0
     over_at: float | None = None
+    states: dict[int, int | None] = field(default_factory=dict[int, int | None])
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,23 @@ class Ledger:
         value = self.store.value(self._keys.sequence(sequence).record.encode())
         return dict(value) if isinstance(value, HashValue) else {}
 
+    # -- an operator ------------------------------------------------------------------------------------------------
+
+    def states_behind(self, sequence: SequenceId, step: int) -> set[int | None]:
+        """What the state may be behind a step: of each life of the id that has come so far."""
+        lives = [life for (name, _), life in self._lives.items() if name == sequence]
+        return {life.states[step] for life in lives if step in life.states}
+
+    def copied(self, copy: SequenceId, origin: SequenceId, exported: ExportedSequence) -> None:
+        """A sequence was opened that goes on from where another one stood."""
+        for (name, _), life in list(self._lives.items()):
+            if name == origin and exported.last_step in life.states:
+                born = self._record(copy).get(b"bn", b"")
+                last = exported.last_step
+                inputs = {n: given for n, given in life.inputs.items() if n <= last}
+                now = asyncio.get_running_loop().time()
+                self._lives[copy, born] = Life(inputs, life.states[last], exported.start_step, last, now)
+
     # -- judging ----------------------------------------------------------------------------------------------------
 
     def _submitted(self, steps: Sequence[Submission], outcomes: Sequence[Submitted]) -> None:
@@ -241,7 +262,7 @@ class Ledger:
             self.story.violate(f"{place}: committed, but nobody asked for it")
             return None
         self._judge_outcome(place, step, life)
-        life.committed = step.step
+        life.committed, life.states[step.step] = step.step, life.state
         life.quiet_since = asyncio.get_running_loop().time()
         self.steps += 1
         return life
@@ -321,7 +342,8 @@ class Ledger:
         if life.committed < max(life.inputs):
             self.story.violate(f"{sequence}: expired with step {life.committed + 1} open")
         idle_s = asyncio.get_running_loop().time() - life.quiet_since
-        if idle_s < self._idle_s - IDLE_SLACK_S:
+        # An operator may end it sooner.
+        if b"en" not in record and idle_s < self._idle_s - IDLE_SLACK_S:
             self.story.violate(f"{sequence}: expired after {idle_s:.3f} s")
         return idle_s
 

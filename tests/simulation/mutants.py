@@ -105,7 +105,7 @@ def handed_on(self: PendingRequest, message: ReplyMessage, take: Callable[[Answe
     return message.more
 
 
-FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate")
+FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate", "pause")
 
 MUTANTS = (
     Mutant(
@@ -192,6 +192,21 @@ MUTANTS = (
         "stale state",
         "a new owner goes on from an older state than the last one",
         (Edit("commit", r"(if step.checkpoint <= step.checkpoint_end) then", r"\1 and step.n % 2 == 1 then"),),
+    ),
+    Mutant(
+        "undrained pause",
+        "steps that a paused sequence's owner had are lost",
+        (Edit("pause", r"return state == 'l' and [^\n]* or ''", "return ''"),),
+    ),
+    Mutant(
+        "pause in line",
+        "a sequence that is paused while it waits for a slot gets one",
+        (Edit("pause", r"redis.call\('XDEL', STARTS, waits\)"),),
+    ),
+    Mutant(
+        "restless pause",
+        "a step that is accepted in a pause ends it",
+        (Edit("submit", r"if state == 'p' then return_to_line", "if state ~= 'w' then return_to_line"),),
     ),
     Mutant(
         "kept slot",

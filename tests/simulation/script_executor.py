@@ -80,11 +80,16 @@ class Mixed:
 
 @dataclass(eq=False)
 class Group:
-    """Steps that an executor hands in together. is_counted: a call has made some of them final."""
+    """Steps that an executor hands in together.
+
+    is_counted  a call has made some of them final
+    came_early  that call came before the one of the group before
+    """
 
     done: list[Done]
     commits: list[StepCommit]
     is_counted: bool = False
+    came_early: bool = False
 
 
 @dataclass(eq=False)
@@ -392,7 +397,11 @@ class Executor:
         if not may_be_early and CommitCode.OUT_OF_ORDER in codes:
             self.bench.truth.violate(f"{self.name}: {[done.step for done in group.done]} came out of order: {codes}")
         self.bench.truth.committed(self.name, group.done, codes, births)
-        if self.bench.truth.news and not group.is_counted:
+        # No service hands a group in before the one before it. Where that made a part of it final, and that part was
+        # then taken away, no call can know that the group was counted.
+        is_counted_again = group.came_early and CommitCode.REFUSED in codes and CommitCode.BEFORE not in codes
+        group.came_early |= may_be_early and bool(self.bench.truth.news)
+        if self.bench.truth.news and (not group.is_counted or is_counted_again):
             group.is_counted = True
             self.bench.truth.executions += any(one.execution for one in group.commits)
         return codes

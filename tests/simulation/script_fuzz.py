@@ -30,6 +30,7 @@ from shared.store.scripts import (
     Cancellation,
     Ending,
     Orphan,
+    Pausing,
     Rejection,
     Submission,
     SubmitCode,
@@ -117,7 +118,7 @@ class Fuzz:
         choices: list[Callable[[], None]] = (
             [self.submit] * 8
             + [self.ask_again] * 3
-            + [self.send_again, self.cancel, self.orphan, self.end, self.fork]
+            + [self.send_again, self.cancel, self.orphan, self.end, self.fork, self.pause, self.resume]
             + [self.executor_moves] * 30
             + [self.lead] * 16
             + [self.older_leader_moves]
@@ -284,6 +285,29 @@ class Fuzz:
         self.tell(f"an operator copies {origin} to {copy}: {code.name}")
         self.truth.imported(life, copy, code, pageable=pageable)
 
+    def pause(self) -> None:
+        """An operator wants a sequence to run nothing. The leader may end before it has moved on the steps."""
+        sequence, now_ms = self.chance.choice(self.sequences), self.bench.now_us // 1000
+        until_ms = now_ms + self.chance.choice((0, 50, 50, 10 * IDLE_MS))
+        state, is_idle = self.truth.record(sequence).get(b"st", b""), self.is_marker_gone(sequence)
+        pausing = Pausing(sequence, until_ms)
+        (owner,) = self.run(self.scripts.pause([pausing], shard=SHARD, model=MODEL, term=self.leader.term))
+        self.tell(f"an operator pauses {sequence} until {until_ms % 1_000_000}: {owner}")
+        self.truth.paused(sequence, state, until_ms, is_paused=owner is not None, idle=is_idle)
+        if owner and self.chance.random() < 0.8:
+            self.drain(next(executor for executor in self.executors if executor.name == owner))
+        elif owner:
+            self.next_leader()
+
+    def resume(self) -> None:
+        """An operator wants a sequence to go on."""
+        self.resume_one(self.chance.choice(self.sequences))
+
+    def resume_one(self, sequence: SequenceId) -> None:
+        (resumed,) = self.run(self.scripts.resume([sequence]))
+        self.tell(f"an operator resumes {sequence}: {resumed}")
+        self.truth.resumed(sequence, is_resumed=resumed)
+
     # -- executors ----------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
@@ -373,6 +397,7 @@ class Fuzz:
                 calls.append(self.scripts.reject([Rejection(sequence, entry.decode(), b"rejected")], **where))
             if epoch := record.get(b"ep"):
                 calls.append(self.scripts.vacate([Vacation(sequence, Epoch(int(epoch)))], **where))
+                calls.append(self.scripts.pause([Pausing(sequence, 0)], **where))
         return calls
 
     def hear(self, leader: Leader) -> None:
@@ -432,12 +457,17 @@ class Fuzz:
 
     def expire_now(self, leader: Leader, sequences: list[SequenceId]) -> None:
         # Gone, or in its last millisecond.
-        idle = [self.store.ttl_ms(self.keys.sequence(one).idle.encode()) in (-2, 0) for one in sequences]
+        idle = [self.is_marker_gone(one) for one in sequences]
+        for sequence in sequences:
+            self.truth.time_has_come(sequence, self.bench.now_us // 1000)
         call = self.scripts.expire(sequences, shard=SHARD, model=MODEL, term=leader.term, tombstone_ms=TOMBSTONE_MS)
         for sequence, ended, is_idle in zip(sequences, self.run(call), idle, strict=True):
             self.tell(f"{sequence} expires: {ended}")
             if ended:
                 self.truth.expired(sequence, idle=is_idle)
+
+    def is_marker_gone(self, sequence: SequenceId) -> bool:
+        return self.store.ttl_ms(self.keys.sequence(sequence).idle.encode()) in (-2, 0)
 
     def reject(self, leader: Leader) -> None:
         """Somebody who waits for its first slot has waited for too long."""
@@ -507,6 +537,8 @@ class Fuzz:
         """Everybody does his part until all is answered; then all of it ends, and nothing may be left."""
         for executor in self.executors:
             executor.hand_in_all()
+        for sequence in self.sequences:
+            self.resume_one(sequence)
         for _ in range(ROUNDS_MAX):
             self.turn()
             if self.truth.violations:

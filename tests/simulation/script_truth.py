@@ -20,6 +20,7 @@ from typing import Any
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
+from shared.contract.record import NO_ENTRY
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     CommitCode,
@@ -67,6 +68,7 @@ class Life:
 
     start: the latest accepted START; state: None when there is none; pageable: it may give up its slot before its end;
     closed_after: the newest step when an operator ended it, 0 if none did; copied: steps that another sequence ran
+    paused_until: end of its pause, ms; 0 while it is not paused
     """
 
     sequence: SequenceId
@@ -80,6 +82,7 @@ class Life:
     over: bool = False
     closed_after: int = 0
     copied: int = 0
+    paused_until: int = 0
 
     @property
     def accepted(self) -> int:
@@ -218,6 +221,31 @@ class Truth:
             self.violate(f"{sequence}: {code.name} at the wish to end it")
         if life is not None and not life.over:
             life.closed_after = max(life.closed_after, life.accepted)
+            life.paused_until = 0
+
+    def paused(self, sequence: SequenceId, state: bytes, until_ms: int, *, is_paused: bool, idle: bool) -> None:
+        """An operator wanted a sequence to run nothing. state: of its record before; idle: its marker was gone"""
+        life = self.current(sequence)
+        is_open = life is not None and not (life.over or life.is_closed or idle)
+        is_portable = state in (b"m", b"p") or (state == b"l" and life is not None and life.durable)
+        if is_paused is not (is_open and is_portable):
+            self.violate(f"{sequence}: paused: {is_paused}, in state {state!r}: {life}")
+        if is_paused and life is not None:
+            life.owner, life.paused_until = None, until_ms
+
+    def resumed(self, sequence: SequenceId, *, is_resumed: bool) -> None:
+        """An operator wanted a sequence to go on."""
+        life = self.current(sequence)
+        if is_resumed is not (life is not None and not life.over and life.paused_until > 0):
+            self.violate(f"{sequence}: resumed: {is_resumed}: {life}")
+        if life is not None:
+            life.paused_until = 0
+
+    def time_has_come(self, sequence: SequenceId, now_ms: int) -> None:
+        """The reaper looks at a sequence: a pause that is over ends."""
+        life = self.current(sequence)
+        if life is not None and life.paused_until <= now_ms:
+            life.paused_until = 0
 
     def imported(self, origin: Life, copy: SequenceId, code: ReopenCode, *, pageable: bool) -> None:
         """An operator wanted a copy of a sequence."""
@@ -357,6 +385,8 @@ class Truth:
         owner = (ExecutorId(record[b"ow"].decode()), int(record[b"ep"])) if state == "l" else None
         if owner != life.owner:
             self.violate(f"{sequence}: its owner is {owner}, not {life.owner}")
+        if (record.get(b"be") == NO_ENTRY) is not (life.paused_until > 0):
+            self.violate(f"{sequence}: its record says {record.get(b'be')!r}; paused until {life.paused_until}")
         marker = self._store.ttl_ms(own.idle.encode())
         deadlines = self._store.value(self._keys.deadlines(SHARD, MODEL).encode())
         is_due = isinstance(deadlines, SortedSet) and sequence.encode() in deadlines.scores
@@ -408,7 +438,8 @@ class Truth:
         fields_of = starts.fields if isinstance(starts, Stream) else {}
         entries = {b"%d-%d" % entry: dict(_pairs(fields)) for entry, fields in fields_of.items()}
         in_line = {entry: fields[b"q"] for entry, fields in entries.items() if fields[b"k"] in (b"w", b"m", b"r")}
-        if in_line != (expected := {r[b"be"]: s.encode() for s, r in records.items() if r[b"st"] in (b"w", b"m")}):
+        in_wait = {s: r[b"be"] for s, r in records.items() if r[b"st"] in (b"w", b"m") and r[b"be"] != NO_ENTRY}
+        if in_line != (expected := {entry: s.encode() for s, entry in in_wait.items()}):
             self.violate(f"in line are {in_line}, not {expected}")
         news = {entry: fields[b"q"] for entry, fields in entries.items() if fields[b"k"] == b"d"}
         if news != (expected := {r[b"dn"]: s.encode() for s, r in records.items() if b"dn" in r}):

@@ -332,6 +332,9 @@ class Store:
     def cmd_smembers(self, args: Args) -> Reply:
         return list(self._typed(args[0], SetValue) or ())
 
+    def cmd_sscan(self, args: Args) -> Reply:
+        return [b"0", self.cmd_smembers(args)]
+
     def cmd_scard(self, args: Args) -> Reply:
         return len(self._typed(args[0], SetValue) or ())
 
@@ -390,6 +393,9 @@ class Store:
         members = self._typed(args[0], SortedSet)
         order = members.order if members else []
         return _scored(_span(order, _integer(args[1]), _integer(args[2])), with_scores=len(args) > 3)
+
+    def cmd_zscan(self, args: Args) -> Reply:
+        return [b"0", self.cmd_zrange([args[0], b"0", b"-1", b"WITHSCORES"])]
 
     def cmd_zrangebyscore(self, args: Args) -> Reply:
         members = self._typed(args[0], SortedSet)

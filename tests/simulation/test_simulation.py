@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import first_failing, run_mutant, summary
+from tests.simulation.operator import operated
 from tests.simulation.world import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,14 @@ def test_nothing_is_lost_doubled_reordered_or_leaked(first: int) -> None:
 
     assert [] == [summary(result) for result in results if result.violations]
     assert sum(result.answers for result in results) > 5 * AT_ONCE
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_an_operator_in_the_middle_of_it_loses_nothing_either(first: int) -> None:
+    results = [operated(seed) for seed in range(first, first + 3)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert any("has paused" in line for result in results for line in result.lines)
 
 
 @pytest.mark.parametrize(

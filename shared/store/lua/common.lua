@@ -320,6 +320,42 @@ local function page(record, line, version)
   count_line(line, 'out:' .. version, 1)
 end
 
+-- A sequence is paused while this stands in the place of its entry in the starts stream (field be): it is moving, and
+-- waits for no slot. No stream has this entry.
+local NO_ENTRY = '0-1'
+
+-- When a pause ends, and how much of the idle time was left when it began. pause: the record's field ps
+local function times_of(pause)
+  local until_ms, left = string.match(pause or '', '^(%d+) (%d+)$')
+  return tonumber(until_ms) or 0, tonumber(left)
+end
+
+-- Ends the pause of a sequence. With open steps it waits for a slot, and so does one that is to keep its slot; any other
+-- is paged. Without an open step its idle time goes on where it stood.
+local function go_on(keys, sid)
+  local got = redis.call('HMGET', keys.record, 'vr', 'nx', 'cm', 'pg', 'ps')
+  local model, is_idle = model_of(sid), got[2] == got[3]
+  local deadlines = BASE .. 'deadlines:' .. model
+  redis.call('HDEL', keys.record, 'ps')
+  if is_idle then
+    local _, left = times_of(got[5])
+    left = left or math.max(0, redis.call('PTTL', keys.idle))
+    redis.call('PEXPIRE', keys.idle, left)
+    redis.call('ZADD', deadlines, clock_ms() + left, sid)
+  else
+    -- The next commit sets it; it lowers none that stands there.
+    redis.call('ZREM', deadlines, sid)
+  end
+  if is_idle and got[4] then
+    redis.call('HDEL', keys.record, 'be')
+    page(keys.record, BASE .. 'line:' .. model, got[1])
+  else
+    local entry = redis.call('XADD', BASE .. 'starts:' .. model, '*', 'q', sid, 'v', got[1], 'u', '0', 'k', 'm')
+    redis.call('HSET', keys.record, 'be', entry)
+  end
+  return 1
+end
+
 -- A sequence leaves the waiting line together with its steps. state: w or m
 local function leave_line(line, state, version, accepted, committed)
   if state == 'w' then count_line(line, 'w', -1) end
@@ -344,7 +380,7 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
     redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
   end
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk',
-    'en')
+    'en', 'ps')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

@@ -1,6 +1,7 @@
 -- Ends sequences: an operator wants it, or the other steps of their ensemble cannot go on. A sequence accepts nothing but
 -- a START from now on. Its open steps are run and answered; then it has no idle time left, and its model's leader ends
--- it (`expire`). A sequence that waits for its first slot is refused with all of its steps.
+-- it (`expire`). A sequence that waits for its first slot is refused with all of its steps. One that is paused is
+-- resumed, so that its steps are run.
 --
 -- KEYS   per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 state of its tombstone   2 encoded reply for the steps of a waiting sequence
@@ -22,6 +23,7 @@ local function end_sequence(keys, sid, run)
     redis.call('XADD', BASE .. 'feed:' .. model_of(sid), '*', 'q', sid, 'e', 0, 'k', KIND, 'b', got[6])
     return 2
   end
+  if got[6] == NO_ENTRY then go_on(keys, sid) end
   redis.call('HSET', keys.record, 'cl', 1, 'en', accepted .. ' ' .. KIND, 'og', 1)
   if accepted == committed and redis.call('PTTL', keys.idle) > 1 then
     redis.call('PEXPIRE', keys.idle, 1)

@@ -1,16 +1,22 @@
--- Ends sequences whose idle marker has run out. Only the marker decides; the deadline said when to look at it.
+-- Ends sequences whose idle marker has run out. Only the marker decides; the deadline said when to look at it. A paused
+-- sequence is resumed when its pause is over.
 --
 -- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 term   2 tombstone ms   then the sequence ids
 -- reply  per sequence: 1 expired, 0 not (its deadline was set to another time, or removed until its next commit)
 
 local function expire(keys, sid)
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be', 'en', 'sn')
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be', 'en', 'sn', 'ps')
   local state = got[1]
   local kind = ended_as(got[8], number(got[9])) or 'x'
   if not is_sound(state, tonumber(got[4]), tonumber(got[5]), 0, got[6])
     or state == 'l' and redis.call('SISMEMBER', owned_by(got[2] or '', MODEL), sid) == 0 then
     error(NOT_SOUND)
+  end
+  if got[7] == NO_ENTRY then
+    local until_ms = times_of(got[10])
+    if until_ms > clock_ms() then redis.call('ZADD', DEADLINES, until_ms, sid) else go_on(keys, sid) end
+    return 0
   end
   if (state ~= 'l' and state ~= 'p' and state ~= 'm') or got[4] ~= got[5] then
     redis.call('ZREM', DEADLINES, sid)

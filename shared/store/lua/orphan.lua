@@ -5,14 +5,15 @@
 -- KEYS   per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 gateway, then per sequence: sequence id, token of the latest step that came over the connection, grace ms
 -- reply  per sequence: 1 it may be idle for the grace at most, from now on or after its open steps
---        0 nothing changed: it was used by another connection, is closed, over or orphaned already, or has less idle
---        time left than the grace
+--        0 nothing changed: it was used by another connection, is closed, over, paused or orphaned already, or has
+--        less idle time left than the grace
 -- Safe to repeat.
 
 local function orphan(keys, sid, token, grace)
   local grace_ms = tonumber(grace)
-  local got = redis.call('HMGET', keys.record, 'la', 'cl', 'nx', 'cm', 'og')
-  if got[2] ~= '0' or got[5] or string.match(got[1] or '', '%S+ %S+$') ~= ARGV[1] .. ' ' .. token then return 0 end
+  local got = redis.call('HMGET', keys.record, 'la', 'cl', 'nx', 'cm', 'og', 'be')
+  -- While it is paused, its idle time stands still.
+  if got[2] ~= '0' or got[5] or got[6] == NO_ENTRY or string.match(got[1] or '', '%S+ %S+$') ~= ARGV[1] .. ' ' .. token then return 0 end
   if got[3] ~= got[4] then
     redis.call('HSET', keys.record, 'og', grace_ms)
     return 1

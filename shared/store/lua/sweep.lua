@@ -23,18 +23,20 @@ local function steps_in(stream)
 end
 
 local function look_over(keys, sid)
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'nx', 'cm', 'vr', 'be')
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'nx', 'cm', 'vr', 'be', 'ps')
   local state = got[1]
   if state ~= 'l' and state ~= 'w' and state ~= 'm' and state ~= 'p' then return 0 end
   local accepted, committed = tonumber(got[3]), tonumber(got[4])
   if not is_sound(state, accepted, committed, 0, got[5]) then error(NOT_SOUND) end
+  local is_paused = got[6] == NO_ENTRY
+  if is_paused then redis.call('ZADD', DEADLINES, 'NX', times_of(got[7]), sid) end
   local step = string.format('%.0f', committed + 1) .. ' ' .. sid
   if state == 'l' then
     redis.call('SADD', owned_by(got[2], MODEL), sid)
     if accepted > committed and not steps_in(BASE .. 'inbox:' .. got[2])[step] then error(UNREADABLE) end
   elseif state ~= 'p' then
     if accepted > committed and not steps_in(keys.parked)[step] then error(UNREADABLE) end
-    if #redis.call('XRANGE', STARTS, got[6], got[6]) == 0 then
+    if not is_paused and #redis.call('XRANGE', STARTS, got[6], got[6]) == 0 then
       local entry = redis.call('XADD', STARTS, '*', 'q', sid, 'v', got[5], 'u', '0', 'k', state)
       redis.call('HSET', keys.record, 'be', entry)
     end

@@ -1,0 +1,58 @@
+"""What a shell offers behind `seqmesh seq`: the models of the mesh, and the ids of their sequences.
+
+A shell waits for it with each press of a key: a mesh that cannot be found, or takes long, offers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+
+import click
+
+from deploy.operate.operating import OperatedMesh, found_mesh
+from deploy.operate.settings import OperatorSettings
+from shared.contract.ids import correlation_id_of
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.sequences import Sequences
+
+PATIENCE_S = 2.0
+IDS_MAX, LOOKED_AT_MAX = 100, 10_000
+"""Ids that are offered, and sequences that are looked at for them."""
+
+
+def models(context: click.Context, _: click.Parameter, begin: str) -> list[str]:
+    """Models whose name begins like that."""
+
+    async def found(mesh: OperatedMesh) -> list[str]:
+        return sorted(name for name in await mesh.membership.models() if name.startswith(begin))
+
+    return _offered(context, found)
+
+
+def ids(context: click.Context, _: click.Parameter, begin: str) -> list[str]:
+    """Open sequences of the model before it whose id begins like that."""
+
+    async def found(mesh: OperatedMesh) -> list[str]:
+        sequences = Sequences(mesh.redis, mesh.keys, mesh.membership)
+        names, _ = await sequences.some(
+            str(context.params.get("model")), begin, found_max=IDS_MAX, looked_at_max=LOOKED_AT_MAX
+        )
+        return [str(correlation_id_of(name)) for name in names]
+
+    return _offered(context, found)
+
+
+def _offered(context: click.Context, found: Callable[[OperatedMesh], Awaitable[list[str]]]) -> list[str]:
+    given = {each.name: context.params.get(each.name) for each in fields(OperatorSettings)}
+    settings = OperatorSettings(**{name: value for name, value in given.items() if value})
+
+    async def asked() -> list[str]:
+        async with asyncio.timeout(PATIENCE_S), found_mesh(settings) as mesh:
+            return await found(mesh)
+
+    try:
+        return asyncio.run(asked())
+    except (click.ClickException, TimeoutError, *CONNECTION_LOST):
+        return []
