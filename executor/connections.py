@@ -11,6 +11,7 @@ from redis.exceptions import OutOfMemoryError
 
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
+from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -39,7 +40,8 @@ class RedisConnections:
         self.commands = open_client(self.run)
         self.blocking = open_client(self.run)
         self.keys = keys
-        self.scripts = Scripts(self.commands, keys)
+        self.trips = RoundTripMeter("executor")
+        self.scripts = Scripts(self.commands, keys, trips=self.trips)
         self.membership = Membership(self.commands, keys)
 
     @asynccontextmanager

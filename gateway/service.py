@@ -41,6 +41,7 @@ from gateway.models.statistics import Statistics
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.inference import Inference
+from gateway.requests.measures import Measures
 from gateway.requests.orphans import Orphans
 from gateway.requests.recovery import RestartRecovery
 from gateway.requests.regions import REGIONS_MAX, Regions
@@ -67,6 +68,7 @@ from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.metering import Metering
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
 from shared.store.scripts import Scripts
@@ -105,6 +107,7 @@ class Core:
     memory: MemoryBound
     unread: UnreadAnswers
     company: Company
+    metering: Metering
 
 
 async def serve(
@@ -152,7 +155,9 @@ async def running_core(
         catalog = Catalog(membership, strict_readiness=settings.strict_readiness)
         where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
         replies = Replies(redis, keys, gateway, where=where)
-        scripts = Scripts(redis, keys)
+        measures = Measures()
+        scripts = Scripts(redis, keys, trips=measures.trips)
+        metering = Metering(scripts, keys, measures.meters)
         dispatch = Dispatch(
             redis,
             scripts,
@@ -186,6 +191,7 @@ async def running_core(
             request_bytes_max=await value_bytes_max(redis),
             timeout_ms=settings.request_timeout_ms,
             cache_bytes=cache_bytes,
+            measures=measures,
         )
         stored_settings = StoredSettings(redis, keys)
         process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
@@ -204,6 +210,7 @@ async def running_core(
             tasks.start(process.run(), name="settings"),
             tasks.start(tell(redis, keys), name="unreadable values"),
             tasks.start(company.run(), name="company"),
+            tasks.start(metering.run(), name="measurements"),
             tasks.start(memory.run(), name="memory"),
         ]
         try:
@@ -220,6 +227,7 @@ async def running_core(
                 memory,
                 unread,
                 company,
+                metering,
             )
         finally:
             for task in background:
@@ -252,7 +260,7 @@ async def _serve_ports(
     http_share = Share(shares.http, shares.http_per_client)
     config = parse_metrics_config(settings.metrics_config)
     gauges = gauges_of(core, http_share)
-    metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges, config)
+    metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges, config, core.metering)
     server = ServerRoutes(
         core.catalog, metrics_page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm
     )

@@ -29,10 +29,12 @@ from scheduler.sweep import SpoiltKeys
 from shared.contract.ids import SchedulerId, Term
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
+from shared.statistics.meter import OF_MESH, RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.company import Company, services
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
+from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
 from shared.store.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
 from shared.store.release import RELEASE
@@ -59,7 +61,9 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     run = ServerRun()
     redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
     tracing = setup("scheduler", name)
-    mesh = MeshAccess(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
+    trips = RoundTripMeter("scheduler")
+    scripts = Scripts(redis, keys, trips=trips)
+    mesh = MeshAccess(redis, keys, scripts, Membership(redis, keys), tracing)
     scheduler = Scheduler(settings, name, mesh, run, tasks)
     process = ProcessSettings(StoredSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
     try:
@@ -67,6 +71,7 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
         scheduler.start()
         tasks.start(process.run(), name="settings")
         tasks.start(tell(redis, keys), name="unreadable values")
+        tasks.start(Metering(scripts, keys, lambda: [(OF_MESH, trips.meter)]).run(), name="measurements")
         tasks.start(Company(redis, keys, "scheduler", name).run(), name="company")
         logs.info("scheduler ready", name=name)
         await stop.wait()

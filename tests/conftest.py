@@ -83,6 +83,7 @@ STARTS_PROCESSES = frozenset(
         "deploy/test_demo_vad.py",
         "deploy/test_embedded.py",
         "deploy/test_launcher.py",
+        "deploy/test_monitoring.py",
         "deploy/test_locks.py",
         "deploy/test_reshard.py",
         "docs/test_blocks.py",

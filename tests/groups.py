@@ -38,6 +38,7 @@ SHARED_MESHES: dict[str, tuple[str, ...]] = {
         "tests/mesh/test_examples.py",
         "tests/mesh/test_iterative_requests.py",
         "tests/mesh/test_killed_processes.py",
+        "tests/mesh/test_monitoring.py",
         "tests/mesh/test_rolling_restart.py",
         "tests/mesh/test_statistics.py",
         "tests/mesh/test_virtual_slots.py",

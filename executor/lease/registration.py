@@ -41,8 +41,11 @@ from shared.contract.messages import (
     LoadFailure,
 )
 from shared.process import logs
+from shared.statistics.meter import OF_MESH, LoadMeter
+from shared.statistics.tally import ModelLoad
 from shared.store.link import Link
 from shared.store.membership import Membership
+from shared.store.metering import Metering
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.reporting import Reports
 from shared.store.totals import Tallies
@@ -115,6 +118,7 @@ class Registration:
             calls=calls,
         )
         self._tallies = Tallies(connections.scripts, connections.keys)
+        self._metering = Metering(connections.scripts, connections.keys, self._meters)
         self._reporter = Reporter(
             Reports(connections.commands, connections.keys),
             self.executor,
@@ -145,6 +149,7 @@ class Registration:
                     take_in(self._inbox, self.serving, bytes_max=self._settings.inbox_bytes_max), name="inbox"
                 )
                 group.create_task(self._add_up_counts(), name="counts")
+                group.create_task(self._metering.run(), name="measurements")
                 group.create_task(self._reporter.run(), name="reports")
                 if self._settings.batch_limit_s:
                     group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
@@ -187,6 +192,8 @@ class Registration:
         """Finishes the running batches, commits them, and hands all sequences over at once."""
         await self.serving.quiet()
         await self._committer.drained()
+        with suppress(ResponseError, *CONNECTION_LOST):
+            await self._metering.flush()
         # Last: until the lease ends, the commits above are accepted.
         await self._connections.membership.leave(self._registration())
         logs.info("executor left", executor=self.executor)
@@ -315,12 +322,15 @@ class Registration:
             self._connections.run.agree(run.bound)
             logs.info("redis holds what was known", executor=self.executor)
 
+    def _meters(self) -> list[tuple[ModelLoad, LoadMeter]]:
+        return [*self.serving.meters, (OF_MESH, self._connections.trips.meter)]
+
     async def _add_up_counts(self) -> None:
         """Adds up the tallies of the models served here, which keeps them short and renews the counts' TTL."""
         while True:
             await asyncio.sleep(COUNTS_INTERVAL_S)
             try:
-                await self._tallies.add_up(self.serving.loads)
+                await self._tallies.add_up([*self.serving.loads, OF_MESH])
             except (*CONNECTION_LOST, ResponseError) as error:
                 # ResponseError: also when Redis has no memory left. Statistics are no reason to stop serving.
                 logs.warning("counts delayed", cause=str(error))

@@ -48,6 +48,7 @@ from shared.contract.messages import (
     ServedModel,
 )
 from shared.process import logs
+from shared.statistics.meter import LoadMeter
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
 from shared.store.link import Link
@@ -147,6 +148,11 @@ class Serving:
         """The loads whose counts are added up here."""
         served = (*(model.serves for model in self._all()), *self._versions(ensembles=True).values())
         return [version.statistics.load for version in served]
+
+    @property
+    def meters(self) -> list[tuple[ModelLoad, LoadMeter]]:
+        """What is measured of the loads that run here."""
+        return [(served.statistics.load, served.statistics.requests.meter) for served in self.in_use]
 
     def reports(self) -> list[ModelReport]:
         """What this executor reports of each version. (Stateless requests wait in Redis, where gateways count them.)"""

@@ -87,8 +87,8 @@ class ServedVersion:
     def report(self, *, pending: int) -> ModelReport:
         """What this executor reports of the version. pending: requests that wait here"""
         memory = tuple(use for worker in self.workers for use in worker.memory_usage)
-        batches = self.statistics.take_batches()
-        return ModelReport(self.config.name, self.version, pending, self.load_seconds, memory, batches)
+        batches, exemplars = self.statistics.take_batches(), tuple(self.statistics.requests.meter.exemplars)
+        return ModelReport(self.config.name, self.version, pending, self.load_seconds, memory, batches, exemplars)
 
     @property
     def announcement(self) -> ServedModel:

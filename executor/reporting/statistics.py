@@ -1,7 +1,7 @@
 """Makes the counts of one model version (triton-spec 5.7), packed for the commit or answer that carries them.
 
 No count is kept here: Redis adds the counts up when the answer is final (`shared.statistics.tally`). Only the sizes of
-the latest batches wait for the next report.
+the latest batches wait for the next report, and measurements for the next second (`executor.reporting.request_meter`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from executor.engine.base import RowError, RowResult, Timings
+from executor.reporting.request_meter import RequestMeter
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import (
     FULL_LOGS,
@@ -39,12 +40,14 @@ class StatisticsRecorder:
 
     metrics    which latencies are counted beside the sums
     bounds_ms  of the histogram's buckets
+    requests   measures the requests of the load
     """
 
     def __init__(
         self, load: ModelLoad, metrics: MetricsConfig = DEFAULT, bounds_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS
     ) -> None:
         self.load = load
+        self.requests = RequestMeter()
         self._summaries = metrics.summary_latencies
         self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
         self._latest: deque[int] = deque(maxlen=BATCHES_REPORTED)

@@ -165,6 +165,7 @@ class SequenceModel:
         self.serves = served
         self.model = config.name
         self.load = served.statistics.load
+        self._meter = served.statistics.requests
         self.mark = served.mark
         self.idle_ms = config.idle_ms
         self.kept_replies = KeptReplies(config.retry_replies, config.retry_reply_bytes)
@@ -289,10 +290,15 @@ class SequenceModel:
             # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
             # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.
             await self._committer.final(instance.answered)
+        replayed = 0
         for member, row in zip(batch.members, result.rows, strict=True):
-            if member is not None and member.owned.replays and isinstance(row, RowError):
+            if member is None or not member.owned.replays:
+                continue
+            replayed += 1
+            if isinstance(row, RowError):
                 owned = member.owned
                 logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
+        self._meter.batch(len(result.rows) - result.rows.count(None), replayed)
         ends = [_end_of(row) for row in result.rows]
         if self._open is not None:
             ends = [None if end is None else RowEnd.AGAIN if end is RowEnd.AGAIN else RowEnd.OPEN for end in ends]
@@ -393,6 +399,7 @@ class SequenceModel:
 
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
         """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""
+        self._meter.committed(steps, codes, sent_ns, done_ns)
         outcomes = list(zip(steps, codes, strict=True))
         kept = [step for step, code in outcomes if code in GOES_ON]
         final = StepsFinal([(step.sequence, step.epoch, step.step) for step in kept])
@@ -466,6 +473,8 @@ class SequenceModel:
         instance = self._instances[commit.instance]
         if finished is not None:
             ran = [given for given in commit.answers if given.how is HowAnswered.RAN]
+            for given in ran:
+                self._measure(given, finished)
             if traced := [given for given in ran if given.queued.message.traceparent]:
                 self._trace(traced, finished)
         steps = instance.commits.of(commit, finished)
@@ -513,6 +522,12 @@ class SequenceModel:
         owned, sequence, last_step = action.owned, action.owned.sequence, action.last_step
         described = self._instances[owned.instance].worker.describe_state(owned.slot)
         described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
+
+    def _measure(self, given: StepAnswer, finished: FinishedBatch) -> None:
+        """Measures a step's phases up to here; the checkpoint follows with its commit."""
+        message = given.queued.message
+        delivered_ns = entry_time_ns(given.queued.step.entry)
+        self._meter.ran(message.arrived_ns, delivered_ns, finished.began_ns, finished.ended_ns, message.traceparent)
 
     def _trace(self, ran: Sequence[StepAnswer], finished: FinishedBatch) -> None:
         """Records a batch, and its steps' spans up to here; their `checkpoint` follows when the commit comes back."""

@@ -325,7 +325,8 @@ class WorkModel:
             )
             reply = answer(row, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
             done.append(WorkDone(id, reply, counts, None if isinstance(row, RowError) else self._stored(message)))
-        self._trace([message for _, message in batch], began_ns, ended_ns)
+        self._ran([message for _, message in batch], began_ns, ended_ns)
+        self._statistics.requests.batch(sum(sizes))
         execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
         return done, execution
 
@@ -349,8 +350,9 @@ class WorkModel:
             # A backend without response senders gives the only answer at once.
             only = None if isinstance(row, RowResult) and row.open else row
             open_rows.conclude(one, (began_ns, result.timings), last=only)
-        self._trace([message for _, message in batch], began_ns, time.time_ns())
+        self._ran([message for _, message in batch], began_ns, time.time_ns())
         size = sum(rows_of(self.config, message.inputs) for _, message in batch)
+        self._statistics.requests.batch(size)
         counts = self._statistics.execution(batch_size=size, timings=result.timings, ended_ns=time.time_ns())
         # They go with the next request that is finished.
         self._executed = packed(added((unpacked(self._executed), unpacked(counts))))
@@ -385,8 +387,10 @@ class WorkModel:
             return None
         return Stored(entry_name(scope, self._statistics.load.generation, message.cache_key), message.cache_bytes)
 
-    def _trace(self, ran: Sequence[InferMessage], began_ns: int, ended_ns: int) -> None:
-        """Records a batch and what it ran."""
+    def _ran(self, ran: Sequence[InferMessage], began_ns: int, ended_ns: int) -> None:
+        """Measures a batch's requests, and records the batch and those that are traced."""
+        for message in ran:
+            self._statistics.requests.ran(message.arrived_ns, 0, began_ns, ended_ns, message.traceparent)
         traced = [message for message in ran if message.traceparent]
         parents = [message.traceparent for message in traced]
         size = len(ran)

@@ -1,15 +1,14 @@
 """Metrics with Triton's names and labels (triton-spec 7), made from statistics and observations of the mesh. Pure.
 
-prometheus_client insists on the suffix `_total` for counters, which Triton's names do not have. So this module writes
-Prometheus' text format itself.
+Those with the prefix `seqmesh_` that are older than `gateway.models.mesh_families` stand here, too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.models.exposition import Family
 from gateway.models.observation import Observed, Place, each_model
 from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
@@ -25,34 +24,6 @@ from shared.statistics.tally import (
     sketch_of,
 )
 from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    name: str
-    kind: str
-    help: str
-    samples: Sequence[Sample]
-
-    def lines(self) -> Iterable[str]:
-        """Prometheus' text format; labels by name, as Triton writes them."""
-        yield f"# HELP {self.name} {escaped(self.help, quotes=False)}"
-        yield f"# TYPE {self.name} {self.kind}"
-        for sample in self.samples:
-            inside = ",".join(f'{name}="{escaped(text)}"' for name, text in sorted(sample.labels.items()))
-            labels = f"{{{inside}}}" if inside else ""
-            yield f"{self.name}{sample.suffix}{labels} {number(sample.value)}"
-
-
-def escaped(text: str, *, quotes: bool = True) -> str:
-    """Escapes a label's value, or with `quotes=False` a help text."""
-    plain = text.replace("\\", "\\\\").replace("\n", "\\n")
-    return plain.replace('"', '\\"') if quotes else plain
-
-
-def number(value: float) -> str:
-    """A value as Prometheus reads it."""
-    return "NaN" if math.isnan(value) else repr(value)
 
 
 @dataclass(frozen=True, slots=True)

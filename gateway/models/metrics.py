@@ -6,15 +6,25 @@ aggregate with `max`. Metrics with the prefix `seqmesh_gateway_` are about this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
+from gateway.models.exposition import Family
+from gateway.models.mesh_families import (
+    executor_families,
+    exemplars_of,
+    redis_families,
+    request_families,
+    sequence_families,
+)
 from gateway.models.metric_families import (
-    Family,
     cache_families,
     custom_families,
     hardware_families,
@@ -24,11 +34,15 @@ from gateway.models.metric_families import (
 )
 from gateway.models.observation import Observation
 from gateway.models.statistics import Statistics
-from shared.contract.errors import MeshError
+from shared.contract.errors import MeshError, UnavailableError
 from shared.process import logs
+from shared.statistics.meter import Exemplar
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import Sample
+from shared.store.metering import Metering
+from shared.store.redis_client import CONNECTION_LOST
 
+_untyped: Any = openmetrics_exposition
 MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")
 """Name, kind and help."""
 
@@ -51,7 +65,10 @@ class Metrics:
         observation: Observation,
         gauges: Sequence[Gauge],
         config: MetricsConfig,
+        metering: Metering | None = None,
     ) -> None:
+        """metering: hands on what this gateway measures; None: it measures nothing"""
+        self._metering = metering
         self._catalog = catalog
         self._statistics = statistics
         self._observation = observation
@@ -60,9 +77,10 @@ class Metrics:
         self._process: Any = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
-    async def render(self) -> bytes:
-        """The page in Prometheus' text format. Without Redis it has this gateway's metrics only, and
-        `seqmesh_gateway_mesh_up` is 0."""
+    async def render(self, *, openmetrics: bool = False) -> bytes:
+        """The page in Prometheus' text format, or in OpenMetrics, which has exemplars. Without Redis it has this
+        gateway's metrics only, and `seqmesh_gateway_mesh_up` is 0.
+        """
         try:
             families = await self._mesh()
             up = 1.0
@@ -71,17 +89,39 @@ class Metrics:
             families, up = [], 0.0
         families.append(Family(*MESH_UP, [Sample("", {}, up)]))
         families += [Family(own.name, own.kind, own.help, [Sample("", {}, own.read())]) for own in self._gauges]
-        lines = [line for family in families for line in family.lines()]
-        return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)
+        each = (family.openmetrics_lines() if openmetrics else family.lines() for family in families)
+        # The registry's part comes last: in OpenMetrics it writes the page's end.
+        last: bytes = _untyped.generate_latest(self._process) if openmetrics else generate_latest(self._process)
+        return "\n".join(chain.from_iterable(each)).encode() + b"\n" + last
 
     async def _mesh(self) -> list[Family]:
+        # First, so that the page has all that this gateway has answered.
+        await self._hand_on()
         statistics = await self._statistics.read()
+        of_mesh = await self._statistics.of_mesh()
         observed = await self._observation.look()
         models = shown(statistics, self._catalog.view.records, observed)
         return [
             *inference_families(models, self._config),
+            *request_families(models, exemplars_of(observed, self._own_exemplars())),
+            *sequence_families(models, observed.led),
             *cache_families(models, observed),
             *hardware_families(observed),
+            *executor_families(observed),
+            *redis_families(observed.redis, of_mesh),
             *custom_families(observed),
             *unreadable_families(observed),
         ]
+
+    async def _hand_on(self) -> None:
+        if self._metering is None:
+            return
+        try:
+            await self._metering.flush()
+        except (*CONNECTION_LOST, ResponseError) as lost:
+            raise UnavailableError(f"Redis, which holds the metrics, cannot be written: {lost}") from lost
+
+    def _own_exemplars(self) -> Iterable[tuple[str, str, Exemplar]]:
+        for load, meter in self._metering.meters() if self._metering is not None else ():
+            for exemplar in meter.exemplars:
+                yield load.model, load.version, exemplar

@@ -15,11 +15,13 @@ from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
 from gateway.models.occupancy import Occupancy, read_occupancies
+from gateway.models.redis_figures import RedisFigures, read_figures
 from shared.contract.errors import UnavailableError
 from shared.statistics.reports import ExecutorReport, ModelReport
 from shared.statistics.tally import MemoryUse
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.membership import Member
 from shared.store.reading import read_counts, tell_now, value_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.reporting import Reports
@@ -27,6 +29,8 @@ from shared.store.waiting_line import WaitingLine, read_lines
 
 Place = tuple[str, str]
 """Model and version."""
+EXECUTOR_STATES = ("serving", "leaving", "lost", "drained")
+"""It serves; it leaves in order; its lease has ended without that; an operator has emptied it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,9 @@ class Observed:
     lines       per sequence model: its sequences that wait for a slot
     occupancies  per sequence model: its live sequences and its slots
     unreadable  values in Redis that could not be read so far, by kind of key
+    executors   how many there are in each of `EXECUTOR_STATES`
+    led         sequence models that a scheduler leads
+    redis       what the server tells of itself; None if it does not
     """
 
     reports: Sequence[ExecutorReport]
@@ -61,6 +68,9 @@ class Observed:
     lines: Mapping[str, WaitingLine] = field(default_factory=dict[str, WaitingLine])
     occupancies: Mapping[str, Occupancy] = field(default_factory=dict[str, Occupancy])
     unreadable: Mapping[str, int] = field(default_factory=dict[str, int])
+    executors: Mapping[str, int] = field(default_factory=dict[str, int])
+    led: frozenset[str] = frozenset()
+    redis: RedisFigures | None = None
 
 
 class Observation:
@@ -85,13 +95,16 @@ class Observation:
             cache = await self._cache() if self._cache_bytes else None
             await tell_now(self._redis, self._keys)
             unreadable = await read_counts(self._redis, self._keys)
+            states = await self._executors()
+            led = await self._led(sequence_models)
+            redis = await read_figures(self._redis)
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
         for model, line in lines.items():
             pending.update({(model, version): steps for version, steps in line.steps.items()})
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
-        return Observed(reports, pending, cache, lines, occupancies, unreadable)
+        return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis)
 
     async def reports(self) -> list[ExecutorReport]:
         """The report of every living executor. Raises redis.ConnectionError when the connection is lost."""
@@ -112,6 +125,18 @@ class Observation:
         used, evicted = (sum(each[field] for each in numbers) for field in (0, 1))
         return CacheUse(self._cache_bytes * len(shards), used, sum(found[1::2]), evicted)
 
+    async def _executors(self) -> Counter[str]:
+        """Drained ones are out of the mesh, and known by name alone."""
+        states = Counter(map(state_of, self._catalog.view.members))
+        states["drained"] = await self._redis.hlen(self._keys.drained)
+        return states
+
+    async def _led(self, models: Sequence[str]) -> frozenset[str]:
+        pipe = self._redis.pipeline(transaction=False)
+        for model in models:
+            pipe.exists(self._keys.leader(model))
+        return frozenset(model for model, led in zip(models, await pipe.execute(), strict=True) if led)
+
     def _is_sequence_model(self, name: str) -> bool:
         return self._catalog.view.records[name].config.sequence_batching is not None
 
@@ -125,6 +150,13 @@ class Observation:
         for place in places:
             pipe.zcard(self._keys.work_queue(*place).queue)
         return Counter(dict(zip(places, await pipe.execute(), strict=True)))
+
+
+def state_of(member: Member) -> str:
+    """One of `EXECUTOR_STATES`."""
+    if member.registration.leaving:
+        return "leaving"
+    return "serving" if member.alive else "lost"
 
 
 def each_model(reports: Sequence[ExecutorReport]) -> list[ModelReport]:

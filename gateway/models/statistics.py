@@ -11,7 +11,8 @@ from gateway.models.catalog import Catalog
 from gateway.models.observation import Observation, memory_of
 from gateway.models.versions import check_version_text
 from shared.contract.errors import RequestError, UnavailableError
-from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
+from shared.statistics.meter import OF_MESH
+from shared.statistics.tally import Counts, ModelLoad, ModelStatistics, statistics_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.totals import Tallies
 
@@ -43,6 +44,13 @@ class Statistics:
             statistics_of(load.model, load.version, counts[load], memory.get((load.model, load.version), ()))
             for load in loads
         ]
+
+    async def of_mesh(self) -> Counts:
+        """What belongs to no model. Raises UnavailableError without Redis."""
+        try:
+            return (await self._tallies.read([OF_MESH]))[OF_MESH]
+        except (*CONNECTION_LOST, ResponseError) as lost:
+            raise UnavailableError(f"Redis, which holds the statistics, cannot be read: {lost}") from lost
 
     def _loads(self, model: str, version: str) -> list[ModelLoad]:
         view = self._catalog.view

@@ -304,21 +304,24 @@ class Dispatch:
         if self._full_since is not None:
             logs.info("redis has room again", full_s=round(time.monotonic() - self._full_since, 3))
             self._full_since = None
+        now_ns = time.time_ns()
         for pending, outcome in zip(batch.requests, outcomes, strict=True):
             if batch.kind is CallKind.STEPS:
-                self._settle_step(pending, outcome)
+                self._settle_step(pending, outcome, now_ns)
             elif isinstance(outcome, bytes):
                 # The response cache had the answer.
+                _measure_accepted(pending, now_ns)
                 pending.span.accepted(0)
                 self._replies.deliver(pending.token.encode(), outcome, self._keys.cache(pending.shard).entries)
             elif outcome:
+                _measure_accepted(pending, now_ns)
                 pending.span.accepted(0)
                 self._accepted(pending, Accepted())
                 self._watch_timeout(pending)
             else:
                 pending.failed(NotReadyError(with_id(pending.call.request_id, "Exceeds maximum queue size")))
 
-    def _settle_step(self, pending: PendingRequest, outcome: Submitted) -> None:
+    def _settle_step(self, pending: PendingRequest, outcome: Submitted, now_ns: int) -> None:
         if outcome.code is SubmitCode.LATE:
             # The first attempt may have been accepted. Its answer then comes over the connection of `Replies`, which
             # may be behind this one. `failed` does nothing if the answer has come by then.
@@ -332,6 +335,9 @@ class Dispatch:
         if pending.used is not None:
             pending.used(pending)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
+        _measure_accepted(pending, now_ns)
+        if repeated and pending.measures is not None:
+            pending.measures.repeated(outcome.code)
         pending.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:
             pending.accepted = Accepted(step=outcome.step, run=outcome.run)
@@ -493,6 +499,12 @@ def model_load(pending: PendingRequest) -> ModelLoad:
     """The load of a model version under which the request is counted."""
     message = pending.admitted.message
     return ModelLoad(message.model, message.version, pending.record.generation)
+
+
+def _measure_accepted(pending: PendingRequest, now_ns: int) -> None:
+    if pending.measures is not None:
+        message = pending.admitted.message
+        pending.measures.accepted(message.arrived_ns, now_ns, message.traceparent)
 
 
 def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:

@@ -22,6 +22,7 @@ from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.requests import Ensembles
+from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
@@ -68,7 +69,9 @@ class Inference:
         request_bytes_max: int = VALUE_BYTES_MAX,
         timeout_ms: int = 0,
         cache_bytes: int = 0,
+        measures: Measures | None = None,
     ) -> None:
+        self._measures = measures
         self._catalog = catalog
         self._dispatch = dispatch
         self._replies = replies
@@ -256,7 +259,10 @@ class Inference:
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted)
-        pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
+        measures = self._measures.of(record, version) if self._measures is not None else None
+        pending = PendingRequest(
+            call, record, admitted, future, shard=shard, token=self._replies.token(), span=span, measures=measures
+        )
         if config.decoupled and on_open is not None:
             on_open(pending)
         self._replies.expect(pending)
@@ -276,6 +282,9 @@ class Inference:
             pending.limit.cancel()
         if pending.span is not NO_STEP:
             _end(pending.span, future)
+        if pending.measures is not None and not future.cancelled() and future.exception() is None:
+            message = pending.admitted.message
+            pending.measures.answered(message.arrived_ns, pending.replied_ns, time.time_ns(), message.traceparent)
         if future.cancelled() or pending.take is not None:
             # Nobody takes the answers that are still to come, so a decoupled model need not give them.
             caller_left(pending, self._dispatch, is_stopping=self.stopping)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.requests.admission import Admitted, InferCall, Parameter
+from gateway.requests.measures import LoadMeasures
 from shared.contract.errors import (
     Code,
     MeshError,
@@ -95,6 +96,8 @@ class PendingRequest(OpenRequest):
     token       the request's name in reply streams, unique within this gateway's life
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
+    measures    those of the model's load; None: nobody measures
+    replied_ns  when its answer came, wall clock; 0 before
     take        None: there is only one answer, or the last one has come
     taken       number of the newest answer of a decoupled model that the client has
     accepted    what Redis said when it accepted the request; None before
@@ -108,7 +111,9 @@ class PendingRequest(OpenRequest):
         "admitted",
         "call",
         "first_sent",
+        "measures",
         "record",
+        "replied_ns",
         "sent",
         "shard",
         "span",
@@ -128,6 +133,7 @@ class PendingRequest(OpenRequest):
         shard: ShardId,
         token: str,
         span: StepSpan = NO_STEP,
+        measures: LoadMeasures | None = None,
     ) -> None:
         self.call = call
         self.record = record
@@ -136,6 +142,8 @@ class PendingRequest(OpenRequest):
         self.shard = shard
         self.token = token
         self.span = span
+        self.measures = measures
+        self.replied_ns = 0
         self.limit = None
         self.take = None
         self.taken = max(0, call.first_answer - 1)
@@ -160,6 +168,7 @@ class PendingRequest(OpenRequest):
         """
         if self.future.done():
             return False
+        self.replied_ns = time.time_ns()
         self.span.replied()
         try:
             message = read_reply(raw)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
+from gateway.models.exposition import OPENMETRICS_TYPE, TEXT_TYPE, wants_openmetrics
 from gateway.models.metadata import SERVER_NAME, extensions_of
 from gateway.models.metrics import Metrics
 from gateway.rest.operations import NOTHING, SERVER_METADATA, TEXT, Content, described
@@ -12,8 +14,6 @@ from gateway.rest.reply import send_bytes, send_json
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import Stop
 from shared.store.release import RELEASE
-
-METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class ServerRoutes:
@@ -44,10 +44,14 @@ class ServerRoutes:
         """GET /v2: name, release and extensions of the server."""
         await send_json(send, self._metadata)
 
-    @described((200, Content({"text/plain": TEXT})))
+    @described((200, Content({"text/plain": TEXT, "application/openmetrics-text": TEXT})))
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /metrics: the metrics of the mesh and of this gateway, for Prometheus."""
-        await send_bytes(send, 200, await self._metrics.render(), (METRICS_TYPE,))
+        """GET /metrics: the metrics of the mesh and of this gateway, for Prometheus; OpenMetrics by `Accept`."""
+        accept = ",".join(Headers(scope=scope).getlist("accept"))
+        openmetrics = wants_openmetrics(accept)
+        kind = OPENMETRICS_TYPE if openmetrics else TEXT_TYPE
+        page = await self._metrics.render(openmetrics=openmetrics)
+        await send_bytes(send, 200, page, ((b"content-type", kind.encode()), (b"vary", b"accept")))
 
     def _refuse_while_stopping(self) -> None:
         if self._stop.requested:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shared.statistics.meter import Exemplar
 from shared.statistics.tally import MemoryUse
 
 Labels = dict[str, str]
@@ -21,6 +22,7 @@ class ModelReport(msgspec.Struct, frozen=True, array_like=True):
     pending       requests that have arrived here and do not run yet
     load_seconds  what its loading took; 0 when it was not measured
     batches       rows of the batches that have run here since the report before, the latest of them last
+    exemplars     of what was measured of the version here
     """
 
     model: str
@@ -29,6 +31,7 @@ class ModelReport(msgspec.Struct, frozen=True, array_like=True):
     load_seconds: float = 0.0
     memory: tuple[MemoryUse, ...] = ()
     batches: tuple[int, ...] = ()
+    exemplars: tuple[Exemplar, ...] = ()
 
 
 class HostReport(msgspec.Struct, frozen=True, array_like=True):

@@ -12,6 +12,7 @@ belongs to the data: it is replicated and comes back with it. Where one is missi
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
@@ -43,6 +44,7 @@ from shared.contract.limits import (
     RETRY_REPLY_BYTES,
 )
 from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.statistics.meter import RoundTripMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence
@@ -380,9 +382,9 @@ PRELUDES: Mapping[str, tuple[str, ...]] = {
         ),
         (),
     ),
-    **dict.fromkeys(("assign", "expire", "pause", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
+    **dict.fromkeys(("expire", "pause", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
     **dict.fromkeys(("commit", "cancel", "end", "count"), ("tally",)),
-    "reject": ("leader", "tally"),
+    **dict.fromkeys(("assign", "reject"), ("leader", "tally")),
     **dict.fromkeys(
         [f"work_{name}" for name in ("pull", "take", "read", "answers", "requeue", "withdraw", "refuse", "wake")],
         ("tally", "work"),
@@ -448,9 +450,11 @@ class Scripts:
     retries: `connect(url, retries=0)`.
     """
 
-    def __init__(self, redis: Redis, keys: Keyspace) -> None:
+    def __init__(self, redis: Redis, keys: Keyspace, *, trips: RoundTripMeter | None = None) -> None:
+        """trips: measures the round trips; None: nobody does"""
         self._redis = redis
         self._keys = keys
+        self._trips = trips
         self._sources = {name: script_source(name) for name in NAMES}
         self._functions = {name: function_name(name, source) for name, source in self._sources.items()}
 
@@ -477,7 +481,10 @@ class Scripts:
         link    a connected link to send them on, instead of a connection of the pool
         Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
         """
+        sent_ns = time.perf_counter_ns()
         outcomes: list[Any] = await self._send(calls, link)
+        if self._trips is not None and calls:
+            self._trips.took(calls[0].script, time.perf_counter_ns() - sent_ns)
         unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
         if unknown:
             # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
@@ -796,7 +803,9 @@ class Scripts:
         return Call("reopen", self._of_sequences([sequence]), args, ReopenCode)
 
     def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[int]:
-        """Counts answered requests: packed counts by the load they belong to. Returns how many; not safe to repeat."""
+        """Counts answered requests, or measurements: packed counts by the load that they belong to; returns how many.
+        Not safe to repeat.
+        """
         keys = [self._keys.tally(shard, load.model, load.version, load.generation) for load, _ in counts]
         return Call("count", keys, [packed for _, packed in counts], int)
 

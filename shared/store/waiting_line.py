@@ -18,6 +18,15 @@ TAKEOVER_CAUSES = ("lost", "leaving", "moved")
 """Why a sequence was taken from its owner: the owner had died; it was leaving; or the sequence moved to another
 slot.
 """
+ENDS = {
+    "e": "end",
+    "x": "expired",
+    "f": "failed",
+    "o": "lost",
+    "c": "cancelled",
+    "r": "rejected",
+}
+"""Why a sequence is over, by the state of its tombstone (common.lua); `r`: it waited too long for its first slot."""
 
 
 @dataclass(slots=True)
@@ -31,6 +40,8 @@ class WaitingLine:
     paged      live sequences without a slot that want none now
     taken_over  how often a sequence was taken from its owner, ever, by version and cause (`TAKEOVER_CAUSES`)
     refused    steps whose commit was refused, ever, because the executor was not the owner any more
+    begun      sequences that began, ever
+    over       sequences that are over, ever, by version and reason (`ENDS`)
     """
 
     first: int = 0
@@ -40,6 +51,8 @@ class WaitingLine:
     paged: Counter[str] = field(default_factory=Counter[str])
     taken_over: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     refused: Counter[str] = field(default_factory=Counter[str])
+    begun: Counter[str] = field(default_factory=Counter[str])
+    over: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def add(self, name: str, number: int) -> None:
         """Adds a field of the hash."""
@@ -60,6 +73,10 @@ class WaitingLine:
             self.taken_over[version, kind] += number
         elif kind == "refused":
             self.refused[version] += number
+        elif kind == "begun":
+            self.begun[version] += number
+        elif kind.startswith("over_") and (reason := ENDS.get(kind.removeprefix("over_"))):
+            self.over[version, reason] += number
 
 
 async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dict[str, WaitingLine]:

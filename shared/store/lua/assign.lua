@@ -6,9 +6,21 @@
 -- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
 -- atomic epoch, owner and the move of every parked step
 
+-- Upper ends of the buckets of waits, ms: `SLOT_WAIT_BOUNDS_S` of shared/statistics/meter.py.
+local WAIT_BOUNDS = { 5, 10, 50, 100, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000 }
+
+-- Measures how long a sequence has waited for its slot. cause: start, takeover, page
+local function tally_wait(version, cause, waits)
+  local waited, bucket = math.max(0, clock_ms() - number(string.match(waits, '^%d+'))), 0
+  while WAIT_BOUNDS[bucket + 1] and waited > WAIT_BOUNDS[bucket + 1] do bucket = bucket + 1 end
+  local name = 'slot_wait_' .. cause
+  tally(BASE .. 'tally:' .. MODEL .. '::' .. version,
+    cmsgpack.pack({ name .. ':' .. bucket, 1, name .. ':sum', waited }))
+end
+
 local function assign(keys, sid, waits, executor, instance, slot)
   local record, parked, inbox = keys.record, keys.parked, BASE .. 'inbox:' .. executor
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'tk')
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'tk', 'ow')
   -- Parked steps without a record: the record was removed, not ended.
   if got[1] and not is_sound(got[1], tonumber(got[8]), tonumber(got[3]), 0, got[4])
     or not got[1] and redis.call('EXISTS', parked) == 1 then
@@ -22,6 +34,8 @@ local function assign(keys, sid, waits, executor, instance, slot)
   -- Only the first owner's epoch is kept here.
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
+  -- A paged sequence keeps its last owner's name.
+  tally_wait(got[4], got[1] == 'w' and 'start' or got[10] and 'page' or 'takeover', waits)
   local committed = number(got[3])
   leave_line(LINE, got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', STARTS, waits, got[6] or waits)
@@ -62,4 +76,5 @@ for i, epoch in ipairs(epochs) do
   local waits = ARGV[1 + (i - 1) * 5 + 2]
   if epoch == 0 and string.find(waits, '^%d+%-%d+$') then redis.call('XDEL', STARTS, waits) end
 end
+tally_all()
 return epochs

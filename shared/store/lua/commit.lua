@@ -218,7 +218,7 @@ local function commit(keys, step)
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then
     kind = void and (kind or redis.call('HGET', keys.record, 'vk') or 'f') or 'e'
-    release(keys, step.sid, kind, step.epoch, tombstone_ms(step))
+    release(keys, step.sid, kind, step.epoch, got[8], tombstone_ms(step))
     return 2
   end
   begin_idle_time(keys, step.sid, tonumber(ARGV[1]), got[13])

@@ -268,6 +268,7 @@ local function lose(record, cause)
   redis.call('UNLINK', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid)
   redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
+  redis.call('HINCRBY', BASE .. 'line:' .. model, 'over_o:' .. (got[4] or ''), 1)
   redis.call('HSET', record, 'st', 'o', 'cl', 1, 'nx', 0, 'cm', 0, 'sn', 1, 'vr', '')
   redis.call('PEXPIRE', record, UNREADABLE_TOMBSTONE_MS)
   -- The record's own epoch may be unreadable; the newest of the shard tells the scheduler that every epoch so far is
@@ -308,6 +309,7 @@ end
 --   gone:<v>     paged ones that ended without a slot
 --   lost:<v>, leaving:<v>, moved:<v>   sequences taken over from an owner that died, that left, that lives on
 --   refused:<v>  steps of executors that were not the owners any more
+--   begun:<v>    sequences that began; over_<k>:<v>  that are over, k: state of the tombstone, r: rejected while it waited
 local function count_line(line, field, change)
   if change ~= 0 then redis.call('HINCRBY', line, field, change) end
 end
@@ -369,9 +371,15 @@ local function lose_state(record, since, kind, start)
   if start <= since then redis.call('HSET', record, 'cl', 1) end
 end
 
+-- A sequence of a version is over. kind: as above
+local function count_over(sid, kind, version)
+  count_line(BASE .. 'line:' .. model_of(sid), 'over_' .. kind .. ':' .. (version or ''), 1)
+end
+
 -- Ends a sequence: its slot is reported to the scheduler's feed, and its record becomes a tombstone.
 -- keys: record, idle, parked, checkpoint, deadlines; for a sequence with a slot also owned, feed
-local function release(keys, sid, kind, epoch, tombstone_ms)
+local function release(keys, sid, kind, epoch, version, tombstone_ms)
+  count_over(sid, kind, version)
   -- The checkpoint of a state that grows has thousands of fields: another thread of Redis frees them.
   redis.call('UNLINK', keys.idle, keys.parked, keys.checkpoint)
   redis.call('ZREM', keys.deadlines, sid)

@@ -38,7 +38,7 @@ local function expire(keys, sid)
     redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
   end
   keys.deadlines = DEADLINES
-  release(keys, sid, kind, got[3], ARGV[2])
+  release(keys, sid, kind, got[3], got[6], ARGV[2])
   return 1
 end
 

@@ -42,7 +42,7 @@ local function reclaim(sid)
   -- A state that only the dead executor held is lost, unless the next step is a START, which needs none.
   local lost = got[7] ~= '1' and start ~= committed + 1
   if lost and accepted == committed then
-    release(keys, sid, 'o', got[3], ARGV[4])
+    release(keys, sid, 'o', got[3], got[8], ARGV[4])
     return
   end
   if not versions then count_line(LINE, (ARGV[5] == '0' and 'leaving:' or 'lost:') .. got[8], 1) end

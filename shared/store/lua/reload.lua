@@ -19,7 +19,7 @@ for i = 1, (#KEYS - 3) / 4 do
   local keys = sequence_keys(4 + (i - 1) * 4)
   keys.owned, keys.deadlines, keys.feed = KEYS[1], KEYS[2], KEYS[3]
   local epoch = is_outdated(keys.record)
-  if epoch then release(keys, ARGV[4 + i], 'o', epoch, ARGV[4]) end
+  if epoch then release(keys, ARGV[4 + i], 'o', epoch, ARGV[2], ARGV[4]) end
   results[i] = epoch and 1 or 0
 end
 return results

@@ -32,6 +32,7 @@ end
 for from = 9 + fields, #ARGV, PIECE do
   redis.call('HSET', keys.checkpoint, 'n', last, unpack(ARGV, from, math.min(from + PIECE - 1, #ARGV)))
 end
+count_line(BASE .. 'line:' .. model, 'begun:' .. version, 1)
 redis.call('SET', keys.idle, '1', 'PX', idle_ms)
 redis.call('ZADD', deadlines, clock_ms() + idle_ms, sid)
 return 1

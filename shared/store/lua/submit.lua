@@ -285,6 +285,7 @@ local function create(step, flags, last_step)
   redis.call('DEL', step.record)
   local entry = redis.call('XADD', starts_of(step), '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
   count_line(line_of(step), 'w', 1)
+  count_line(line_of(step), 'begun:' .. step.version, 1)
   redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))

@@ -48,6 +48,7 @@ local function refuse_waiting(keys, sid, reply, reason)
     end
   end
   leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
+  count_over(sid, reason == 'REJECTED' and 'r' or 'c', got[3])
   redis.call('XDEL', BASE .. 'starts:' .. model, got[1], got[2] or got[1])
   redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
   return count

@@ -7,8 +7,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from gateway.models.exposition import Family
+from gateway.models.mesh_families import executor_families, redis_families, request_families, sequence_families
 from gateway.models.metric_families import (
-    Family,
     cache_families,
     hardware_families,
     inference_families,
@@ -16,22 +17,27 @@ from gateway.models.metric_families import (
     unreadable_families,
 )
 from gateway.models.metrics import MESH_UP
-from gateway.models.observation import CacheUse, Observed
+from gateway.models.observation import EXECUTOR_STATES, CacheUse, Observed
 from gateway.models.occupancy import Occupancy, Slots
+from gateway.models.redis_figures import CommandUse, RedisFigures
 from gateway.service import gauges_of
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
+from shared.statistics.meter import ROUND_TRIP, SLOT_WAITS, Phase
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
 from shared.statistics.tally import FailureReason, failure, statistics_of
-from shared.store.waiting_line import TAKEOVER_CAUSES
+from shared.store.scripts import StepOutcome
+from shared.store.waiting_line import ENDS, TAKEOVER_CAUSES
 from tests.docs.reference.markdown import code, page, table, text
 
 HEAD = ("Metric", "Kind", "Labels", "When", "Meaning")
 INTRO = """
 Every gateway serves them at `/metrics` of its HTTP port and of its metrics port (`--metrics-port`), in Prometheus' text
-format. What begins with `nv_` has Triton's name, kind and labels, and is the mesh's: every gateway shows the same
-numbers, so scrape one gateway, or aggregate with `max`. What begins with `seqmesh_gateway_` is that process alone.
+format, and in OpenMetrics with exemplars for those who ask for it by `Accept`, as Prometheus does. What begins with
+`nv_` has Triton's name, kind and labels, and is the mesh's: every gateway shows the same numbers, so scrape one
+gateway, or aggregate with `max`. What begins with `seqmesh_gateway_` or `process_` is that process alone; all other
+metrics with `seqmesh_` are the mesh's.
 
 Metrics of models also have a label `_<tag>` for each of the model's `metric_tags`. A `python` model may have metrics of
 its own; they are added up over all executors. A counter of a model begins at 0 with each load of the model.
@@ -39,6 +45,7 @@ its own; they are added up over all executors. A counter of a model begins at 0 
 PLAIN = ModelConfig("m", "python", "", 8, (), ())
 STATE = (StateSpec("in", "out", "FP32", (1,)),)
 GPU = GpuReport("u", utilization=0.5, memory_total=2, memory_used=1, power_usage=1, power_limit=2, energy=3)
+FIGURES = RedisFigures(1, 1, 1, 1, log_written=True, commands={"fcall": CommandUse(1, 1)})
 REPORT = ExecutorReport("e", "h", HostReport(0.5, 2, 1))
 
 
@@ -58,7 +65,14 @@ def families(
     statistics = [statistics_of("m", "1", failure(FailureReason.OTHER, total_ns=1))]
     seen = Observed([REPORT], {}, occupancies={"m": Occupancy(slots={"e": Slots()})})
     models = shown(statistics, {"m": ModelRecord(config, "{}", ("1",))}, seen)
-    return [*inference_families(models, metrics or MetricsConfig()), *hardware_families(seen)]
+    return [
+        *inference_families(models, metrics or MetricsConfig()),
+        *request_families(models, {}),
+        *sequence_families(models, ()),
+        *hardware_families(seen),
+        *executor_families(seen),
+        *redis_families(FIGURES, {f"{ROUND_TRIP}gateway/submit:0": 1}),
+    ]
 
 
 def kinds_of_meshes() -> Iterable[tuple[str, Sequence[Family]]]:
@@ -98,8 +112,15 @@ def metrics() -> str:
         f"`cause` of a takeover: {', '.join(map(code, TAKEOVER_CAUSES))}. The owner had died, was leaving in order, or "
         "lives on and gave its slot up.",
         f"`reason` of a failure: {', '.join(map(code, FailureReason))}.",
-        "## The response cache, machines, Redis",
+        f"`phase` of a request: {', '.join(map(code, Phase))}; see [Monitoring](../guides/monitoring.md#dashboards).",
+        f"`outcome` of a step: {', '.join(code(outcome.name.lower()) for outcome in StepOutcome)}.",
+        f"`reason` of a sequence's end: {', '.join(map(code, ENDS.values()))}.",
+        f"`cause` of a wait for a slot: {', '.join(map(code, SLOT_WAITS))}. The sequence began, lost its owner, or had "
+        "lent its slot to another one.",
+        "## The response cache, machines, executors, Redis",
         table(HEAD, mesh),
+        f"`state` of an executor: {', '.join(map(code, EXECUTOR_STATES))}. It serves; leaves in order; its lease has "
+        "ended without that; an operator has emptied it.",
         "## One gateway",
         table(HEAD, own),
     )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.models.exposition import Family
 from gateway.models.metric_families import (
-    Family,
     cache_families,
     custom_families,
     hardware_families,

@@ -1,0 +1,259 @@
+"""Metrics that Triton has no names for: the times of requests, steps and sequences, executors, Redis. Pure.
+
+Names and units follow Prometheus' conventions: base units, `_total` for counters. Labels have bounded values: models
+and versions of the repository, scripts, commands of the server, and words of this code. None comes from a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from gateway.models.exposition import Family, ShownExemplar, bound_text
+from gateway.models.metric_families import Shown
+from gateway.models.observation import EXECUTOR_STATES, Observed, each_model
+from gateway.models.redis_figures import CommandUse, RedisFigures
+from shared.statistics.meter import (
+    BATCH_ROWS,
+    CHECKPOINT_BYTES,
+    CHECKPOINTS,
+    REPEATED_STEPS,
+    REPLAYED_STEPS,
+    REQUEST_TIME,
+    ROUND_TRIP,
+    ROW_BOUNDS,
+    SECOND,
+    SLOT_WAIT,
+    SLOT_WAIT_BOUNDS_S,
+    SLOT_WAITS,
+    STEP_OUTCOME,
+    TIME_BOUNDS_S,
+    Exemplar,
+    Histogram,
+    Phase,
+    histogram_of,
+    names_of,
+    phase_field,
+)
+from shared.statistics.reports import Sample
+from shared.statistics.tally import Counts
+from shared.store.scripts import StepOutcome
+from shared.store.waiting_line import ENDS
+from shared.traces.context import parse
+
+Exemplars = Mapping[tuple[str, str], Sequence[Exemplar]]
+"""By model and version."""
+
+STATELESS_PHASES = (Phase.GATEWAY, Phase.QUEUE, Phase.COMPUTE, Phase.REPLY)
+REPEATED = ("repeated", "joined")
+MS = 1000
+
+
+def exemplars_of(observed: Observed, own: Iterable[tuple[str, str, Exemplar]]) -> Exemplars:
+    """The latest exemplar of each bucket. own: this gateway's, with model and version"""
+    latest: dict[tuple[str, str, str, int], Exemplar] = {}
+    reported = ((each.model, each.version, one) for each in each_model(observed.reports) for one in each.exemplars)
+    for model, version, found in (*reported, *own):
+        place = (model, version, found.name, found.bucket)
+        before = latest.get(place)
+        if before is None or before.at_ms < found.at_ms:
+            latest[place] = found
+    shown: dict[tuple[str, str], list[Exemplar]] = {}
+    for (model, version, *_), found in latest.items():
+        shown.setdefault((model, version), []).append(found)
+    return shown
+
+
+class _Histograms:
+    """Builds a histogram's family, line by line. unit: how many of the distribution's units are one of the family's"""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], unit: int = SECOND) -> None:
+        self._about = (name, "histogram", text)
+        self._bounds = [*(bound_text(float(bound)) for bound in bounds), "+Inf"]
+        self._unit = unit
+        self._samples: list[Sample] = []
+        self._exemplars: dict[int, ShownExemplar] = {}
+
+    def add(
+        self, labels: Mapping[str, str], found: Histogram, of: str = "", exemplars: Iterable[Exemplar] = ()
+    ) -> None:
+        """Adds what has these labels. of: name of the distribution; exemplars: of all distributions"""
+        first = len(self._samples)
+        upto = list(accumulate(found.buckets))
+        self._samples += [
+            Sample("_bucket", {**labels, "le": bound}, count) for bound, count in zip(self._bounds, upto, strict=True)
+        ]
+        self._samples += [
+            Sample("_sum", dict(labels), found.total / self._unit),
+            Sample("_count", dict(labels), upto[-1]),
+        ]
+        for one in exemplars:
+            # A report of another release may have other buckets, and this gateway may not know of the count yet.
+            if one.name == of and one.bucket < len(found.buckets) and found.buckets[one.bucket]:
+                trace_id, span_id = parse(one.trace)
+                self._exemplars[first + one.bucket] = ShownExemplar(
+                    f"{trace_id:032x}", f"{span_id:016x}", one.value / self._unit, one.at_ms / 1000
+                )
+
+    @property
+    def families(self) -> list[Family]:
+        """None where nothing was added."""
+        return [Family(*self._about, self._samples, self._exemplars)] if self._samples else []
+
+
+def request_families(models: Sequence[Shown], exemplars: Exemplars) -> list[Family]:
+    """The times of all models' requests, and the sizes of their batches."""
+    whole = _Histograms(
+        "seqmesh_request_duration_seconds",
+        "Time of requests that succeeded, from their arrival at a gateway to their answer",
+        TIME_BOUNDS_S,
+    )
+    phases = _Histograms(
+        "seqmesh_request_phase_duration_seconds",
+        "Time of requests by phase, as their spans are called; schedule, queue and checkpoint of sequences' steps to "
+        "the millisecond",
+        TIME_BOUNDS_S,
+    )
+    sizes = _Histograms("seqmesh_batch_size", "Rows of batches, without those that no request filled", ROW_BOUNDS, 1)
+    for each in models:
+        counts, known = each.statistics.counts, exemplars.get((each.statistics.name, each.version), ())
+        whole.add(each.labels, histogram_of(counts, REQUEST_TIME, TIME_BOUNDS_S), REQUEST_TIME, known)
+        for phase in Phase if each.record.config.sequence_batching is not None else STATELESS_PHASES:
+            field = phase_field(phase)
+            phases.add({**each.labels, "phase": phase}, histogram_of(counts, field, TIME_BOUNDS_S), field, known)
+        sizes.add(each.labels, histogram_of(counts, BATCH_ROWS, ROW_BOUNDS))
+    return [family for each in (whole, phases, sizes) for family in each.families]
+
+
+def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Family]:
+    """What became of sequences and their steps; nothing where no model has sequences. led: models with a leader"""
+    models = [each for each in models if each.record.config.sequence_batching is not None]
+    if not models:
+        return []
+    leaders = {each.statistics.name: float(each.statistics.name in led) for each in models}
+    return [
+        Family(
+            "seqmesh_model_has_leader",
+            "gauge",
+            "1 while a scheduler leads the model: gives its sequences slots, ends idle ones, takes over",
+            [Sample("", {"model": model}, value) for model, value in leaders.items()],
+        ),
+        _counter(
+            models,
+            "seqmesh_sequences_started_total",
+            "Sequences that began",
+            lambda each: [({}, each.line.begun[each.version])],
+        ),
+        _counter(
+            models,
+            "seqmesh_sequences_ended_total",
+            "Sequences that are over, by reason",
+            lambda each: [({"reason": reason}, each.line.over[each.version, reason]) for reason in ENDS.values()],
+        ),
+        _counter(
+            models,
+            "seqmesh_steps_total",
+            "Steps that were made final, by outcome",
+            lambda each: _by(each, "outcome", STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
+        ),
+        _counter(
+            models,
+            "seqmesh_steps_repeated_total",
+            "Retries of accepted steps: answered from store (repeated), or with the first attempt (joined)",
+            lambda each: _by(each, "how", REPEATED_STEPS, REPEATED),
+        ),
+        _counter(
+            models,
+            "seqmesh_steps_replayed_total",
+            "Steps that ran again for their state alone, behind a checkpoint",
+            lambda each: [({}, each.statistics.counts.get(REPLAYED_STEPS, 0))],
+        ),
+        _counter(
+            models,
+            "seqmesh_checkpoints_total",
+            "Steps that were committed with a checkpoint",
+            lambda each: [({}, each.statistics.counts.get(CHECKPOINTS, 0))],
+        ),
+        _counter(
+            models,
+            "seqmesh_checkpoint_bytes_total",
+            "Bytes of these checkpoints; how long they took: the phase checkpoint",
+            lambda each: [({}, each.statistics.counts.get(CHECKPOINT_BYTES, 0))],
+        ),
+        *_slot_waits(models),
+    ]
+
+
+Labelled = Sequence[tuple[Mapping[str, str], float]]
+
+
+def _counter(models: Sequence[Shown], name: str, text: str, of: Callable[[Shown], Labelled]) -> Family:
+    samples = [Sample("", {**each.labels, **labels}, value) for each in models for labels, value in of(each)]
+    return Family(name, "counter", text, samples)
+
+
+def _by(each: Shown, label: str, field: str, values: Sequence[str]) -> Labelled:
+    return [({label: value}, each.statistics.counts.get(f"{field}{value}", 0)) for value in values]
+
+
+def _slot_waits(models: Sequence[Shown]) -> list[Family]:
+    waits = _Histograms(
+        "seqmesh_slot_wait_duration_seconds",
+        "Time that sequences have waited for the slot that they got, by what they waited as",
+        SLOT_WAIT_BOUNDS_S,
+        MS,
+    )
+    for each in models:
+        for cause in SLOT_WAITS:
+            found = histogram_of(each.statistics.counts, f"{SLOT_WAIT}{cause}", SLOT_WAIT_BOUNDS_S)
+            waits.add({**each.labels, "cause": cause}, found)
+    return waits.families
+
+
+def executor_families(observed: Observed) -> list[Family]:
+    """How many executors there are, by state."""
+    samples = [Sample("", {"state": state}, observed.executors.get(state, 0)) for state in EXECUTOR_STATES]
+    return [Family("seqmesh_executors", "gauge", "Executors by state", samples)]
+
+
+REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (
+    ("seqmesh_redis_memory_used_bytes", "Memory that Redis uses", lambda told: told.memory_used),
+    (
+        "seqmesh_redis_memory_max_bytes",
+        "Memory beyond which Redis refuses new requests; 0: no bound",
+        lambda told: told.memory_max,
+    ),
+    ("seqmesh_redis_clients", "Connections to Redis", lambda told: told.clients),
+    ("seqmesh_redis_uptime_seconds", "Time since Redis was started", lambda told: told.uptime_s),
+    (
+        "seqmesh_redis_log_written",
+        "1 if Redis wrote its append-only file the last time; absent if it keeps none",
+        lambda told: None if told.log_written is None else float(told.log_written),
+    ),
+)
+COMMANDS: Sequence[tuple[str, str, Callable[[CommandUse], float]]] = (
+    ("seqmesh_redis_commands_total", "Commands that Redis has run; fcall: the mesh's scripts", lambda use: use.calls),
+    ("seqmesh_redis_command_seconds_total", "Time of Redis for these commands", lambda use: use.us / 1e6),
+)
+
+
+def redis_families(told: RedisFigures | None, of_mesh: Counts) -> list[Family]:
+    """Round trips by service and script; what Redis tells of itself, if it does. of_mesh: what belongs to no model"""
+    trips = _Histograms(
+        "seqmesh_redis_round_trip_duration_seconds",
+        "Time of services for round trips to Redis, by the first script that they called",
+        TIME_BOUNDS_S,
+    )
+    for name in names_of(of_mesh, ROUND_TRIP):
+        service, _, call = name.removeprefix(ROUND_TRIP).partition("/")
+        trips.add({"service": service, "call": call}, histogram_of(of_mesh, name, TIME_BOUNDS_S))
+    families = trips.families
+    if told is None:
+        return families
+    for name, text, value in REDIS:
+        if (figure := value(told)) is not None:
+            families.append(Family(name, "gauge", text, [Sample("", {}, figure)]))
+    for name, text, of in COMMANDS:
+        samples = [Sample("", {"command": command}, of(use)) for command, use in sorted(told.commands.items())]
+        families.append(Family(name, "counter", text, samples))
+    return families

@@ -1,0 +1,64 @@
+"""What Redis tells of itself: memory, clients, the time of its commands. Read at each scrape, with one command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import NoPermissionError
+
+from shared.store.commands import Redis
+
+SECTIONS = ("server", "clients", "memory", "persistence", "commandstats")
+COMMAND = "cmdstat_"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandUse:
+    """One command since the server began: how often it was run, and the server's time for it."""
+
+    calls: int
+    us: int
+
+
+@dataclass(frozen=True, slots=True)
+class RedisFigures:
+    """One reading.
+
+    memory_max   bytes beyond which the server refuses new work; 0: no bound
+    log_written  whether the append-only file was written the last time; None: the server keeps none
+    """
+
+    memory_used: int
+    memory_max: int
+    clients: int
+    uptime_s: int
+    log_written: bool | None
+    commands: Mapping[str, CommandUse] = field(default_factory=dict[str, CommandUse])
+
+
+async def read_figures(redis: Redis) -> RedisFigures | None:
+    """The server now; None if its user may not ask. Raises one of CONNECTION_LOST."""
+    try:
+        return figures_of(await redis.info(*SECTIONS))
+    except NoPermissionError:
+        return None
+
+
+def figures_of(info: Mapping[str, Any]) -> RedisFigures:
+    """What INFO says. Subcommands count with their command: there are as many names as the server has commands."""
+    commands: dict[str, CommandUse] = {}
+    for name, told in info.items():
+        if name.startswith(COMMAND):
+            command = name.removeprefix(COMMAND).partition("|")[0]
+            before = commands.get(command, CommandUse(0, 0))
+            commands[command] = CommandUse(before.calls + int(told["calls"]), before.us + int(told["usec"]))
+    return RedisFigures(
+        memory_used=int(info["used_memory"]),
+        memory_max=int(info.get("maxmemory", 0)),
+        clients=int(info["connected_clients"]),
+        uptime_s=int(info["uptime_in_seconds"]),
+        log_written=info["aof_last_write_status"] == "ok" if int(info.get("aof_enabled", 0)) else None,
+        commands=commands,
+    )

@@ -1,0 +1,64 @@
+"""What this gateway measures of its requests: the phases that pass here, the whole time, retries.
+
+Called for every request, so each method does a few additions and nothing else. What was measured leaves with the
+process's other measurements, once a second (`shared.store.metering`).
+"""
+
+from __future__ import annotations
+
+from shared.contract.messages import ModelRecord
+from shared.statistics.meter import OF_MESH, REPEATED_STEPS, REQUEST_TIME, LoadMeter, Phase, RoundTripMeter
+from shared.statistics.tally import ModelLoad
+from shared.store.scripts import SubmitCode
+
+REPEATED = {code: f"{REPEATED_STEPS}{code.name.lower()}" for code in (SubmitCode.REPEATED, SubmitCode.JOINED)}
+
+
+class LoadMeasures:
+    """Of one load of a model version. Times are wall clock, ns; trace: traceparent of the span, "" for none"""
+
+    def __init__(self, load: ModelLoad) -> None:
+        self.load = load
+        self.meter = LoadMeter()
+        self._gateway, self._reply = map(self.meter.phase, (Phase.GATEWAY, Phase.REPLY))
+        self._whole = self.meter.distribution(REQUEST_TIME)
+
+    def accepted(self, arrived_ns: int, accepted_ns: int, trace: str) -> None:
+        """Redis has accepted a request."""
+        took_ns = accepted_ns - arrived_ns
+        self._gateway.add(took_ns)
+        if trace:
+            self._gateway.show(took_ns, trace, accepted_ns)
+
+    def repeated(self, code: SubmitCode) -> None:
+        """A step was accepted before: it is answered from store, or with the first attempt."""
+        if code in REPEATED:
+            self.meter.counts[REPEATED[code]] += 1
+
+    def answered(self, arrived_ns: int, replied_ns: int, ended_ns: int, trace: str) -> None:
+        """The caller of a request has its answer, which is no error."""
+        self._reply.add(ended_ns - replied_ns)
+        self._whole.add(ended_ns - arrived_ns)
+        if trace:
+            self._reply.show(ended_ns - replied_ns, trace, ended_ns)
+            self._whole.show(ended_ns - arrived_ns, trace, ended_ns)
+
+
+class Measures:
+    """Of all requests of this gateway. trips: its round trips to Redis"""
+
+    def __init__(self) -> None:
+        self.trips = RoundTripMeter("gateway")
+        self._loads: dict[tuple[str, str], LoadMeasures] = {}
+
+    def of(self, record: ModelRecord, version: str) -> LoadMeasures:
+        """Those of the load that is served. What is left of the load before it is dropped, as its counts are."""
+        model = record.config.name
+        found = self._loads.get((model, version))
+        if found is None or found.load.generation != record.generation:
+            found = self._loads[model, version] = LoadMeasures(ModelLoad(model, version, record.generation))
+        return found
+
+    def meters(self) -> list[tuple[ModelLoad, LoadMeter]]:
+        """Every meter, with the load that it belongs to."""
+        return [(OF_MESH, self.trips.meter), *((each.load, each.meter) for each in self._loads.values())]

@@ -1,0 +1,77 @@
+"""Dashboards and alert rules as files: sound by themselves, and about metrics that there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.reference.metrics import metrics
+from tests.monitoring_files import DASHBOARDS, PROMETHEUS, ROOT, SUFFIXES, expressions, metrics_of, panels, rules
+
+PROMTOOL = shutil.which("promtool")
+GUIDE = (ROOT / "docs" / "guides" / "monitoring.md").read_text()
+
+
+def test_every_metric_of_an_expression_is_in_the_reference() -> None:
+    page = metrics()
+    known = set(re.findall(r"`((?:seqmesh|nv|process)_\w+)`", page))
+    for where, expression in expressions():
+        for name in metrics_of(expression):
+            bare = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+            assert name in known or bare in known, f"{where}: {name}"
+
+
+def test_the_guide_tells_of_every_alert_and_of_no_other() -> None:
+    assert sorted(rule["alert"] for rule in rules()) == sorted(re.findall(r"^### (Seqmesh\w+)$", GUIDE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert {"summary", "runbook"} == set(rule["annotations"])
+    assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_the_panels_of_a_dashboard_have_places_and_a_source(dashboard: Path) -> None:
+    found = panels(dashboard)
+    provisioned = yaml.safe_load((dashboard.parents[1] / "provisioning/datasources/prometheus.yaml").read_text())
+    source = {"type": "prometheus", "uid": provisioned["datasources"][0]["uid"]}
+
+    assert len(found) == len({panel["id"] for panel in found})
+    for panel in found:
+        place = panel["gridPos"]
+        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
+        if panel["type"] != "row":
+            assert source == panel["datasource"]
+            assert {str(source)} == {str(target["datasource"]) for target in panel["targets"]}
+    for one, other in combinations((panel["gridPos"] for panel in found), 2):
+        apart = (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        )
+        assert apart, (one, other)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
+@pytest.mark.parametrize(
+    "check",
+    [("check", "config", "prometheus.yaml"), ("check", "rules", "alerts.yaml"), ("test", "rules", "alerts_test.yaml")],
+)
+def test_prometheus_own_tool_finds_no_fault(check: tuple[str, ...]) -> None:
+    assert PROMTOOL is not None
+    ran = subprocess.run([PROMTOOL, *check], cwd=PROMETHEUS, capture_output=True, text=True, check=False, timeout=60)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
+
+
+def test_every_alert_is_made_to_fire_by_a_test_of_the_rules() -> None:
+    text = (PROMETHEUS / "alerts_test.yaml").read_text()
+    assert [] == [rule["alert"] for rule in rules() if f'"{rule["alert"]}"' not in text]
