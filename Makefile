@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Everything that comes from outside is checked against the hashes in the locks, but torch: each index has its own builds.
 INSTALL_TORCH := $(INSTALL) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r torch.lock
 INSTALL_LOCKED := $(INSTALL) --require-hashes -c requirements.lock -r /dev/stdin
-INSTALL_PROJECT := $(INSTALL) --quiet --no-deps --no-build-isolation -e .
+INSTALL_PROJECT := $(INSTALL) --quiet --no-deps --no-build-isolation -e . -e client
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --custom-compile-command "make lock" $(LOCK)
 
@@ -27,7 +27,7 @@ $(BIN)/python:
 	@deploy/make_venv.sh $(VENV) "$(PYTHON)"
 
 # Stamps: an installation is repeated when what it installs from has changed, and not otherwise.
-$(VENV)/.installed-run: pyproject.toml requirements.lock torch.lock bootstrap.lock | $(BIN)/python
+$(VENV)/.installed-run: pyproject.toml client/pyproject.toml requirements.lock torch.lock bootstrap.lock | $(BIN)/python
 	@echo "installing seqmesh into $(VENV); the first time takes a few minutes, torch is large"
 	@$(INSTALL) --require-hashes -r bootstrap.lock
 	@$(INSTALL_TORCH)
@@ -123,9 +123,9 @@ fuzz: install  ## broken inputs of every kind, for ten minutes; FUZZ="--only htt
 # Not `install`: what pyproject.toml asks for anew is in the lock only afterwards.
 lock: | $(BIN)/python  ## writes requirements.lock and bootstrap.lock, with hashes
 	@printf 'uv\n' | $(INSTALL_LOCKED)
-	@$(BIN)/uv pip compile $(LOCK_FLAGS) --all-extras -c torch.lock --no-emit-package torch pyproject.toml \
-	  -o requirements.lock
+	@$(BIN)/uv pip compile $(LOCK_FLAGS) --all-extras -c torch.lock --no-emit-package torch \
+	  --no-emit-package seqmesh-client pyproject.toml -o requirements.lock
 	@printf 'pip\nsetuptools\n' | $(BIN)/uv pip compile $(LOCK_FLAGS) - -o bootstrap.lock
 
 clean:  ## removes .venv, caches and local data
-	rm -rf $(VENV) .seqmesh .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) .seqmesh .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info client/build client/*.egg-info

@@ -45,7 +45,7 @@ class LoadSession(Protocol):
         ...
 
 
-class Client(Protocol):
+class BenchClient(Protocol):
     """One protocol's way to one server: makes the sessions that carry sequences."""
 
     async def session(self) -> LoadSession:
@@ -57,7 +57,7 @@ class Client(Protocol):
         ...
 
 
-def client_for(protocol: ProtocolName, address: Addresses, model: str, form: TensorForm) -> Client:
+def client_for(protocol: ProtocolName, address: Addresses, model: str, form: TensorForm) -> BenchClient:
     if protocol == "http":
         return KeepAliveHttpClient(address, model, form)
     return GrpcClient(address, model, form, stream=protocol == "grpc-stream")

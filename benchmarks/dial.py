@@ -31,7 +31,7 @@ import msgspec
 import uvloop
 from redis import Redis
 
-from benchmarks.clients import Addresses, Client, StepError, client_for
+from benchmarks.clients import Addresses, BenchClient, StepError, client_for
 from benchmarks.dial_figures import Turn, checkpointed, one_line, summary, table
 from benchmarks.dial_positions import Setting, settings
 from benchmarks.load import LoadRun, new_sequence_ids
@@ -156,7 +156,7 @@ class Dial:
             await client.close()
         return Turn(setting.name, rate, redis_bytes, takeover_ms)
 
-    async def _load(self, client: Client) -> tuple[float, float]:
+    async def _load(self, client: BenchClient) -> tuple[float, float]:
         # Only Redis is metered: executors are killed here, and their CPU time would be lost.
         meter = Meter({"redis": self._groups["redis"]}, self._redis_url)
         try:
@@ -175,7 +175,7 @@ class Dial:
         rate = steps / (meter.readings[3].at_s - meter.readings[2].at_s)
         return rate, max(0.0, loaded - idle) / rate
 
-    async def _take_over(self, client: Client, model: str) -> float:
+    async def _take_over(self, client: BenchClient, model: str) -> float:
         """Milliseconds from the owner's death to the last answer."""
         names = [next(self._ids) for _ in range(OPEN)]
         sums = dict.fromkeys(names, 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.clients import Client, LoadSession, StepError
+from benchmarks.clients import BenchClient, LoadSession, StepError
 from benchmarks.workloads import SCRIPTS, LstmScripts, Track, Workload
 
 PAUSE_AFTER_ERROR_S = 0.05
@@ -52,7 +52,7 @@ class Tally:
 
 
 class LoadRun:
-    def __init__(self, client: Client, workload: Workload, ids: Iterator[int]) -> None:
+    def __init__(self, client: BenchClient, workload: Workload, ids: Iterator[int]) -> None:
         self._client = client
         self._workload = workload
         self._ids = ids

@@ -27,7 +27,7 @@ import psutil
 import uvloop
 from redis import Redis
 
-from benchmarks.clients import Client, LoadSession, StepError, client_for
+from benchmarks.clients import BenchClient, LoadSession, StepError, client_for
 from benchmarks.load import new_sequence_ids
 from benchmarks.memory import FILE, used
 from benchmarks.results import markdown
@@ -187,7 +187,7 @@ class OpenSequence:
 class Play:
     """Callers that play the steps of open sequences, and those sequences that have no open step."""
 
-    def __init__(self, client: Client, callers: int) -> None:
+    def __init__(self, client: BenchClient, callers: int) -> None:
         self._client = client
         self._callers = callers
         self._idle: list[OpenSequence] = []

@@ -77,6 +77,7 @@ STARTS_PROCESSES = frozenset(
         "benchmarks/test_bench.py",
         "benchmarks/test_bench_memory.py",
         "benchmarks/test_soak.py",
+        "client/test_wheel.py",
         "deploy/analyze/test_analyze.py",
         "deploy/test_cli.py",
         "deploy/test_demo.py",

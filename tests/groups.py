@@ -34,6 +34,7 @@ SHARED_MESHES: dict[str, tuple[str, ...]] = {
         "tests/mesh/test_sequences.py",
     ),
     "shared_victim": (
+        "tests/mesh/test_client.py",
         "tests/mesh/test_decoupled.py",
         "tests/mesh/test_examples.py",
         "tests/mesh/test_iterative_requests.py",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("gateway", "scheduler", "executor", "shared", "deploy", "benchmarks")
+PACKAGES = ("gateway", "scheduler", "executor", "shared", "deploy", "benchmarks", "client/seqmesh_client")
 FOREIGN = {
     # Triton's own module, with Triton's own names: models write `pb_utils.Tensor`, which is not our `Tensor`.
     "executor/engine/python/triton_python_backend_utils.py",

@@ -241,7 +241,7 @@ def has_open_step_before(told: SequenceHistory, attempt: Attempt) -> bool:
     On a stream steps arrive in order, so a step that was answered by the time of the refusal had arrived before. Unary
     calls arrive in any order.
     """
-    by_s = attempt.done_s if told.script.protocol == "stream" else attempt.sent_s
+    by_s = attempt.done_s if told.script.protocol in ("client", "stream") else attempt.sent_s
     answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED and a.done_s <= by_s}
     return any(step not in answered for step in range(1, attempt.step))
 

@@ -124,7 +124,7 @@ class Gateway:
                 return UnarySession(self._http, http_aio.InferInput)
             case "grpc":
                 return UnarySession(client, grpc_aio.InferInput)
-            case "stream":
+            case "client" | "stream":
                 return StreamSession(client)
 
     async def close(self) -> None:

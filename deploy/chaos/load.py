@@ -68,7 +68,7 @@ class Player:
         self._clock = clock
         self._score = score
         self._chance = random.Random(f"player {seed} {script.index}")
-        self._gateway = self._chance.randrange(len(gateways))
+        self._gateway = self._chance.randrange(len(gateways)) if gateways else 0
         self._done: dict[int, float] = {}
         self._hung_up: set[int] = set()
         self._sessions = 0
@@ -238,12 +238,12 @@ class Player:
 class ClientLoad:
     """The clients of a run, each with one sequence at a time, until they are told to stop.
 
-    keep  called with the history of each sequence that is over
+    player  makes what plays a script
+    keep    called with the history of each sequence that is over
     """
 
-    gateways: Sequence[Gateway]
+    player: Callable[[Script, Clock, Score], Player]
     clock: Clock
-    seed: int
     make: Callable[[int], Script]
     keep: Callable[[SequenceHistory], None]
     score: Score = field(default_factory=Score)
@@ -258,7 +258,7 @@ class ClientLoad:
             await self.play(self.make(self._index))
 
     async def play(self, script: Script) -> None:
-        player = Player(script, self.gateways, self.clock, self.score, self.seed)
+        player = self.player(script, self.clock, self.score)
         self._players.add(player)
         try:
             if self._stopping:

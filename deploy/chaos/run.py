@@ -14,7 +14,8 @@ from deploy.chaos.clients import Gateway
 from deploy.chaos.director import Director
 from deploy.chaos.faults import ChaosPlan
 from deploy.chaos.history import ChaosRun, SequenceHistory, history_file
-from deploy.chaos.load import BUDGET_S, ClientLoad, Clock
+from deploy.chaos.library import LibraryPlayer, libraries_for
+from deploy.chaos.load import BUDGET_S, ClientLoad, Clock, Player, Score
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
 
@@ -55,7 +56,14 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
         add(told)
 
     gateways = [Gateway(addresses) for addresses in mesh.gateways]
-    load = ClientLoad(gateways, Clock(), plan.seed, make, keep)
+    libraries = libraries_for(mesh.gateways)
+
+    def player(script: Script, clock: Clock, score: Score) -> Player:
+        if script.protocol == "client":
+            return LibraryPlayer(script, libraries[script.index % len(libraries)], clock, score, plan.seed)
+        return Player(script, gateways, clock, score, plan.seed)
+
+    load = ClientLoad(player, Clock(), make, keep)
     director = Director(mesh, load, plan, protocols[-1])
     stop, hurry = asyncio.Event(), asyncio.Event()
     with history_file(out / "history.jsonl.gz") as add:
@@ -80,8 +88,8 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
             for task in (*clients, directing):
                 task.cancel()
             await asyncio.gather(*clients, directing, return_exceptions=True)
-            for gateway in gateways:
-                await gateway.close()
+            for client in (*gateways, *libraries):
+                await client.close()
     failures = list(director.failures)
     if hanging and not hurry.is_set():
         failures.append(f"{len(hanging)} clients did not come to an end within {DRAIN_S:.0f} s")

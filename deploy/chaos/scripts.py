@@ -15,9 +15,9 @@ import msgspec
 from deploy.chaos.faults import ChaosPlan, Fault
 from deploy.chaos.models import VARIANTS
 
-ProtocolName = Literal["http", "grpc", "stream"]
-PROTOCOL_WEIGHTS: Mapping[ProtocolName, int] = {"http": 2, "grpc": 2, "stream": 6}
-"""Streams are the cheapest protocol, so they carry most steps."""
+ProtocolName = Literal["http", "grpc", "client", "stream"]
+PROTOCOL_WEIGHTS: Mapping[ProtocolName, int] = {"http": 2, "grpc": 2, "client": 3, "stream": 4}
+"""Streams are the cheapest protocol, so they carry most steps. `client` is seqmesh_client, over streams."""
 VALUE_BITS = 40
 NAMED_STEPS_MAX = 60
 """The mesh knows a sequence's last 64 request ids: a client that may be late by more steps numbers them."""
@@ -66,7 +66,7 @@ def script(seed: int, index: int, *, run: str, steps_max: int, protocols: Sequen
     chance = random.Random(f"sequence {seed} {index}")
     (model,) = chance.choices(VARIANTS, [one.weight for one in VARIANTS])
     (protocol,) = chance.choices(protocols, [PROTOCOL_WEIGHTS[name] for name in protocols])
-    numbered = chance.random() < 0.6
+    numbered = chance.random() < 0.6 or protocol == "client"
     silent = model.idle_s < 10
     length = min(steps_max, length_of(chance, numbered=numbered, short=silent))
     hangs_up = chance.random() < 0.15
@@ -117,6 +117,6 @@ def window_of(chance: random.Random, protocol: ProtocolName, *, numbered: bool) 
     """How many steps are open at once: one, mostly. Unary calls need numbers for more than one."""
     if chance.random() < 0.5:
         return 1
-    if protocol == "stream":
+    if protocol in ("client", "stream"):
         return chance.randint(2, STREAM_WINDOW_MAX)
     return chance.randint(2, UNARY_WINDOW_MAX) if numbered else 1

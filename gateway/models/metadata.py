@@ -18,6 +18,7 @@ EXTENSIONS = (
     "classification",
     "sequence",
     "sequence(string_id)",
+    "sequence(step_numbers)",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",

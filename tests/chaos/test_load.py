@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,7 +15,7 @@ from deploy.chaos.checker import Sort, Strikes, check
 from deploy.chaos.clients import BrokenError, Gateway, RefusedError
 from deploy.chaos.fold import BEGINNING, FoldState, after
 from deploy.chaos.history import AttemptOutcome, SequenceHistory, Strike
-from deploy.chaos.load import SET_BACK, ClientLoad, Clock
+from deploy.chaos.load import SET_BACK, ClientLoad, Clock, Player, Score
 from deploy.chaos.scripts import Script
 from tests.chaos.histories import script
 
@@ -89,6 +89,10 @@ class GatewayInMemory:
         return SessionInMemory(self.mesh)
 
 
+def player_of(gateways: Sequence[Gateway]) -> Callable[[Script, Clock, Score], Player]:
+    return lambda script, clock, score: Player(script, gateways, clock, score, 1)
+
+
 async def played(
     mesh: MeshInMemory, scripts: Sequence[Script], monkeypatch: pytest.MonkeyPatch
 ) -> list[SequenceHistory]:
@@ -96,7 +100,7 @@ async def played(
     monkeypatch.setattr(load_module, "RETRY_PAUSE_S", 0.0)
     kept: list[SequenceHistory] = []
     gateways = cast("list[Gateway]", [GatewayInMemory(mesh), GatewayInMemory(mesh)])
-    load = ClientLoad(gateways, Clock(), 1, lambda index: scripts[index], kept.append)
+    load = ClientLoad(player_of(gateways), Clock(), lambda index: scripts[index], kept.append)
     await asyncio.gather(*(load.play(one) for one in scripts))
     assert len(scripts) == load.score.sequences
     return kept
@@ -170,9 +174,8 @@ async def test_a_run_that_ends_closes_its_sequences_with_their_next_step() -> No
     kept: list[SequenceHistory] = []
     mesh = MeshInMemory(random.Random(1), mishaps=0.0)
     load = ClientLoad(
-        cast("list[Gateway]", [GatewayInMemory(mesh)]),
+        player_of(cast("list[Gateway]", [GatewayInMemory(mesh)])),
         Clock(),
-        1,
         lambda index: script(range(1000), index=index, correlation_id=index, pause_s=0.001, ends=False, window=4),
         kept.append,
     )

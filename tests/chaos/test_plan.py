@@ -14,7 +14,7 @@ from deploy.chaos.faults import KINDS, Act, plan_faults
 from deploy.chaos.models import VARIANTS, variant
 from deploy.chaos.scripts import NAMED_STEPS_MAX, STREAM_WINDOW_MAX, UNARY_WINDOW_MAX, ProtocolName, Script, script
 
-ALL: list[ProtocolName] = ["http", "grpc", "stream"]
+ALL: list[ProtocolName] = ["http", "grpc", "client", "stream"]
 SEEDS = st.integers(0, 2**32)
 
 
@@ -61,7 +61,7 @@ def test_a_sequence_asks_for_nothing_that_the_mesh_does_not_promise(seed: int, i
     assert made == make(seed, index, steps_max)
     assert 1 <= len(made.values) <= steps_max
     assert made.numbered or len(made.values) <= NAMED_STEPS_MAX
-    if made.protocol == "stream":
+    if made.protocol in ("client", "stream"):
         assert made.window <= STREAM_WINDOW_MAX
     else:
         assert made.window <= (UNARY_WINDOW_MAX if made.numbered else 1)

@@ -29,7 +29,7 @@ def test_many_streams_have_right_answers(victim: RunningMesh) -> None:
 
 def test_a_client_survives_the_kill_of_executors_and_of_a_gateway(victim: RunningMesh) -> None:
     program = [sys.executable, EXAMPLES / "survive.py", "--steps", str(STEPS), "--pause", "0.1"]
-    gateways = ["--gateway", victim.http(0), "--gateway", victim.http(1)]
+    gateways = ["--gateway", victim.grpc(0), "--gateway", victim.grpc(1)]
     with subprocess.Popen([*program, *gateways], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         lines: list[str] = []

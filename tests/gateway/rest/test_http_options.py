@@ -125,6 +125,7 @@ async def test_the_server_has_the_name_it_was_given(gateway_settings: GatewaySet
         "classification",
         "sequence",
         "sequence(string_id)",
+        "sequence(step_numbers)",
         "model_repository",
         "model_repository(unload_dependents)",
         "schedule_policy",

@@ -1,0 +1,267 @@
+"""The asyncio shell: fulfils the wishes of `conversation` with grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from seqmesh_client.conversation import (
+    Ask,
+    Inputs,
+    Program,
+    Wish,
+    new_sequence_id,
+)
+from seqmesh_client.delivery import Connect, Listen, Quiet
+from seqmesh_client.shell import GatewayChannels, OneSequence
+from seqmesh_client.token import Place
+from seqmesh_client.wire import LinkBroken, StepOutputs, StepRequest, broken_by
+
+ResultT = TypeVar("ResultT")
+
+
+class AsyncLink:
+    """One ModelStreamInfer call."""
+
+    def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._call: Any = stub.ModelStreamInfer(self._messages(), metadata=headers)
+
+    def send(self, message: Any) -> None:
+        self._outbox.put_nowait(message)
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    async def receive(self, until: float) -> Any:
+        """The next message. Raises LinkBroken when there is none until then."""
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                message = await self._call.read()
+        except TimeoutError:
+            raise LinkBroken("no answer came in time") from None
+        except grpc.RpcError as error:
+            raise broken_by(error) from None
+        if message is cast(Any, grpc.aio).EOF:
+            raise broken_by(None)
+        return message
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        while True:
+            yield await self._outbox.get()
+
+
+class AsyncClient(GatewayChannels[grpc.aio.Channel]):
+    """A client of one mesh, or of one plain Triton, for asyncio; its arguments: `GatewayChannels`."""
+
+    def sequence(self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0) -> AsyncSequence:
+        """A new sequence. Nothing is sent before its first step.
+
+        id     its correlation id; None: a random number. A model whose CORRID control is text needs a text
+        after  > 0: the sequence has begun elsewhere, and that many of its steps have an outcome
+        """
+        return AsyncSequence(self, Place(model, version, new_sequence_id() if id is None else id, after))
+
+    def resume(self, token: str) -> AsyncSequence:
+        """The sequence whose token this is, behind its last step with an outcome. Raises WrongToken."""
+        return AsyncSequence(self, Place.of_token(token))
+
+    async def close(self) -> None:
+        """Closes all connections. Open sequences stay open in the mesh."""
+        channels, self.channels = self.channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _stub(self, gateway: int) -> Any:
+        return self.stub(gateway, grpc.aio.insecure_channel, grpc.aio.secure_channel)
+
+    def connect(self, gateway: int) -> AsyncLink:
+        """A new stream to a gateway."""
+        return AsyncLink(self._stub(gateway), self.headers)
+
+    async def ask(self, wish: Ask) -> Any:
+        """The response of a unary call. Raises LinkBroken, or an error that no other gateway can mend."""
+        method = getattr(self._stub(wish.gateway), wish.method)
+        try:
+            return await method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
+        except grpc.RpcError as error:
+            raise broken_by(error) from None
+
+
+class AsyncSequence(OneSequence):
+    """A sequence of steps of one model, as a context manager. Its calls come one at a time.
+
+    After a call that raised NoAnswer, or was cancelled, the same call with the same inputs goes on: it is the same
+    step. Leaving the context closes the connection alone. The sequence ends with the step that has `last=True`; without
+    one it stays for `client.resume(sequence.token)` until its model's idle time is over.
+    """
+
+    def __init__(self, client: AsyncClient, place: Place) -> None:
+        super().__init__(client.mesh, place)
+        self._client = client
+        self._link: AsyncLink | None = None
+
+    async def step(
+        self, inputs: Inputs, *, last: bool = False, outputs: Sequence[str] = (), timeout: float | None = None
+    ) -> StepOutputs:
+        """Runs the next step once, whatever breaks, and returns its answer.
+
+        inputs   arrays by name, or the array of the model's only input
+        last     the sequence ends with this step
+        outputs  names of the wanted outputs; all if empty
+        timeout  seconds without news, over all attempts; None: the client's `patience`
+        raises   NoAnswer, StepRefused and what is below it, OutcomeUnknown
+        """
+        conversation = self._conversation
+        with conversation.turn():
+            await self._run(conversation.drain())
+            await self._add(inputs, outputs, timeout, last=last)
+            return await self._run(conversation.outcome())
+
+    async def steps(
+        self,
+        source: AsyncIterable[Inputs] | Iterable[Inputs],
+        *,
+        ahead: int = 8,
+        end: bool = False,
+        outputs: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> AsyncIterator[StepOutputs]:
+        """Runs a step for each item of a source, and yields the answers in order.
+
+        At most `ahead` steps are without an answer: then the source is not read, nor while the caller does not ask
+        for the next answer. Keep `ahead` at most the model's `retry_replies` (8): so many answers the mesh keeps for
+        steps that are sent again.
+
+        end     the source's last item is the sequence's last step. An item is then sent only when the next one is there
+        raises  as `step`. Steps behind the failed one have no outcome then: `answered` says where to go on
+        """
+        conversation = self._conversation
+        items = with_last_of(source, end=end)
+        reading: asyncio.Task[tuple[Inputs, bool] | None] | None = None
+        answering: asyncio.Task[None] | None = None
+        at_end = False
+        with conversation.turn():
+            await self._run(conversation.drain())
+        try:
+            while True:
+                with conversation.turn():
+                    while answering is None or not answering.done():
+                        if reading is None and not at_end and conversation.delivery.open < ahead:
+                            reading = asyncio.create_task(next_of(items))
+                        if answering is None and conversation.delivery.open:
+                            answering = asyncio.create_task(self._run(conversation.arrival(whole=True)))
+                        waiting = [one for one in (reading, answering) if one is not None]
+                        if not waiting:
+                            return
+                        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                        if reading is not None and reading.done():
+                            item, reading = reading.result(), None
+                            at_end = item is None
+                            if item is not None:
+                                await self._add(item[0], outputs, timeout, last=item[1])
+                    answering.result()
+                    answering = None
+                    # Taken here and not in the task: a caller that is cancelled meanwhile has not had the answer.
+                    answer = conversation.take_only()
+                yield answer
+        finally:
+            left: list[asyncio.Task[Any]] = [one for one in (reading, answering) if one is not None]
+            for one in left:
+                one.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def answers(
+        self, inputs: Inputs, *, last: bool = False, outputs: Sequence[str] = (), timeout: float | None = None
+    ) -> AsyncIterator[StepOutputs]:
+        """Runs one step of a decoupled model, and yields its answers as they come, each once.
+
+        If the caller leaves early, the next call waits for the step's end first. Raises as `step`.
+        """
+        conversation = self._conversation
+        with conversation.turn():
+            await self._run(conversation.drain())
+            await self._add(inputs, outputs, timeout, last=last)
+        over = False
+        while not over:
+            with conversation.turn():
+                content, over = await self._run(conversation.next_answer())
+            if content is not None:
+                yield content
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._conversation.hang_up()
+
+    async def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
+        arrays = await self._run(self._conversation.arrays(inputs))
+        self._conversation.add(StepRequest(arrays, outputs, last), timeout)
+
+    async def _run(self, program: Program[ResultT]) -> ResultT:
+        """Fulfils a program's wishes to its end."""
+        try:
+            wish = next(program)
+            while True:
+                try:
+                    result = await self._fulfil(wish)
+                except Exception as error:  # noqa: BLE001  the program judges it
+                    wish = program.throw(error)
+                else:
+                    wish = program.send(result)
+        except StopIteration as end:
+            return end.value
+
+    async def _fulfil(self, wish: Wish) -> Any:
+        match wish:
+            case Quiet():
+                await asyncio.sleep(wish.until - time.monotonic())
+                return None
+            case Connect():
+                self._link = self._client.connect(wish.gateway)
+                return self._link
+            case Ask():
+                return await self._client.ask(wish)
+            case Listen():
+                assert self._link is not None
+                return await self._link.receive(wish.until)
+
+
+async def with_last_of(
+    source: AsyncIterable[Inputs] | Iterable[Inputs], *, end: bool
+) -> AsyncIterator[tuple[Inputs, bool]]:
+    """The items, each with whether it is the last; without `end` none is, and no item waits for its successor."""
+    held: list[Inputs] = []
+    async for item in source if isinstance(source, AsyncIterable) else one_by_one(source):
+        if not end:
+            yield item, False
+            continue
+        if held:
+            yield held.pop(), False
+        held.append(item)
+    if held:
+        yield held.pop(), True
+
+
+async def next_of(items: AsyncIterator[tuple[Inputs, bool]]) -> tuple[Inputs, bool] | None:
+    return await anext(items, None)
+
+
+async def one_by_one(source: Iterable[Inputs]) -> AsyncIterator[Inputs]:
+    for item in source:
+        yield item

@@ -1,0 +1,251 @@
+"""What both clients do, as programs: generators that yield a `Wish` and get its result. Pure, as `delivery` is.
+
+A shell fulfils wishes with asyncio (`aio`) or with threads (`sync`). Links are opened by it; to write to one and to
+close one never waits, so programs do that themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+from tritonclient import utils
+
+from seqmesh_client.delivery import Connect, Delivery, Listen, Patience, Quiet
+from seqmesh_client.errors import NoAnswer, NotNumbered, StepRefused
+from seqmesh_client.token import Place
+from seqmesh_client.wire import (
+    NUMBERED,
+    Array,
+    LinkBroken,
+    StepOutputs,
+    StepRequest,
+    message_of,
+    pb,
+    told_by,
+)
+
+Inputs = Mapping[str, Any] | Any
+"""Arrays by the names of the inputs; or, for a model with one input, its array. Nested lists become arrays of the type
+that the model declares."""
+ASK_S = 5.0
+"""How long a gateway may take to say what it or a model is; then the next one is asked."""
+
+
+class StreamLink(Protocol):
+    """One ModelStreamInfer call."""
+
+    def send(self, message: Any) -> None:
+        """Hands a message over to be written; never waits, never fails."""
+        ...
+
+    def close(self) -> None:
+        """Breaks the call off, at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Make a unary call of that name; its result is the response."""
+
+    gateway: int
+    method: str
+    message: Any
+    until: float
+
+
+Wish = Quiet | Connect | Listen | Ask
+"""Connect gives a StreamLink, Listen a message. Listen and Ask raise LinkBroken, also when their time is over, and
+errors that no other gateway can mend."""
+ResultT = TypeVar("ResultT")
+Program = Generator[Wish, Any, ResultT]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What is known of the servers. numbered: by gateway; inputs: datatypes by name, by model and version"""
+
+    gateways: Sequence[str]
+    patience: Patience
+    strict: bool
+    numbered: dict[int, bool]
+    inputs: dict[tuple[str, str], Mapping[str, str]]
+
+
+class Conversation:
+    """One sequence, without the shell: what is sent under which number, and how far its caller is."""
+
+    def __init__(self, mesh: Mesh, place: Place, now: Callable[[], float] = time.monotonic) -> None:
+        self.place = place
+        self._mesh = mesh
+        self._now = now
+        make = partial(message_of, model=place.model, version=place.version, sequence=place.sequence)
+        self.delivery = Delivery(
+            make,
+            gateways=len(mesh.gateways),
+            answered=place.answered,
+            patience=mesh.patience,
+            chance=Random(secrets.randbits(64)),
+        )
+        self._link: StreamLink | None = None
+        self._busy = False
+
+    def token(self) -> str:
+        return Place(self.place.model, self.place.version, self.place.sequence, self.delivery.answered).token()
+
+    def add(self, request: StepRequest, timeout_s: float | None) -> None:
+        """The next step. It is sent now if there is a stream, otherwise by `next_answer`."""
+        self.delivery.add(request, self._now(), timeout_s)
+        self._flush()
+
+    def arrival(self, *, whole: bool) -> Program[None]:
+        """Waits until the oldest open step has something to take; whole: all of it"""
+        delivery = self.delivery
+        while not delivery.is_ready(whole=whole):
+            wish = delivery.next(self._now())
+            try:
+                if isinstance(wish, Connect):
+                    yield from self._connect(wish)
+                else:
+                    heard = yield wish
+                    if isinstance(wish, Listen):
+                        delivery.heard(told_by(heard), self._now())
+            except LinkBroken as broken:
+                delivery.broken(str(broken), self._now())
+            if not delivery.linked:
+                self.hang_up()
+
+    def next_answer(self) -> Program[tuple[StepOutputs | None, bool]]:
+        """The next answer of the oldest open step (None: it has no further one), and whether the step is over."""
+        yield from self.arrival(whole=False)
+        return self.delivery.take()
+
+    def outcome(self) -> Program[StepOutputs]:
+        """The only answer of the oldest open step; raises as `take_only`."""
+        yield from self.arrival(whole=True)
+        return self.take_only()
+
+    def take_only(self) -> StepOutputs:
+        """The only answer of a step that has arrived whole. It counts as the caller's from here on.
+
+        raises  the step's error; ValueError if it has another number of answers
+        """
+        answers: list[StepOutputs] = []
+        over = False
+        while not over:
+            content, over = self.delivery.take()
+            answers += [content] if content is not None else []
+        if len(answers) != 1:
+            step = f"step {self.delivery.answered} of model '{self.place.model}'"
+            raise ValueError(f"{step} has {len(answers)} answers: ask a decoupled model by answers()")
+        return answers[0]
+
+    def drain(self) -> Program[None]:
+        """Waits for the outcomes of steps whose caller has left `steps` or `answers` early."""
+        while self.delivery.open:
+            with suppress(StepRefused):
+                yield from self.next_answer()
+
+    @contextmanager
+    def turn(self) -> Generator[None]:
+        """One call of the caller. If it fails, open steps are dropped: they have no outcome, their numbers come again.
+
+        raises  RuntimeError if another call is under way
+        """
+        if self._busy:
+            raise RuntimeError("a call for this sequence is under way: `steps` sends several steps at once")
+        self._busy = True
+        try:
+            yield
+        except BaseException:
+            self.delivery.forget()
+            self.hang_up()
+            raise
+        finally:
+            self._busy = False
+
+    def _connect(self, wish: Connect) -> Program[None]:
+        numbered = self._mesh.numbered
+        if wish.gateway not in numbered:
+            until = min(wish.until, self._now() + ASK_S)
+            said = yield Ask(wish.gateway, "ServerMetadata", pb.ServerMetadataRequest(), until)
+            numbered[wish.gateway] = NUMBERED in said.extensions
+        if self._mesh.strict and not numbered[wish.gateway]:
+            raise NotNumbered(f"{self._mesh.gateways[wish.gateway]} does not number steps: a repeated step runs twice")
+        self._link = cast(StreamLink, (yield wish))
+        self.delivery.connected(self._now(), repeats=numbered[wish.gateway])
+        self._flush()
+
+    def _flush(self) -> None:
+        for message in self.delivery.unsent():
+            assert self._link is not None, "a delivery sends only while it is linked"
+            self._link.send(message)
+
+    def hang_up(self) -> None:
+        """Closes the stream. The next call opens another one."""
+        self.delivery.linked = False
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    # -- inputs -----------------------------------------------------------------------------------------------------
+
+    def arrays(self, inputs: Inputs) -> Program[Mapping[str, Array]]:
+        """The inputs as arrays by name; asks for the model's metadata where names or types are missing.
+
+        raises  ValueError if the model has several inputs and the only array names none
+        """
+        if isinstance(inputs, Mapping):
+            named = cast(Mapping[str, Any], inputs)
+            if all(isinstance(value, np.ndarray) for value in named.values()):
+                return named
+        declared = yield from self._declared()
+        if not isinstance(inputs, Mapping):
+            if len(declared) != 1:
+                raise ValueError(f"model '{self.place.model}' has the inputs {sorted(declared)}: give arrays by name")
+            inputs = {next(iter(declared)): inputs}
+        given = cast(Mapping[str, Any], inputs)
+        return {name: as_array(value, declared.get(name)) for name, value in given.items()}
+
+    def _declared(self) -> Program[Mapping[str, str]]:
+        """Datatypes of the model's inputs, by name."""
+        key = (self.place.model, self.place.version)
+        until = self._now() + self._mesh.patience.step_s
+        attempt = 0
+        while key not in self._mesh.inputs:
+            gateway = attempt % len(self._mesh.gateways)
+            request = pb.ModelMetadataRequest(name=key[0], version=key[1])
+            try:
+                said = yield Ask(gateway, "ModelMetadata", request, min(until, self._now() + ASK_S))
+            except LinkBroken as broken:
+                if self._now() >= until:
+                    raise NoAnswer(f"no gateway described model '{key[0]}': {broken}") from None
+                attempt += 1
+                yield Quiet(min(until, self._now() + min(self._mesh.patience.pause_s * attempt, 1.0)))
+            else:
+                self._mesh.inputs[key] = {one.name: one.datatype for one in said.inputs}
+        return self._mesh.inputs[key]
+
+
+def as_array(value: Any, datatype: str | None) -> Array:
+    """Arrays as they are; anything else as an array of the declared type. Raises TypeError for fractions among
+    integers, and OverflowError."""
+    array = np.asarray(value)
+    if isinstance(value, np.ndarray) or datatype in (None, "BYTES"):
+        return array
+    wanted = np.dtype(cast(Any, utils).triton_to_np_dtype(datatype))
+    if array.dtype.kind == "f" and wanted.kind in "biu":
+        raise TypeError(f"the model wants {datatype}, and the values have fractions: give an array of the right type")
+    return np.asarray(value, wanted)
+
+
+def new_sequence_id() -> int:
+    """An id that no other client takes: 63 bits, from 1. Models whose CORRID control is text need one of their own."""
+    return secrets.randbelow((1 << 63) - 1) + 1

@@ -1,0 +1,86 @@
+"""What both shells have in common: arguments, and what is asked without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from seqmesh_client.conversation import Conversation, Mesh
+from seqmesh_client.delivery import Patience
+from seqmesh_client.token import Place
+
+USUAL_PATIENCE = Patience()
+CHANNEL_OPTIONS = (
+    # Without these bounds gRPC's back-off grows to minutes, in which a restarted gateway would not be found.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Clients of one process share no connection: what breaks one leaves the others alone.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+ChannelT = TypeVar("ChannelT")
+
+
+class GatewayChannels(Generic[ChannelT]):
+    """The gateways of a client.
+
+    urls         host:port of the gateways' gRPC; sequences are spread over them
+    patience     how long to wait, and when to repeat
+    strict       True: a server that does not number steps is refused (NotNumbered). False: each step is sent to it once
+    credentials  of the channels; None: without TLS
+    headers      sent with every call
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        patience: Patience = USUAL_PATIENCE,
+        strict: bool = True,
+        credentials: grpc.ChannelCredentials | None = None,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        if isinstance(urls, str) or not urls:
+            raise ValueError('urls is a list of gateways: ["localhost:8001"]')
+        self.mesh = Mesh(tuple(urls), patience, strict, {}, {})
+        self.headers = tuple(headers)
+        self.channels: dict[int, ChannelT] = {}
+        self._credentials = credentials
+
+    def stub(self, gateway: int, insecure: Callable[..., ChannelT], secure: Callable[..., ChannelT]) -> Any:
+        """The calls of a gateway. Opens its channel at the first time."""
+        if gateway not in self.channels:
+            url = self.mesh.gateways[gateway]
+            self.channels[gateway] = (
+                insecure(url, CHANNEL_OPTIONS)
+                if self._credentials is None
+                else secure(url, self._credentials, CHANNEL_OPTIONS)
+            )
+        return cast(Any, service_pb2_grpc).GRPCInferenceServiceStub(self.channels[gateway])
+
+
+class OneSequence:
+    """What is known of a sequence without asking the mesh."""
+
+    def __init__(self, mesh: Mesh, place: Place) -> None:
+        self._conversation = Conversation(mesh, place)
+
+    @property
+    def id(self) -> int | str:
+        """The correlation id."""
+        return self._conversation.place.sequence
+
+    @property
+    def answered(self) -> int:
+        """How many steps have an outcome: the next one without is `answered` + 1."""
+        return self._conversation.delivery.answered
+
+    @property
+    def token(self) -> str:
+        """The present place, for `resume` in this process or another one. Short ASCII; holds no inputs."""
+        return self._conversation.token()

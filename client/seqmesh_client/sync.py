@@ -1,0 +1,218 @@
+"""The blocking shell: fulfils the wishes of `conversation` with grpc, and one thread for each open stream."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from seqmesh_client.conversation import Ask, Inputs, Program, Wish, new_sequence_id
+from seqmesh_client.delivery import Connect, Listen, Quiet
+from seqmesh_client.shell import GatewayChannels, OneSequence
+from seqmesh_client.token import Place
+from seqmesh_client.wire import LinkBroken, StepOutputs, StepRequest, broken_by
+
+ResultT = TypeVar("ResultT")
+
+
+class BlockingLink:
+    """One ModelStreamInfer call. A thread reads it, and ends with it."""
+
+    def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._call: Any = stub.ModelStreamInfer(iter(self._outbox.get, None), metadata=headers)
+        threading.Thread(target=self._read, daemon=True, name="seqmesh-client").start()
+
+    def send(self, message: Any) -> None:
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        self._call.cancel()
+        # gRPC's own thread waits for the next message.
+        self._outbox.put(None)
+
+    def receive(self, until: float) -> Any:
+        """The next message. Raises LinkBroken when there is none until then."""
+        try:
+            message = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            raise LinkBroken("no answer came in time") from None
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._inbox.put(message)
+        except grpc.RpcError as error:
+            self._inbox.put(broken_by(error))
+        else:
+            self._inbox.put(broken_by(None))
+
+
+class Client(GatewayChannels[grpc.Channel]):
+    """A client of one mesh, or of one plain Triton, that blocks; its arguments: `GatewayChannels`.
+
+    Threads may share it; each sequence belongs to one thread at a time.
+    """
+
+    _lock = threading.Lock()
+
+    def sequence(
+        self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0
+    ) -> BlockingSequence:
+        """As `AsyncClient.sequence`."""
+        return BlockingSequence(self, Place(model, version, new_sequence_id() if id is None else id, after))
+
+    def resume(self, token: str) -> BlockingSequence:
+        """As `AsyncClient.resume`."""
+        return BlockingSequence(self, Place.of_token(token))
+
+    def close(self) -> None:
+        """Closes all connections. Open sequences stay open in the mesh."""
+        with self._lock:
+            channels, self.channels = self.channels, {}
+        for channel in channels.values():
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stub(self, gateway: int) -> Any:
+        with self._lock:
+            return self.stub(gateway, grpc.insecure_channel, grpc.secure_channel)
+
+    def connect(self, gateway: int) -> BlockingLink:
+        """A new stream to a gateway."""
+        return BlockingLink(self._stub(gateway), self.headers)
+
+    def ask(self, wish: Ask) -> Any:
+        """The response of a unary call. Raises LinkBroken, or an error that no other gateway can mend."""
+        method = getattr(self._stub(wish.gateway), wish.method)
+        try:
+            return method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
+        except grpc.RpcError as error:
+            raise broken_by(error) from None
+
+
+class BlockingSequence(OneSequence):
+    """A sequence of steps of one model, as a context manager: `AsyncSequence` for threads."""
+
+    def __init__(self, client: Client, place: Place) -> None:
+        super().__init__(client.mesh, place)
+        self._client = client
+        self._link: BlockingLink | None = None
+
+    def step(
+        self, inputs: Inputs, *, last: bool = False, outputs: Sequence[str] = (), timeout: float | None = None
+    ) -> StepOutputs:
+        """As `AsyncSequence.step`."""
+        conversation = self._conversation
+        with conversation.turn():
+            self._run(conversation.drain())
+            self._add(inputs, outputs, timeout, last=last)
+            return self._run(conversation.outcome())
+
+    def steps(
+        self,
+        source: Iterable[Inputs],
+        *,
+        ahead: int = 8,
+        end: bool = False,
+        outputs: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> Iterator[StepOutputs]:
+        """As `AsyncSequence.steps`. The source is read until `ahead` steps are open, and only then are answers awaited:
+        for a source that waits for something, use `ahead=1`, or `step`."""
+        conversation = self._conversation
+        items = with_last(source, end=end)
+        at_end = False
+        with conversation.turn():
+            self._run(conversation.drain())
+        while True:
+            with conversation.turn():
+                while not at_end and conversation.delivery.open < ahead:
+                    item = next(items, None)
+                    at_end = item is None
+                    if item is not None:
+                        self._add(item[0], outputs, timeout, last=item[1])
+                if not conversation.delivery.open:
+                    return
+                answer = self._run(conversation.outcome())
+            yield answer
+
+    def answers(
+        self, inputs: Inputs, *, last: bool = False, outputs: Sequence[str] = (), timeout: float | None = None
+    ) -> Iterator[StepOutputs]:
+        """As `AsyncSequence.answers`."""
+        conversation = self._conversation
+        with conversation.turn():
+            self._run(conversation.drain())
+            self._add(inputs, outputs, timeout, last=last)
+        over = False
+        while not over:
+            with conversation.turn():
+                content, over = self._run(conversation.next_answer())
+            if content is not None:
+                yield content
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._conversation.hang_up()
+
+    def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
+        arrays = self._run(self._conversation.arrays(inputs))
+        self._conversation.add(StepRequest(arrays, outputs, last), timeout)
+
+    def _run(self, program: Program[ResultT]) -> ResultT:
+        """Fulfils a program's wishes to its end."""
+        try:
+            wish = next(program)
+            while True:
+                try:
+                    result = self._fulfil(wish)
+                except Exception as error:  # noqa: BLE001  the program judges it
+                    wish = program.throw(error)
+                else:
+                    wish = program.send(result)
+        except StopIteration as end:
+            return end.value
+
+    def _fulfil(self, wish: Wish) -> Any:
+        match wish:
+            case Quiet():
+                time.sleep(max(0.0, wish.until - time.monotonic()))
+                return None
+            case Connect():
+                self._link = self._client.connect(wish.gateway)
+                return self._link
+            case Ask():
+                return self._client.ask(wish)
+            case Listen():
+                assert self._link is not None
+                return self._link.receive(wish.until)
+
+
+def with_last(source: Iterable[Inputs], *, end: bool) -> Iterator[tuple[Inputs, bool]]:
+    """The items, each with whether it is the last; without `end` none is, and no item waits for its successor."""
+    held: list[Inputs] = []
+    for item in source:
+        if not end:
+            yield item, False
+            continue
+        if held:
+            yield held.pop(), False
+        held.append(item)
+    if held:
+        yield held.pop(), True

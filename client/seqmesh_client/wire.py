@@ -1,0 +1,188 @@
+"""Steps and answers as messages of the v2 protocol. Pure.
+
+The protobuf classes are those of `tritonclient`: protobuf allows one definition of a package in a process, so
+classes of our own would keep programs from using both libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient import utils
+from tritonclient.grpc import InferResult, service_pb2
+
+from seqmesh_client.errors import REASONS, StepRefused, TryLater, WrongAnswer
+
+pb: Any = service_pb2
+"""The message classes; they are made at run time and have no types."""
+forms: Any = utils
+"""The forms of tensors: tritonclient's functions have no types."""
+
+Array = NDArray[Any]
+NUMBERED = "sequence(step_numbers)"
+"""The extension that a mesh names in its server metadata: a step with a number does not run twice."""
+FINAL = "triton_final_response"
+HOPELESS = frozenset(
+    {"INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "UNIMPLEMENTED"}
+)
+"""Statuses of a call that another gateway would give as well. Any other end of a stream is a broken connection."""
+
+
+class StepOutputs(Mapping[str, Array]):
+    """The output tensors of one answer, by name.
+
+    BYTES are arrays of `bytes` objects. The arrays are read-only views of the message.
+    """
+
+    def __init__(self, response: Any) -> None:
+        try:
+            for one in response.outputs:
+                # tritonclient would read an unknown type as FP64, and a negative dimension as whatever fits.
+                if forms.triton_to_np_dtype(one.datatype) is None or min(one.shape, default=0) < 0:
+                    raise ValueError(f"'{one.name}' is said to be {one.datatype} {list(one.shape)}")
+            read = InferResult(response)
+            self._arrays: dict[str, Array] = {
+                one.name: cast(Array, read.as_numpy(one.name)) for one in response.outputs
+            }
+        except (utils.InferenceServerException, ValueError, TypeError, IndexError, UnicodeError) as error:
+            raise WrongAnswer(f"an output cannot be read: {error}") from None
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"StepOutputs({self._arrays!r})"
+
+    @property
+    def single(self) -> Array:
+        """The only output. Raises ValueError if there are more, or none."""
+        if len(self._arrays) != 1:
+            raise ValueError(f"the answer has the outputs {sorted(self._arrays)}: name one of them")
+        return next(iter(self._arrays.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """A step before it is sent. inputs: by name; outputs: names asked for, all if empty."""
+
+    inputs: Mapping[str, Array]
+    outputs: Sequence[str] = ()
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one message says about the step that it names ("" in a server's error that names none).
+
+    content  an answer; None for a final message without one; or an error
+    final    nothing more will be said about the step
+    """
+
+    request_id: str
+    content: StepOutputs | StepRefused | None
+    final: bool
+
+
+def message_of(
+    step: StepRequest, *, model: str, version: str, sequence: int | str, number: int, first_answer: int = 1
+) -> Any:
+    """The ModelInferRequest of a step.
+
+    number        since the sequence's first step, which is 1 and begins it; also the request id, by which the mesh
+                  notices other inputs under the same number
+    first_answer  the first answer that is wanted, of a decoupled model that has answered before
+    raises        TypeError for an array that has no Triton type
+    """
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=str(number))
+    for name, array in step.inputs.items():
+        datatype = forms.np_to_triton_dtype(array.dtype.newbyteorder("=")) or (
+            "BYTES" if array.dtype.kind in "SU" else None
+        )
+        if datatype is None:
+            raise TypeError(f"input '{name}' has the type {array.dtype}, which Triton's protocol does not know")
+        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(raw_bytes(array, datatype))
+    for name in step.outputs:
+        message.outputs.add(name=name)
+    own: dict[str, int | str | bool] = {
+        "sequence_id": sequence,
+        "sequence_start": number == 1,
+        "sequence_end": step.last,
+        "sequence_step": number,
+        "triton_enable_empty_final_response": True,
+    }
+    if first_answer > 1:
+        own["sequence_answer"] = first_answer
+    for name, value in own.items():
+        field = message.parameters[name]
+        if isinstance(value, bool):
+            field.bool_param = value
+        elif isinstance(value, str):
+            field.string_param = value
+        else:
+            field.int64_param = value
+    return message
+
+
+def raw_bytes(array: Array, datatype: str) -> bytes:
+    """A tensor's bytes, row-major, little-endian."""
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    # tritonclient makes an object of the elements, and an empty array of none.
+    written = forms.serialize_byte_tensor(array.astype(np.object_) if array.dtype.kind == "U" else array)
+    return bytes(written.item()) if written.size else b""
+
+
+def told_by(message: Any) -> Told:
+    """What a ModelStreamInferResponse says. Raises WrongAnswer if its tensors cannot be read."""
+    response = message.infer_response
+    said = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+        for name, value in response.parameters.items()
+    }
+    final = bool(said.get(FINAL, True))
+    if not message.error_message:
+        empty = not response.outputs and FINAL in response.parameters
+        return Told(response.id, None if empty else StepOutputs(response), final)
+    last_step = said.get("last_step", -1)
+    error = refusal(
+        message.error_message,
+        reason=str(said.get("reason", "")),
+        code=str(said.get("code", "")),
+        last_step=last_step if isinstance(last_step, int) else -1,
+        # The mesh names the model of a request that it had accepted.
+        counted=bool(response.model_name),
+        retry=str(said.get("retry", "")),
+    )
+    return Told(response.id, error, final)
+
+
+def refusal(text: str, *, reason: str, code: str, last_step: int, counted: bool, retry: str) -> StepRefused:
+    """The error of its reason's class. Words of a newer mesh are judged by its advice, `retry`."""
+    unavailable = not reason and not counted and code == "UNAVAILABLE"
+    kind = REASONS.get(reason) or (TryLater if retry == "same" or unavailable else StepRefused)
+    return kind(text, reason=reason, code=code, last_step=last_step, counted=counted)
+
+
+class LinkBroken(Exception):
+    """A connection did not do what was asked of it; another gateway may."""
+
+
+def broken_by(error: Exception | None) -> LinkBroken | StepRefused:
+    """What the end of a call means; StepRefused if no other gateway would do better. error: None for an orderly end"""
+    if error is None:
+        return LinkBroken("the server ended the stream")
+    status, details = cast(Any, error).code().name, cast(Any, error).details()
+    if status in HOPELESS:
+        return StepRefused(f"{status}: {details}", code=status)
+    return LinkBroken(f"{status}: {details}")

@@ -1,0 +1,121 @@
+"""Plays sequences with `seqmesh_client`, as its users do: the library numbers, repeats and resumes, this module judges.
+
+A hang-up is the death of the client's process: what it had in memory is dropped, and it goes on by its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+import numpy as np
+
+from deploy.chaos.clients import CHANNELS, GatewayAddresses, RefusedError
+from deploy.chaos.fold import FoldState
+from deploy.chaos.history import AttemptOutcome, SequenceHistory
+from deploy.chaos.load import BUDGET_S, RETRY_PAUSE_S, Clock, Player, Score, Sent
+from deploy.chaos.models import variant
+from deploy.chaos.scripts import IDLE_FACTOR, Script
+from seqmesh_client import AsyncClient, AsyncSequence, NoAnswer, Patience, StepOutputs, StepRefused
+
+SILENCE_S = 5.0
+
+
+def libraries_for(gateways: Sequence[GatewayAddresses]) -> Sequence[AsyncClient]:
+    """The clients of a run, none if a gateway has no gRPC. Several, so that one cut does not hit all sequences."""
+    urls = [gateway.grpc for gateway in gateways]
+    patience = Patience(step_s=BUDGET_S, silence_s=SILENCE_S)
+    return [AsyncClient(urls, patience=patience) for _ in range(CHANNELS)] if all(urls) else []
+
+
+class LibraryPlayer(Player):
+    """Plays one sequence. Of each step one attempt is recorded for each time that its client lived."""
+
+    def __init__(self, script: Script, library: AsyncClient, clock: Clock, score: Score, seed: int) -> None:
+        super().__init__(script, (), clock, score, seed)
+        self._library = library
+        self._sent_max = 0
+        self._progress = asyncio.Event()
+
+    async def play(self) -> SequenceHistory:
+        script = self.script
+        token = self._library.sequence(script.model, id=script.correlation_id).token
+        self._last_progress_s = self._clock.now()
+        while not self.told.forsaken and len(self._done) < len(self.script.values):
+            if self._clock.now() - self._last_progress_s > BUDGET_S:
+                break
+            self._leave = asyncio.get_running_loop().create_future()
+            self._sessions += 1
+            sequence = self._library.resume(token)
+            living = asyncio.create_task(self._live(sequence))
+            await asyncio.wait((living, self._leave), return_when="FIRST_COMPLETED")
+            living.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await living
+            token = sequence.token
+            await sequence.__aexit__(None, None, None)
+            for sent in self._open:
+                self._note(sent, AttemptOutcome.LEFT)
+            self._open.clear()
+            await asyncio.sleep(self._chance.uniform(0.02, RETRY_PAUSE_S))
+        return self.told
+
+    async def _live(self, sequence: AsyncSequence) -> None:
+        """The steps from the first one without an outcome to the last, or to an error."""
+        try:
+            async for answer in sequence.steps(self._inputs(sequence), ahead=self.script.window):
+                self._settle(answer)
+            if len(self._done) == len(self.script.values) - 1:
+                step = len(self.script.values)
+                await self._quiet(step)
+                self._settle(await sequence.step(self._begin(step), last=self.script.ends))
+        except StepRefused as error:
+            self._fail(RefusedError(error.text, error.reason, error.last_step))
+        except NoAnswer as error:
+            self._note(self._open.popleft(), AttemptOutcome.LATE)
+            del error
+
+    async def _inputs(self, sequence: AsyncSequence) -> AsyncIterator[dict[str, np.ndarray]]:
+        """The inputs of all steps but the last. When the run ends, the next new step becomes the last."""
+        step = sequence.answered + 1
+        while step < len(self.script.values):
+            if self._cut_short and step > self._sent_max:
+                values = self.script.values[:step]
+                self.told.script = msgspec.structs.replace(self.script, values=values, ends=True, silent_at=0)
+                return
+            await self._quiet(step)
+            yield self._begin(step)
+            step += 1
+
+    async def _quiet(self, step: int) -> None:
+        """The script's pause before a step."""
+        if step == self.script.silent_at and step > self._sent_max:
+            while len(self._done) < step - 1:
+                self._progress.clear()
+                await self._progress.wait()
+            await asyncio.sleep(IDLE_FACTOR * variant(self.script.model).idle_s)
+        elif self.script.pause_s and not self._cut_short:
+            await asyncio.sleep(self._chance.uniform(0, 2 * self.script.pause_s))
+
+    def _begin(self, step: int) -> dict[str, np.ndarray]:
+        self._sent_max = max(self._sent_max, step)
+        self._open.append(Sent(step, self._clock.now(), asyncio.get_running_loop().create_future()))
+        self._score.attempts += 1
+        if step in self.script.hang_ups and step not in self._hung_up:
+            self._hung_up.add(step)
+            asyncio.get_running_loop().call_later(self._chance.uniform(0, 0.02), self.hang_up)
+        return {"INPUT": np.array([[self.script.values[step - 1]]], np.int64)}
+
+    def _settle(self, answer: StepOutputs) -> None:
+        fold, length = answer["OUTPUT"].reshape(-1).tolist()
+        head = self._open.popleft()
+        head.answer.set_result(FoldState(fold, length))
+        self._note(head, AttemptOutcome.LEFT)
+        self._progress.set()
+
+    def _fail(self, error: RefusedError) -> None:
+        head = self._open.popleft()
+        head.answer.set_exception(error)
+        self._note(head, AttemptOutcome.LEFT)

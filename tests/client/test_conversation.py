@@ -1,0 +1,317 @@
+"""A caller gets each step's answer once and right, whatever breaks between it and the mesh."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqmesh_client import (
+    BacklogFull,
+    NoAnswer,
+    NotNumbered,
+    OutcomeUnknown,
+    Patience,
+    SequenceBusy,
+    SequenceEnded,
+    StepLate,
+    StepRefused,
+    WrongAnswer,
+    WrongStep,
+)
+from seqmesh_client.conversation import Ask, Conversation, Wish
+from seqmesh_client.token import Place
+from seqmesh_client.wire import LinkBroken
+from tests.client.mesh_in_memory import ANSWERS, BrittleShell, SumMesh, answer, refusal, request
+
+PLACE = Place("sum", "", "s", 0)
+VALUES = st.lists(st.integers(0, 1000), min_size=1, max_size=12)
+
+
+def played(shell: BrittleShell, conversation: Conversation, values: Sequence[int], ahead: int) -> list[int]:
+    """The sums, as `steps` takes them: at most `ahead` without an answer."""
+    source, sums = iter(values), list[int]()
+    with conversation.turn():
+        while True:
+            while conversation.delivery.open < ahead and (value := next(source, None)) is not None:
+                conversation.add(request(value), None)
+            if not conversation.delivery.open:
+                return sums
+            sums.append(shell.run(conversation.outcome()).single.item())
+
+
+@given(VALUES, st.integers(1, 8), st.integers(0, 1 << 32))
+def test_every_step_runs_once_and_is_answered_in_order_whatever_breaks(
+    values: list[int], ahead: int, seed: int
+) -> None:
+    mesh = SumMesh()
+    shell = BrittleShell(mesh, random.Random(seed), mishaps=0.15)
+
+    sums = played(shell, shell.conversation(PLACE), values, ahead)
+
+    assert list(itertools.accumulate(values)) == sums
+    assert {("s", number): 1 for number in range(1, len(values) + 1)} == mesh.ran
+
+
+def test_a_mesh_that_runs_repeated_steps_again_is_seen_by_this_test() -> None:
+    """The check of the check."""
+    shell = BrittleShell(SumMesh(forgetful=True), random.Random(1), mishaps=0.15)
+    values = range(30)
+
+    assert list(itertools.accumulate(values)) != played(shell, shell.conversation(PLACE), values, 4)
+
+
+@given(VALUES, st.integers(0, 1 << 32))
+def test_a_client_that_is_killed_anywhere_goes_on_by_its_token(values: list[int], seed: int) -> None:
+    """The application writes down the token with each answer, and is killed while a step is under way."""
+    chance = random.Random(seed)
+    shell = BrittleShell(SumMesh(), chance, mishaps=0.1)
+    conversation, sums = shell.conversation(PLACE), list[int]()
+    while len(sums) < len(values):
+        token = conversation.token()
+        if chance.random() < 0.3:
+            conversation.add(request(values[len(sums)]), None)
+            program = conversation.outcome()
+            wish = next(program)
+            for _ in range(chance.randrange(4)):
+                # Killed before the connection, before the step is sent, before its answer is read, or after.
+                try:
+                    wish = program.send(shell.fulfil(wish))
+                except (LinkBroken, StopIteration):
+                    break
+            conversation = shell.conversation(Place.of_token(token))
+        assert len(sums) == conversation.delivery.answered
+        sums.append(shell.step(conversation, values[len(sums)]))
+
+    assert list(itertools.accumulate(values)) == sums
+    assert {1} == set(shell.mesh.ran.values())
+
+
+@given(st.integers(0, 1 << 32))
+def test_each_answer_of_a_decoupled_model_is_given_once(seed: int) -> None:
+    shell = BrittleShell(SumMesh(decoupled=True), random.Random(seed), mishaps=0.15)
+    conversation = shell.conversation(PLACE)
+
+    for total in (5, 10):
+        conversation.add(request(5), None)
+        given_out, over = list[int](), False
+        while not over:
+            content, over = shell.run(conversation.next_answer())
+            given_out += [content.single.item()] if content is not None else []
+        assert [total + n for n in range(1, ANSWERS + 1)] == given_out
+
+    with pytest.raises(ValueError, match=r"step 3 .* has 3 answers"):
+        shell.step(conversation, 1)
+    assert 3 == conversation.delivery.answered, "the step ran, and counts"
+
+
+def test_a_caller_that_leaves_early_gets_the_rest_out_of_the_way_with_its_next_step() -> None:
+    mesh = SumMesh()
+    shell = BrittleShell(mesh, random.Random(1))
+    conversation = shell.conversation(PLACE)
+    for value in (1, 2, 3):
+        conversation.add(request(value), None)
+    assert 1 == shell.run(conversation.outcome()).single.item()
+
+    assert 10 == shell.step(conversation, 4)
+    assert 4 == conversation.delivery.answered
+
+
+def test_a_refused_step_may_be_corrected_and_those_behind_it_are_taken_back() -> None:
+    mesh = SumMesh()
+    shell = BrittleShell(mesh, random.Random(1))
+    conversation = shell.conversation(PLACE)
+    with pytest.raises(StepRefused) as told:
+        played(shell, conversation, [1, 2, -1, 4, 5], 5)
+
+    assert not told.value.counted
+    assert 2 == conversation.delivery.answered
+    assert [3, 3 + 3] == [shell.mesh.kept["s"][-1].total, shell.step(conversation, 3)]
+
+
+def test_a_step_that_the_model_fails_has_its_number() -> None:
+    class Failing(SumMesh):
+        def accept(self, message: Any) -> list[Any]:
+            said = refusal(message, "", 0, code="INTERNAL")
+            said.infer_response.model_name = "sum"
+            return [said]
+
+    shell = BrittleShell(Failing(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+
+    with pytest.raises(StepRefused) as failed:
+        shell.step(conversation, 1)
+    assert failed.value.counted
+    assert "INTERNAL" == failed.value.code
+    assert 1 == conversation.delivery.answered
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "retry", "kind"),
+    [
+        ("busy", "RESOURCE_EXHAUSTED", "same", SequenceBusy),
+        ("backlog_full", "UNAVAILABLE", "same", BacklogFull),
+        ("late", "INVALID_ARG", "no", StepLate),
+        ("a_word_of_tomorrow", "UNAVAILABLE", "same", StepRefused),
+        ("", "UNAVAILABLE", "", StepRefused),
+    ],
+)
+def test_what_asks_for_the_same_step_again_is_repeated_and_told_when_the_time_is_over(
+    reason: str, code: str, retry: str, kind: type[Exception]
+) -> None:
+    class Crowded(SumMesh):
+        asked = 0
+
+        def accept(self, message: Any) -> list[Any]:
+            self.asked += 1
+            return [refusal(message, reason, 0, code=code, retry=retry)]
+
+    mesh = Crowded()
+    shell = BrittleShell(mesh, random.Random(1), patience=Patience(step_s=20.0))
+    conversation = shell.conversation(PLACE)
+
+    with pytest.raises(kind) as told:
+        shell.step(conversation, 1)
+    assert isinstance(told.value, StepRefused)
+    assert reason == told.value.reason
+    assert 10 < mesh.asked < 60, "with pauses that grow, and are bounded"
+    assert 1020.0 <= shell.now < 1021.0
+    assert 0 == conversation.delivery.answered
+
+
+def test_gateways_take_turns_and_pauses_are_drawn() -> None:
+    class Dead(BrittleShell):
+        def fulfil(self, wish: Wish) -> Any:
+            if isinstance(wish, Ask):
+                gateways.append(wish.gateway)
+            return super().fulfil(wish)
+
+    gateways: list[int] = []
+    shell = Dead(SumMesh(), random.Random(1), mishaps=1.0, patience=Patience(step_s=10.0))
+    with pytest.raises(NoAnswer, match=r"step 1 had no answer in time: refused .*same step"):
+        shell.step(shell.conversation(PLACE), 1)
+
+    assert len(gateways) > 6
+    assert all(a != b for a, b in itertools.pairwise(gateways))
+
+
+def test_other_inputs_under_the_same_number_are_refused_and_nothing_runs() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    shell.step(shell.conversation(PLACE), 1)
+
+    with pytest.raises(WrongStep) as told:
+        shell.step(shell.conversation(PLACE), 2)
+    assert 1 == told.value.last_step
+    assert "same inputs" in str(told.value)
+
+
+def test_nothing_is_sent_behind_the_last_step() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1, last=True)
+
+    with pytest.raises(SequenceEnded, match="step 1 was the sequence's last"):
+        shell.step(conversation, 1)
+    with pytest.raises(SequenceEnded):
+        shell.step(shell.conversation(Place.of_token(conversation.token())), 1)
+
+
+def test_two_calls_at_once_are_refused() -> None:
+    conversation = BrittleShell(SumMesh(), random.Random(1)).conversation(PLACE)
+    with conversation.turn(), pytest.raises(RuntimeError, match="under way"), conversation.turn():
+        pass
+
+
+# -- servers that do not number steps ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_number_steps_is_refused() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1), numbered=False)
+
+    with pytest.raises(NotNumbered, match="strict=False"):
+        shell.step(shell.conversation(PLACE), 1)
+    assert {} == shell.mesh.ran
+
+
+@given(VALUES, st.integers(0, 1 << 32))
+def test_without_strict_no_step_is_sent_to_such_a_server_twice(values: list[int], seed: int) -> None:
+    mesh = SumMesh(forgetful=True)
+    shell = BrittleShell(mesh, random.Random(seed), mishaps=0.05, numbered=False, strict=False)
+    conversation = shell.conversation(PLACE)
+    try:
+        sums = played(shell, conversation, values, 3)
+    except (OutcomeUnknown, StepRefused, NoAnswer):
+        sums = []
+
+    assert {1} >= set(mesh.ran.values())
+    assert sums in ([], list(itertools.accumulate(values)))
+
+
+# -- servers that answer garbage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("garbage", ["nobody", "twice", "short", "shape", "type"])
+def test_what_is_no_answer_is_told_and_not_taken_for_one(garbage: str) -> None:
+    class Garbling(SumMesh):
+        def accept(self, message: Any) -> list[Any]:
+            (said,) = super().accept(message)
+            match garbage:
+                case "nobody":
+                    said.infer_response.id = "999"
+                case "twice":
+                    return [answer(message, 1, final=False), said, said]
+                case "short":
+                    said.infer_response.raw_output_contents[0] = b"123"
+                case "shape":
+                    said.infer_response.outputs[0].shape[0] = -7
+                case _:
+                    said.infer_response.outputs[0].datatype = "FP128"
+            return [said]
+
+    shell = BrittleShell(Garbling(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+
+    with pytest.raises((WrongAnswer, ValueError), match=r"was not asked|cannot be read|has 2 answers"):
+        shell.step(conversation, 1)
+    assert conversation.delivery.open == 0
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_array_alone_takes_the_name_and_type_of_the_only_input() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1), mishaps=0.0)
+    conversation = shell.conversation(PLACE)
+    for _ in range(2):
+        arrays = shell.run(conversation.arrays([[7]]))
+        assert {"INPUT": np.int64} == {name: array.dtype for name, array in arrays.items()}
+    same = np.zeros((1, 1), np.float32)
+    assert shell.run(conversation.arrays({"INPUT": same}))["INPUT"] is same
+
+    assert ["ModelMetadata"] == shell.asked, "asked once, and not where nothing is missing"
+    with pytest.raises(TypeError, match="fractions"):
+        shell.run(conversation.arrays([[1.5]]))
+
+
+def test_an_answer_that_has_come_and_was_not_taken_does_not_count() -> None:
+    """So a caller that is cancelled in that very moment gets it by the same call again."""
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+
+    def cancelled() -> None:
+        with conversation.turn():
+            conversation.add(request(3), None)
+            shell.run(conversation.arrival(whole=True))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cancelled()
+    assert 0 == conversation.delivery.answered
+    assert 3 == shell.step(conversation, 3)
+    assert {("s", 1): 1} == shell.mesh.ran

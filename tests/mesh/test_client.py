@@ -1,0 +1,291 @@
+"""`seqmesh_client` against a mesh of real processes that are killed: every sum stays right, nothing runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2_grpc
+
+from seqmesh_client import (
+    AsyncClient,
+    Client,
+    NeverSeen,
+    NotNumbered,
+    OutcomeUnknown,
+    Patience,
+    SequenceEnded,
+    SequenceExists,
+    StepRefused,
+    WrongAnswer,
+    WrongStep,
+)
+from seqmesh_client.wire import pb
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh
+
+SUM = Patience(step_s=PATIENCE_S, silence_s=5.0)
+
+
+def urls(mesh: RunningMesh) -> list[str]:
+    return [mesh.grpc(0), mesh.grpc(1)]
+
+
+def values_of(chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(1000) for _ in range(count)]
+
+
+async def test_sums_are_right_though_every_gateway_and_executor_is_killed(
+    victim: RunningMesh, chance: random.Random
+) -> None:
+    """Sequences one step at a time, and with eight steps ahead."""
+    plans = [values_of(chance, 40) for _ in range(8)]
+    answered = 0
+
+    async def play(client: AsyncClient, values: list[int], ahead: int) -> list[int]:
+        nonlocal answered
+        sums: list[int] = []
+        async with client.sequence("slow_sum") as sequence:
+            async for answer in sequence.steps(([[value]] for value in values), ahead=ahead, end=True):
+                sums.append(answer.single.item())
+                answered += 1
+        return sums
+
+    async def kill() -> None:
+        for share, name in enumerate(("gateway-1", "executor-1", "gateway-2", "executor-2"), 1):
+            while answered < share * 320 // 6:
+                await asyncio.sleep(0.01)
+            victim.kill(name)
+
+    async with AsyncClient(urls(victim), patience=SUM) as client, asyncio.TaskGroup() as group:
+        played = [group.create_task(play(client, plan, 1 + 7 * (index % 2))) for index, plan in enumerate(plans)]
+        group.create_task(kill())
+
+    assert [list(itertools.accumulate(plan)) for plan in plans] == [one.result() for one in played]
+
+
+def test_the_blocking_client_survives_a_gateway_and_an_executor(victim: RunningMesh, chance: random.Random) -> None:
+    values = values_of(chance, 24)
+    sums: list[int] = []
+    with Client(urls(victim), patience=SUM) as client, client.sequence("slow_sum", id="blocking") as sequence:
+        for answer in sequence.steps(([[value]] for value in values[:12]), ahead=4):
+            sums.append(answer["OUTPUT"].item())
+            if len(sums) == 4:
+                victim.kill("gateway-1")
+            if len(sums) == 8:
+                victim.kill("executor-1")
+        for value in values[12:]:
+            sums.append(sequence.step([[value]], last=len(sums) == 23).single.item())
+
+    assert list(itertools.accumulate(values)) == sums
+
+
+PROGRAM = """
+import json, os, signal, sys, threading
+from seqmesh_client import Client, Patience
+place, kill_at, *urls = sys.argv[1:]
+token, sums = json.load(open(place))
+with Client(urls, patience=Patience(step_s=60)) as client:
+    sequence = client.resume(token) if token else client.sequence("slow_sum")
+    while sequence.answered < 20:
+        number = sequence.answered + 1
+        if number == int(kill_at):
+            # Dies when the step is on its way, or has run, and its answer is not read.
+            threading.Timer(0.001 * (number % 7) ** 2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        sums.append(sequence.step([[number]], last=number == 20).single.item())
+        with open(place + ".new", "w") as file:
+            json.dump([sequence.token, sums], file)
+        os.replace(place + ".new", place)
+"""
+
+
+def test_a_client_that_is_killed_goes_on_by_its_token(victim: RunningMesh, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.write_text(json.dumps(["", []]))
+    codes: list[int] = []
+    # The first step is answered before the first kill: without a token there is nothing to go on with.
+    for kill_at in (2, 5, 9, 10, 16, 99):
+        ran = subprocess.run(
+            [sys.executable, "-c", PROGRAM, place, str(kill_at), *urls(victim)], capture_output=True, text=True,
+            timeout=100, check=False,
+        )  # fmt: skip
+        codes.append(ran.returncode)
+        assert ran.returncode in (0, -signal.SIGKILL), ran.stderr
+
+    assert list(itertools.accumulate(range(1, 21))) == json.loads(place.read_text())[1]
+    assert 0 == codes[-1]
+    assert codes.count(-signal.SIGKILL) >= 4
+
+
+async def test_answers_of_a_decoupled_model_come_once_though_its_executor_and_gateway_are_killed(
+    victim: RunningMesh,
+) -> None:
+    async with AsyncClient(urls(victim), patience=SUM) as client, client.sequence("streamed_sum") as sequence:
+        whole = [one async for one in sequence.answers(decoupled_input(sequence.id, 30))]
+        sums: list[Any] = []
+        async for answer in sequence.answers(decoupled_input(sequence.id, 30), last=True):
+            sums.append(answer)
+            if len(sums) in (5, 10):
+                victim.kill("executor-1" if len(sums) == 5 else "gateway-1")
+
+    assert len(whole) == len(sums)
+
+
+def decoupled_input(sequence: object, count: int) -> dict[str, Any]:
+    return {"INPUT": np.array([[count]], np.int32)}
+
+
+async def test_reasons_are_exceptions(victim: RunningMesh) -> None:
+    async with AsyncClient(urls(victim), patience=SUM) as client:
+        first = client.sequence("running_sum", id="reasons")
+        await first.step([[1]])
+        token = first.token
+        await first.step([[2]])
+
+        with pytest.raises(SequenceExists) as exists:
+            await client.sequence("running_sum", id="reasons").step([[9]])
+        assert 2 == exists.value.last_step
+        with pytest.raises(WrongStep, match="same inputs"):
+            await client.resume(token).step([[3]])
+        with pytest.raises(StepRefused, match=r"unexpected shape") as shape:
+            await first.step([[1, 2]])
+        assert ("INVALID_ARG", False, 2) == (shape.value.code, shape.value.counted, first.answered)
+        beyond = client.sequence("running_sum", id="reasons", after=exists.value.last_step)
+        assert 6 == (await beyond.step([[3]])).single.item()
+        assert 6 == (await first.step([[3]])).single.item(), "the same step by another object"
+        assert 10 == (await first.step([[4]], last=True)).single.item()
+        with pytest.raises(SequenceEnded):
+            await client.sequence("running_sum", id="reasons", after=4).step([[5]])
+        with pytest.raises(NeverSeen):
+            await client.sequence("running_sum", id="nobody", after=3).step([[1]])
+        with pytest.raises(StepRefused, match="nowhere"):
+            await client.sequence("nowhere").step([[1]])
+        with pytest.raises(StepRefused, match="nowhere"):
+            await client.sequence("nowhere").step({"INPUT": np.zeros((1, 1), np.int32)})
+
+
+async def test_a_step_that_was_cancelled_is_the_same_step_when_it_is_called_again(victim: RunningMesh) -> None:
+    async with AsyncClient(urls(victim), patience=SUM) as client, client.sequence("slow_sum") as sequence:
+        assert 1 == (await sequence.step([[1]])).single.item()
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await sequence.step([[2]])
+        assert 3 == (await sequence.step([[2]], last=False)).single.item()
+        assert 6 == (await sequence.step([[3]], last=True)).single.item()
+
+
+async def test_a_source_is_not_read_further_than_ahead_and_answers_do_not_wait_for_it(victim: RunningMesh) -> None:
+    read = 0
+    go_on = asyncio.Event()
+
+    async def source() -> AsyncIterator[list[list[int]]]:
+        nonlocal read
+        for value in range(10):
+            if value == 6:
+                await go_on.wait()
+            read += 1
+            yield [[value]]
+
+    async with AsyncClient(urls(victim), patience=SUM) as client, client.sequence("running_sum") as sequence:
+        answers = sequence.steps(source(), ahead=3)
+        sums = [(await anext(answers)).single.item()]
+        assert read <= 1 + 3
+        # The source says nothing, and the answers to what it said before come.
+        sums += [(await anext(answers)).single.item() for _ in range(5)]
+        go_on.set()
+        sums += [answer.single.item() async for answer in answers]
+        await sequence.step([[0]], last=True)
+
+    assert list(itertools.accumulate(range(10))) == sums
+
+
+# -- other servers ----------------------------------------------------------------------------------------------------
+
+
+class PlainServer(cast("Any", service_pb2_grpc).GRPCInferenceServiceServicer):
+    """As a Triton: names no step numbers, runs what it gets. breaks: the stream ends instead of the second answer."""
+
+    def __init__(self, *, garbage: bool = False) -> None:
+        self.garbage = garbage
+        self.total = 0
+        self.ran = 0
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ServerMetadataResponse(name="triton", extensions=["sequence"])
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        for request in requests:
+            self.ran += 1
+            self.total += int(np.frombuffer(request.raw_input_contents[0], np.int32)[0])
+            if self.ran == 2:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
+            said = pb.ModelStreamInferResponse()
+            said.infer_response.id = "no such step" if self.garbage else request.id
+            said.infer_response.outputs.add(name="OUTPUT", datatype="INT32", shape=[1])
+            said.infer_response.raw_output_contents.append(np.int32(self.total).tobytes())
+            yield said
+
+
+@pytest.fixture
+def plain(request: pytest.FixtureRequest) -> Iterator[tuple[PlainServer, str]]:
+    service = PlainServer(garbage=getattr(request, "param", False))
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    cast("Any", service_pb2_grpc).add_GRPCInferenceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield service, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+STEP = {"INPUT": np.array([7], np.int32)}
+
+
+def test_a_plain_triton_is_refused_unless_its_weaker_promise_is_accepted(plain: tuple[PlainServer, str]) -> None:
+    service, url = plain
+    with Client([url]) as client, pytest.raises(NotNumbered, match="strict=False"):
+        client.sequence("sum").step(STEP)
+    with Client([url], strict=False) as client, client.sequence("sum") as sequence:
+        assert 7 == sequence.step(STEP).single.item()
+        with pytest.raises(OutcomeUnknown, match="Begin another"):
+            sequence.step(STEP)
+        with pytest.raises(SequenceEnded):
+            sequence.step(STEP)
+
+    assert 2 == service.ran, "no step was sent twice"
+
+
+@pytest.mark.parametrize("plain", [True], indirect=True)
+def test_a_server_that_answers_garbage_is_told_so(plain: tuple[PlainServer, str]) -> None:
+    with Client([plain[1]], strict=False) as client, pytest.raises(WrongAnswer, match="no such step"):
+        client.sequence("sum").step(STEP)
+
+
+def test_threads_share_a_client(victim: RunningMesh) -> None:
+    results: list[list[int]] = []
+
+    def play() -> None:
+        with client.sequence("running_sum") as sequence:
+            answers = sequence.steps(([[value]] for value in range(20)), end=True)
+            results.append([answer.single.item() for answer in answers])
+
+    with Client(urls(victim), patience=SUM) as client:
+        threads = [threading.Thread(target=play) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert [list(itertools.accumulate(range(20)))] * 6 == results
