@@ -11,15 +11,18 @@ from shared.contract.errors import FAILED
 from shared.process import lifecycle, logs
 from shared.settings import parse_settings
 
-HEALTHCHECK = "healthcheck"
+CHECKS = {"healthcheck": False, "livecheck": True}
+"""The words that ask for a check, and its answer while Redis does not answer. Not healthy: nothing older is stopped for
+it. Alive: an orchestrator that restarts what is dead must not restart every executor because Redis is away.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs an executor to its end, or checks one; returns the process's exit code."""
     lifecycle.end_when_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [HEALTHCHECK]:
-        return check_health(given[1:])
+    if given and given[0] in CHECKS:
+        return check_health(*given)
     settings = parse_settings(
         ExecutorSettings, given, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
@@ -31,17 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return FAILED if lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop)) else 0
 
 
-def check_health(arguments: Sequence[str]) -> int:
+def check_health(check: str, *arguments: str) -> int:
     """0 when the executor with these settings' name holds its lease, else 1."""
     settings = parse_settings(
         ExecutorSettings,
         arguments,
-        program="seqmesh executor healthcheck",
+        program=f"seqmesh executor {check}",
         help="Whether the executor of this name (by default this host's) is alive.",
     )
     from executor.health import is_healthy  # noqa: PLC0415 -- as above
 
-    return 0 if asyncio.run(is_healthy(settings)) else 1
+    return 0 if asyncio.run(is_healthy(settings, without_redis=CHECKS[check])) else 1
 
 
 if __name__ == "__main__":

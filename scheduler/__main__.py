@@ -10,15 +10,16 @@ from scheduler.settings import SchedulerSettings
 from shared.process import lifecycle, logs
 from shared.settings import parse_settings
 
-HEALTHCHECK = "healthcheck"
+CHECKS = {"healthcheck": False, "livecheck": True}
+"""The words that ask for a check, and its answer while Redis does not answer: as in an executor."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a scheduler to its end, or checks one. Returns the process's exit code."""
     lifecycle.end_when_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [HEALTHCHECK]:
-        return check_health(given[1:])
+    if given and given[0] in CHECKS:
+        return check_health(*given)
     settings = parse_settings(
         SchedulerSettings,
         given,
@@ -32,17 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
 
 
-def check_health(arguments: Sequence[str]) -> int:
+def check_health(check: str, *arguments: str) -> int:
     """The exit code: 0 when the scheduler with the name in these settings is alive, else 1."""
     settings = parse_settings(
         SchedulerSettings,
         arguments,
-        program="seqmesh scheduler healthcheck",
+        program=f"seqmesh scheduler {check}",
         help="Whether the scheduler of this name (by default this host's) is alive.",
     )
     from scheduler.service import is_healthy  # noqa: PLC0415 -- as above
 
-    return 0 if asyncio.run(is_healthy(settings)) else 1
+    return 0 if asyncio.run(is_healthy(settings, without_redis=CHECKS[check])) else 1
 
 
 if __name__ == "__main__":

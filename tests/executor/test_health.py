@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from executor.__main__ import check_health
 from executor.health import is_healthy
 from executor.settings import ExecutorSettings
 from shared.contract.ids import ExecutorId
@@ -62,8 +63,22 @@ async def test_an_executor_that_leaves_is_not_healthy(redis: Redis, redis_url: s
     assert not await is_healthy(settings_of(redis_url, key_prefix))
 
 
-async def test_without_redis_an_executor_is_not_healthy(key_prefix: str) -> None:
-    assert not await is_healthy(settings_of("redis://127.0.0.1:1", key_prefix))
+async def test_without_redis_an_executor_is_not_healthy_but_may_be_alive(key_prefix: str) -> None:
+    settings = settings_of("redis://127.0.0.1:1", key_prefix)
+
+    assert not await is_healthy(settings)
+    assert await is_healthy(settings, without_redis=True)
+
+
+async def test_an_executor_whose_lease_has_ended_is_not_alive(redis: Redis, redis_url: str, key_prefix: str) -> None:
+    assert not await is_healthy(settings_of(redis_url, key_prefix), without_redis=True)
+
+
+def test_each_word_asks_for_its_check(key_prefix: str) -> None:
+    arguments = (f"--name={NAME}", "--redis-url=redis://127.0.0.1:1", f"--key-prefix={key_prefix}", "--models=models")
+
+    assert 1 == check_health("healthcheck", *arguments)
+    assert 0 == check_health("livecheck", *arguments)
 
 
 def test_the_check_does_not_import_torch() -> None:

@@ -55,10 +55,10 @@ class Processes:
         self.running.append(process)
         return process
 
-    def is_healthy(self, stage: Stage, name: str) -> bool:
-        """What the health check command says about it."""
-        command = self.command(stage, name)
-        command.insert(command.index("scheduler") + 1, "healthcheck")
+    def is_healthy(self, stage: Stage, name: str, *more: str, check: str = "healthcheck") -> bool:
+        """What a check's command says about it."""
+        command = [*self.command(stage, name), *more]
+        command.insert(command.index("scheduler") + 1, check)
         return subprocess.run(command, check=False, timeout=30).returncode == 0
 
     def command(self, stage: Stage, name: str) -> list[str]:
@@ -120,7 +120,10 @@ async def test_standby_takes_over_from_a_killed_leader_and_serves_the_backlog(
     assert "1" == after[1]["sl"]
     assert processes.is_healthy(stage, "s2")
     await asyncio.sleep(LEASE_MS / 1000)
-    assert not processes.is_healthy(stage, "s1")
+    nowhere = "--redis-url=redis://127.0.0.1:1"
+    for check, without_redis in {"healthcheck": False, "livecheck": True}.items():
+        assert not processes.is_healthy(stage, "s1", check=check)
+        assert without_redis == processes.is_healthy(stage, "s2", nowhere, check=check)
 
 
 @pytest.mark.leaves_sequences
