@@ -93,8 +93,9 @@ format: install  ## writes every file as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: install  ## writes docs/reference from the code
+reference: install  ## writes docs/reference, the chart's schema and the plain manifests from the code
 	$(BIN)/python -m tests.docs.reference
+	$(BIN)/python -m tests.deploy.kubernetes
 
 e2e: install  ## builds the images, starts them with docker compose, drives them, kills an executor
 	$(BIN)/python -m pytest -m e2e --timeout=1800 tests/e2e $(ARGS)

@@ -1,0 +1,150 @@
+{{- define "seqmesh.name" -}}
+{{- if contains "seqmesh" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-seqmesh{{ end }}
+{{- end }}
+
+{{- /* What never changes of an object's labels; argument: (list root component). */}}
+{{- define "seqmesh.selector" -}}
+app.kubernetes.io/name: seqmesh
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- /* name, namespace and labels of a component's object; argument: (list root component). */}}
+{{- define "seqmesh.metadata" -}}
+name: {{ include "seqmesh.name" (index . 0) }}-{{ index . 1 }}
+namespace: {{ (index . 0).Release.Namespace }}
+labels:
+  {{- include "seqmesh.selector" . | nindent 2 }}
+  app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "seqmesh.redisSecret" -}}
+{{ .Values.redis.secretName | default (printf "%s-redis" (include "seqmesh.name" .)) }}
+{{- end }}
+
+{{- /* The image of a service; argument: (list root component). */}}
+{{- define "seqmesh.image" -}}
+{{- $image := (index . 0).Values.image -}}
+image: {{ $image.prefix }}seqmesh-{{ index . 1 }}:{{ $image.tag | default (index . 0).Chart.AppVersion }}
+imagePullPolicy: {{ $image.pullPolicy }}
+{{- end }}
+
+{{- /* A number as it was written: Helm reads 3000000 as 3e+06. */}}
+{{- define "seqmesh.scalar" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{- /* The environment of a service; argument: (list root component). */}}
+{{- define "seqmesh.env" -}}
+{{- $root := index . 0 -}}
+- name: SEQMESH_REDIS_URL_FILE
+  value: /redis/url
+{{- /* Not `merge`: it takes `false` and 0 for no value. */}}
+{{- $settings := dict }}
+{{- range $name, $value := $root.Values.settings }}{{ $_ := set $settings $name $value }}{{ end }}
+{{- range $name, $value := (index $root.Values (index . 1)).settings }}{{ $_ := set $settings $name $value }}{{ end }}
+{{- range $name, $value := $settings }}
+- name: SEQMESH_{{ upper $name }}
+  value: {{ if kindIs "slice" $value }}{{ join "," $value | quote }}{{ else }}{{ include "seqmesh.scalar" $value | quote }}{{ end }}
+{{- end }}
+{{- range $name, $value := $root.Values.env }}
+- name: {{ $name }}
+  value: {{ include "seqmesh.scalar" $value | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "seqmesh.mounts" -}}
+- { name: tmp, mountPath: /tmp }
+- { name: redis, mountPath: /redis, readOnly: true }
+{{- if .Values.redis.tlsSecretName }}
+- { name: redis-tls, mountPath: /redis-tls, readOnly: true }
+{{- end }}
+{{- end }}
+
+{{- /* Volumes of every service; argument: (list root sizeOfTmp). */}}
+{{- define "seqmesh.volumes" -}}
+{{- $root := index . 0 -}}
+- name: tmp
+  emptyDir: { sizeLimit: {{ index . 1 }} }
+- name: redis
+  secret:
+    secretName: {{ include "seqmesh.redisSecret" $root }}
+    items: [{ key: url, path: url }]
+{{- with $root.Values.redis.tlsSecretName }}
+- name: redis-tls
+  secret: { secretName: {{ . }} }
+{{- end }}
+{{- end }}
+
+{{- /* What every pod has in common; argument: (list root component). */}}
+{{- define "seqmesh.pod" -}}
+{{- $root := index . 0 -}}
+serviceAccountName: {{ include "seqmesh.name" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  seccompProfile: { type: RuntimeDefault }
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "seqmesh.selector" . | nindent 8 }}
+{{- with (index $root.Values (index . 1)).nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with (index $root.Values (index . 1)).tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "seqmesh.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: { drop: [ALL] }
+{{- end }}
+
+{{- /* Labels and annotations of a pod; argument: (list root component). */}}
+{{- define "seqmesh.podMetadata" -}}
+labels:
+  {{- include "seqmesh.selector" . | nindent 2 }}
+{{- with (index (index . 0).Values (index . 1)).podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The probes of a service that has no port; argument: its name. A check is a Python that starts, half a second of
+CPU, and asks Redis. `healthcheck` fails while Redis is away, `livecheck` does not: it is no remedy to start everything
+again. */}}
+{{- define "seqmesh.checks" -}}
+startupProbe:
+  exec: { command: [python, -m, {{ . }}, healthcheck] }
+  periodSeconds: 5
+  timeoutSeconds: 20
+  # Ten minutes: models are loaded in this time.
+  failureThreshold: 120
+readinessProbe:
+  exec: { command: [python, -m, {{ . }}, healthcheck] }
+  periodSeconds: 30
+  timeoutSeconds: 20
+livenessProbe:
+  exec: { command: [python, -m, {{ . }}, livecheck] }
+  periodSeconds: 60
+  timeoutSeconds: 20
+  failureThreshold: 3
+{{- end }}

@@ -1,0 +1,95 @@
+"""What of the chart is made from the code: the settings in its schema; and the plain manifests, made from the chart.
+
+Helm refuses a setting that does not exist, or whose value cannot be, before anything is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from deploy.console.settings import ConsoleSettings
+from executor.settings import ExecutorSettings
+from gateway.settings import GatewaySettings
+from scheduler.settings import SchedulerSettings
+from shared.settings import ENTRY_POINTS, Meaning, MeshSettings, SettingsClass
+from tests.deploy.kubernetes.chart import CHART, rendered
+from tests.markdown_pages import ROOT
+
+SCHEMA = CHART / "values.schema.json"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+SETTINGS: dict[str, type[SettingsClass]] = {
+    "common": MeshSettings,
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "executor": ExecutorSettings,
+    "console": ConsoleSettings,
+}
+OF_THE_CHART = {
+    # What the chart says itself, so that its ports, volumes and probes fit.
+    *("host", "http_port", "grpc_port", "metrics_port", "console_port", "models", "model_cache_dir", "data_dir"),
+    *("http_server_cert", "http_server_key", "grpc_use_ssl", "grpc_server_cert", "grpc_server_key"),
+    # Of one process: pods of a Deployment are called after themselves. The launcher's socket is not in a pod.
+    *("name", "console_control"),
+}
+HEAD = "# Written by `make reference` from deploy/helm/seqmesh with its defaults. Change the chart, not this file.\n"
+NUMBERS = {int: "integer", float: "number", bool: "boolean"}
+
+
+def schema() -> str:
+    """values.schema.json: what is written there by hand, and the settings of each service."""
+    written = json.loads(SCHEMA.read_text())
+    for name, kind in SETTINGS.items():
+        written["definitions"][f"{name}_settings"] = schema_of(kind)
+    return json.dumps(written, indent=2) + "\n"
+
+
+def schema_of(settings_type: type[SettingsClass]) -> dict[str, Any]:
+    """The settings of a service that values may name."""
+    kinds = typing.get_type_hints(settings_type)
+    found = {
+        field.name: schema_of_setting(kinds[field.name], field.metadata["meaning"])
+        for field in dataclasses.fields(settings_type)
+        if field.name not in OF_THE_CHART and not field.metadata["meaning"].secret
+    }
+    return {"type": "object", "additionalProperties": False, "properties": found}
+
+
+def schema_of_setting(kind: Any, meaning: Meaning) -> dict[str, Any]:
+    """One setting. A list of texts is an array, without the comma that separates them in the environment."""
+    if typing.get_origin(kind) is Literal:
+        return {"enum": list(typing.get_args(kind))}
+    if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is str:
+        return {"type": "array", "items": {"type": "string", "pattern": "^[^,]*$"}}
+    if kind not in NUMBERS:
+        return {"type": "string"}
+    bounds = {"minimum": meaning.minimum, "maximum": meaning.maximum}
+    number = {"type": NUMBERS[kind]} | {name: bound for name, bound in bounds.items() if bound is not None}
+    # A size may have a unit: 64MiB.
+    return (
+        {"anyOf": [number, {"type": "string", "pattern": "^[0-9]+ *[kKMG]i?B$"}]} if meaning.unit == "bytes" else number
+    )
+
+
+def manifests() -> dict[str, str]:
+    """The files of deploy/kubernetes: the chart with its defaults, in whatever namespace they are applied."""
+    made = rendered({}, namespace="NAMESPACE")
+    return {name: HEAD + text.replace("  namespace: NAMESPACE\n", "") for name, text in made.items()}
+
+
+def settings_classes() -> Iterable[str]:
+    """The programs that have settings."""
+    return {one.name for one in entry_points(group=ENTRY_POINTS)}
+
+
+def write(folder: Path = MANIFESTS) -> None:
+    """Writes all of it."""
+    SCHEMA.write_text(schema())
+    folder.mkdir(exist_ok=True)
+    for name, text in manifests().items():
+        (folder / name).write_text(text)
