@@ -2,8 +2,13 @@
 
 grpc.aio can only stop a server as a whole. Calls that arrive while it does end with CANCELLED, and clients do not retry
 that as they do a lost connection. So this module closes the sockets first, the listening one before all others, and the
-server is stopped when no connection is left. A call that a client sends just while its connection closes gets
-UNAVAILABLE from the transport.
+server is stopped when no connection is left.
+
+A client is told first: a GOAWAY frame says that this connection takes no new call, and clients open another one without
+a word to their callers. What was on its way is still served, and clients close the connection themselves. The transport
+has no function that sends this frame on one connection, so it is written between two frames of the transport: at a
+moment without a call, when nothing waits to be sent. Under TLS this cannot be done. There, a call that a client sends
+just while its connection closes gets UNAVAILABLE from the transport.
 
 The transport does not show its sockets. They are found among this process's open files by the port they belong to. A
 connection is identified by its client's port alone: two clients on different hosts with the same port count as one
@@ -14,10 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,17 +32,23 @@ from pathlib import Path
 from gateway.grpc.pb import Context
 
 OPEN_FILES = Path("/dev/fd")
+GOAWAY = bytes.fromhex("000008 07 00 00000000 7fffffff 00000000")
+"""The frame: NO_ERROR, and no stream that is open or on its way is refused (RFC 9113, section 6.8)."""
+HEARD_S = 0.5
+"""How long a connection stays open after its client was told."""
 LOOK_INTERVAL_S = 0.02
 """Pause between two searches for connections without a call. One whose last call ends is closed without a search."""
 
 
 class GrpcConnections:
-    """The calls of one port, by connection. port: set when the port is open."""
+    """The calls of one port, by connection. port, encrypted: set when the port is open."""
 
     def __init__(self) -> None:
         self._calls: set[Context] = set()
         self.port = 0
+        self.encrypted = False
         self._leaving = False
+        self._told: dict[int, float] = {}
         self._files: dict[int, int] = {}
         self._closed: set[int] = set()
 
@@ -46,7 +59,9 @@ class GrpcConnections:
         return not self._closed or client_port(context) not in self._closed
 
     async def leave(self) -> None:
-        """Stops accepting connections, and closes each open one when it has no call. Returns when none is left."""
+        """Stops accepting connections, and tells each client to leave when its connection has no call. A connection
+        that is still there after HEARD_S is closed when it has no call. Returns when none is left.
+        """
         self._leaving = True
         while self._close_quiet():  # noqa: ASYNC110 - nobody tells of a connection that comes or goes without a call
             await asyncio.sleep(LOOK_INTERVAL_S)
@@ -80,6 +95,12 @@ class GrpcConnections:
         return bool(self._files)
 
     def _close(self, client: int, file: int) -> None:
+        now_s = time.monotonic()
+        if client not in self._told:
+            is_told = not self.encrypted and tell(file, self.port, client)
+            self._told[client] = now_s if is_told else -math.inf
+        if now_s < self._told[client] + HEARD_S:
+            return
         del self._files[client]
         self._closed.add(client)
         shut(file, self.port, client)
@@ -131,6 +152,14 @@ def shut(file: int, port: int, client: int, how: int = socket.SHUT_WR) -> None:
     with contextlib.suppress(OSError), borrowed(file) as found:
         if client_of(found, port) == client:
             found.shutdown(how)
+
+
+def tell(file: int, port: int, client: int) -> bool:
+    """Sends GOAWAY over a connection of this port. False where something else waits to be sent, or it is lost."""
+    with contextlib.suppress(OSError), borrowed(file) as found:
+        # Where the transport has to wait, the system's buffer is full, and takes this frame neither.
+        return client_of(found, port) == client and found.send(GOAWAY, socket.MSG_DONTWAIT) == len(GOAWAY)
+    return False
 
 
 def received_bytes(file: int) -> int:

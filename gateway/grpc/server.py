@@ -118,6 +118,7 @@ async def serve_grpc(
     except (RuntimeError, OSError) as error:
         raise UnavailableError(f"gRPC cannot listen on {address}: {error}") from error
     servicer.connections.port = bound
+    servicer.connections.encrypted = settings.grpc_tls
     await server.start()
     return GrpcServer(server, servicer, health, bound)
 
