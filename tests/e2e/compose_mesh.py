@@ -27,7 +27,7 @@ BUILD_TIMEOUT_S = 1500
 HEALTHY_TIMEOUT_S = 240
 """Until a whole mesh is healthy: executors import torch, all at once, on a machine that may be small."""
 LOG_LINES = 80
-SERVICES = ("redis", "scheduler", "executor", "gateway", "collector")
+SERVICES = ("redis", "scheduler", "executor", "gateway", "console", "collector")
 
 _registration = msgspec.json.Decoder(ExecutorRegistration)
 
@@ -76,7 +76,7 @@ class ComposeMesh:
     def compose(self, *arguments: str, given: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """What a `docker compose` command of this project prints."""
         return docker(
-            *("compose", "--ansi", "never", "-p", self.project),
+            *("compose", "--ansi", "never", "--profile", "console", "-p", self.project),
             *arguments,
             environment=self._environment,
             given=given,
@@ -87,10 +87,12 @@ class ComposeMesh:
         """Builds the images."""
         self.compose("build", timeout_s=BUILD_TIMEOUT_S)
 
-    def up(self, *, executors: int = 2) -> None:
-        """Starts what does not run, with so many executors, and returns when every health check succeeds."""
+    def up(self, *, gateway: int = 1, scheduler: int = 1, executor: int = 2) -> None:
+        """Starts what does not run, with so many of each, and returns when every health check succeeds."""
+        replicas = {"gateway": gateway, "scheduler": scheduler, "executor": executor}
         self.compose(
-            *("up", "--detach", "--no-build", "--scale", f"executor={executors}"),
+            *("up", "--detach", "--no-build", "--no-recreate"),
+            *(word for service, count in replicas.items() for word in ("--scale", f"{service}={count}")),
             *("--wait", "--wait-timeout", str(HEALTHY_TIMEOUT_S)),
             timeout_s=HEALTHY_TIMEOUT_S + COMMAND_TIMEOUT_S,
         )
@@ -138,9 +140,9 @@ class ComposeMesh:
         """Runs a Python program inside a service's container; what it prints, read as JSON."""
         return json.loads(self.compose("exec", "-T", service, "python", "-c", program))
 
-    def address(self, port: int) -> str:
-        """host:port where a port of the gateway is published."""
-        return self.compose("port", "gateway", str(port)).strip()
+    def address(self, port: int, container: str = "") -> str:
+        """host:port where a port of a container, by default of the only gateway, is published."""
+        return docker("port", container or self.container("gateway"), str(port)).strip()
 
     def logs(self, service: str, *, lines: int | None = None) -> str:
         """What a service has printed, one container after the other; `lines`: the last of each container."""

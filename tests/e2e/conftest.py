@@ -41,7 +41,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeMesh]:
     shutil.copytree(SAMPLES, models, ignore=shutil.ignore_patterns("__pycache__", "running_sum"))
     add_sum_model(models, idle_us=IDLE_US)
     models.chmod(0o755)  # the containers' user is not ours
-    ports = {f"SEQMESH_{protocol}_PORT": "0" for protocol in ("HTTP", "GRPC", "METRICS")}
+    ports = {f"SEQMESH_{protocol}_PORT": "0" for protocol in ("HTTP", "GRPC", "METRICS", "CONSOLE")}
     mesh = ComposeMesh(f"seqmesh-test-{secrets.token_hex(4)}", {"SEQMESH_MODELS": str(models), **ports})
     try:
         mesh.build()

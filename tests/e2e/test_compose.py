@@ -9,14 +9,16 @@ import asyncio
 import base64
 import json
 import random
+import re
 import secrets
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from shared.contract.ids import sequence_id
 from shared.traces.context import sequence_trace_id
-from tests.e2e.compose_mesh import ComposeMesh, docker, wait_for
+from tests.e2e.compose_mesh import COMMAND_TIMEOUT_S, ComposeMesh, docker, wait_for
 from tests.e2e.open_sums import MODEL, callers_of, open_sums
 from tests.mesh.traffic import Step
 
@@ -42,13 +44,13 @@ print(json.dumps({
 
 def test_images_hold_what_their_service_needs_and_containers_may_do_little(mesh: ComposeMesh) -> None:
     """torch is in the executor's image only; no compiler, no root, no capability; nothing is writable but /tmp."""
-    found = {service: mesh.python(service, PROBE) for service in ("gateway", "scheduler", "executor")}
+    found = {service: mesh.python(service, PROBE) for service in ("gateway", "scheduler", "executor", "console")}
 
     little = {"compiler": False, "capabilities": "0" * 16, "writable": ["/tmp"]}
     without_root = {service: {name: probe[name] for name in little} for service, probe in found.items()}
     assert dict.fromkeys(found, little) == without_root
     assert 0 not in [probe["user"] for probe in found.values()]
-    assert {"gateway": False, "scheduler": False, "executor": True} == {s: probe["torch"] for s, probe in found.items()}
+    assert ["executor"] == [service for service, probe in found.items() if probe["torch"]]
 
 
 def test_every_container_is_bounded_and_sees_only_what_it_needs(mesh: ComposeMesh) -> None:
@@ -61,8 +63,9 @@ def test_every_container_is_bounded_and_sees_only_what_it_needs(mesh: ComposeMes
         assert int(said["mem_limit"]) > 0, service
         assert int(said["pids_limit"]) > 0, service
     networks = {service: set(said.get("networks") or {}) for service, said in services.items()}
-    assert {"gateway"} == {service for service, seen in networks.items() if "front" in seen}
-    assert {"redis", "gateway", "scheduler", "executor"} == {name for name, seen in networks.items() if "back" in seen}
+    assert {"gateway", "console"} == {service for service, seen in networks.items() if "front" in seen}
+    behind = {"redis", "gateway", "scheduler", "executor", "console"}
+    assert behind == {service for service, seen in networks.items() if "back" in seen}
     assert {"traces"} == networks["collector"]
     assert "none" == services["secret"]["network_mode"]
 
@@ -167,12 +170,12 @@ def restart(mesh: ComposeMesh, container: str) -> None:
 async def test_sequences_spread_over_executors_that_are_added_and_move_from_those_that_go(
     mesh: ComposeMesh, chance: random.Random
 ) -> None:
-    await asyncio.to_thread(mesh.up, executors=4)
+    await asyncio.to_thread(mesh.up, executor=4)
     hosts = {mesh.host_of(container) for container in mesh.containers("executor")}
     async with open_sums(mesh, chance):
         owned = await asyncio.to_thread(mesh.sequences_of, MODEL)
 
-        await asyncio.to_thread(mesh.up, executors=2)
+        await asyncio.to_thread(mesh.up, executor=2)
 
     assert 4 == len(hosts)
     assert hosts == {host for host, count in owned.items() if count > 0}
@@ -186,7 +189,7 @@ async def test_a_mesh_stopped_and_started_again_goes_on_where_it_was(mesh: Compo
         assert first == await callers[0](MODEL, Step(identity, first, start=True))
 
     await asyncio.to_thread(mesh.compose, "stop")
-    services = ("gateway", "executor", "scheduler", "redis")
+    services = ("gateway", "executor", "scheduler", "console", "redis")
     codes = {service: {exit_code(mesh, container) for container in mesh.containers(service)} for service in services}
     await asyncio.to_thread(mesh.up)
 
@@ -200,6 +203,25 @@ def exit_code(mesh: ComposeMesh, container: str) -> int:
     state = mesh.inspect(container)["State"]
     assert not state["Running"]
     return state["ExitCode"]
+
+
+async def test_the_console_shows_the_executors_to_whoever_has_the_token_of_its_log(mesh: ComposeMesh) -> None:
+    """Its page comes to everybody; what it shows does not."""
+    url = f"http://{mesh.address(8003, mesh.container('console'))}"
+    tokens = re.findall(r"#token=([\w-]+)", mesh.logs("console"))
+    signed_in = {"authorization": f"Bearer {tokens[-1]}"}
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/") as page:
+            assert 200 == page.status
+            assert "<title>" in await page.text()
+        async with session.get(f"{url}/api/live") as refused:
+            assert 403 == refused.status
+        async with session.get(f"{url}/api/live", headers=signed_in) as live:
+            assert 200 == live.status
+            shown = ""
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                while not all(executor.name in shown for executor in mesh.executors()):
+                    shown += (await live.content.readany()).decode()
 
 
 async def test_the_spans_of_a_sequence_reach_the_collector(mesh: ComposeMesh) -> None:
