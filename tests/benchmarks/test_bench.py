@@ -29,7 +29,7 @@ from benchmarks.plot import cpu_concurrency, draw
 from benchmarks.results import Cell, Result, comparison, markdown, middle, result_of, summary, table
 from benchmarks.servers import BenchmarkMesh, Executions, mesh_of
 from benchmarks.triton import TritonError, interpreter_of, wheel_at, without_states
-from benchmarks.usage import LoadMeter, Reading, cpu_us_per_step, other_cores, redis_cost
+from benchmarks.usage import Meter, Reading, cpu_us_per_step, other_cores, redis_cost
 from benchmarks.workloads import LstmScripts, RunningSums, TensorForm
 from deploy.local.launcher import ChildState, MeshState
 from executor.models.repository import ModelRepository
@@ -191,7 +191,7 @@ def test_the_mean_batch_is_of_the_runs_between_two_readings() -> None:
 def test_a_cell_without_answers_tells_why() -> None:
     tally = Tally()
     tally.fail(StepError("UNAVAILABLE: no server"))
-    meter = LoadMeter({}, None)
+    meter = Meter({}, None)
 
     failed = result_of(result().cell, 1, tally, meter, None)
 
@@ -199,7 +199,7 @@ def test_a_cell_without_answers_tells_why() -> None:
 
 
 def test_the_meter_reads_the_time_that_a_process_has_used() -> None:
-    meter = LoadMeter({}, None)
+    meter = Meter({}, None)
     meter.read()
     spent = sum(number * number for number in range(300_000))
     meter.read()

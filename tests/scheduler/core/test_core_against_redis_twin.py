@@ -22,6 +22,7 @@ from scheduler.core.actions import (
     Forget,
     LookForExpired,
     MoveOut,
+    Pause,
     Reclaim,
     Reject,
     Vacate,
@@ -437,6 +438,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             case Dismiss(_, entry):
                 del self.twin.wishes[entry]
                 return []
+            case Pause():
+                raise AssertionError("nobody wishes it: a pause is the script's, and the core only passes the wish on")
             case LookForExpired(now_ms):
                 return [Looked(now_ms, None)]
             case Drain():

@@ -43,6 +43,7 @@ from scheduler.core.actions import (
     Forget,
     LookForExpired,
     MoveOut,
+    Pause,
     Reclaim,
     Reject,
     Vacate,
@@ -265,6 +266,8 @@ def told_action(action: Action) -> str:
             return f"  move {sequence} (paged) into a slot"
         case MoveOut(sequence, epoch, executor):
             return f"  move {sequence} (epoch {epoch}) out of {executor}"
+        case Pause(sequence, until_ms, entry):
+            return f"  pause {sequence} until {until_ms}, as the wish {entry} says"
         case Dismiss(sequence, entry):
             return f"  dismiss the wish {entry} for {sequence}"
         case LookForExpired(now_ms):
