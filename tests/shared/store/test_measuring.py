@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.metering import Metering
 from shared.store.redis_client import CONNECTION_LOST, connect
-from shared.store.scripts import LUA, CommitCode, Scripts, StepCommit, StepOutcome
+from shared.store.scripts import LUA, CommitCode, Rejection, Scripts, StepCommit, StepOutcome
 from shared.store.totals import Tallies
 from shared.store.waiting_line import ENDS, read_lines
 from tests.embedded_redis import EmbeddedRedis
@@ -83,6 +84,52 @@ async def test_sequences_are_counted_when_they_begin_and_when_they_are_over(mesh
     # The same id once more is another sequence.
     await mesh.submit(mesh.submission(1, ONE, START))
     assert 5 == (await counted())[0]
+
+
+async def test_whatever_a_sequence_dies_of_is_counted_as_the_reason_that_its_caller_hears(mesh: ScriptedMesh) -> None:
+    async def over() -> dict[str, int]:
+        line = (await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"]
+        return {reason: line.over["1", reason] for reason in ENDS.values() if line.over["1", reason]}
+
+    # Its state was only its owner's, and no step of it is open: it dies with the owner.
+    await mesh.submit(msgspec.structs.replace(mesh.submission(1, ONE), flags=START))
+    await mesh.assign(1, ALICE)
+    assert CommitCode.COMMITTED is await ended(mesh, 1)
+    await mesh.take_over(ALICE, lost=True)
+    assert {"lost": 1} == await over()
+
+    # One with an open step dies when a START or nothing comes behind the step that is answered with the loss.
+    await mesh.submit(msgspec.structs.replace(mesh.submission(2, ONE), flags=START))
+    await mesh.assign(2, ALICE, slot=1)
+    assert CommitCode.COMMITTED is await ended(mesh, 2)
+    await mesh.submit(msgspec.structs.replace(mesh.submission(2, ONE), flags=StepFlag.NONE))
+    await mesh.take_over(ALICE, lost=True)
+    await mesh.assign(2, ALICE, slot=2)
+    assert CommitCode.OVER is await ended(mesh, 2, StepOutcome.LOST)
+    assert {"lost": 2} == await over()
+
+    # Its client has left before it had a slot.
+    left = mesh.submission(3, ONE, START)
+    await mesh.cancel(left, await mesh.submit(left))
+    assert {"lost": 2, "cancelled": 1} == await over()
+
+    # It waited too long for its first slot.
+    await mesh.submit(mesh.submission(4, ONE, START))
+    entry = (await mesh.record(4))["be"]
+    shard, late = mesh.keys.shard_of(mesh.sequence(4)), encode(ReplyMessage("1"))
+    rejection = Rejection(mesh.sequence(4), entry, late)
+    await mesh.scripts.run(mesh.scripts.reject([rejection], shard=shard, model="sum", term=mesh.term))
+    assert {"lost": 2, "cancelled": 1, "rejected": 1} == await over()
+
+    # It was idle for too long.
+    await mesh.submit(mesh.submission(5, ONE, START))
+    await mesh.assign(5, ALICE, slot=3)
+    assert CommitCode.COMMITTED is await ended(mesh, 5)
+    sequence = mesh.sequence(5)
+    await mesh.redis.delete(mesh.keys.sequence(sequence).idle)
+    expired = mesh.scripts.expire([sequence], shard=shard, model="sum", term=mesh.term, tombstone_ms=10_000)
+    await mesh.scripts.run(expired)
+    assert {"lost": 2, "cancelled": 1, "rejected": 1, "expired": 1} == await over()
 
 
 async def test_waits_for_a_slot_are_measured_by_what_the_sequence_waited_as(mesh: ScriptedMesh) -> None:
