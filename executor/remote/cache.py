@@ -199,7 +199,9 @@ class Cache:
 @contextmanager
 def locked(folder: Path) -> Generator[Path | None]:
     """Makes a folder and holds it exclusively. None: another process had it, and has moved it away meanwhile."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    # Not with `exist_ok`: that fails if the folder that stood there is moved away at that moment.
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     try:
         lock = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:

@@ -430,7 +430,7 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
             "Unsupported numpy type complex128 of tensor 'y'",
         ),
         ("raise pb_utils.TritonModelException('my reason')", "message: TritonModelException: my reason"),
-        ("request.exec()", "calls to other models are made by instances in their executor's own process only"),
+        ("request.exec()", "calls to other models are made within a mesh only"),
         ("pb_utils.load_model('other')", "(load_model) is not supported by seqmesh"),
         ("request.get_response_sender()", "only requests to a model with 'model_transaction_policy"),
     ],

@@ -151,16 +151,16 @@ class ProcessEngine:
             if self._process.is_alive:
                 return self._process
             self._lost(self._process.end())
-        if wait_s := self._restarts.wait_s(time.monotonic()):
-            raise self._not_now(wait_s)
-        try:
-            self._process, self._abilities = self._started(self._start_limit_s)
-        except (ProcessLostError, CannotStartError, ModelError) as error:
-            reason = error.message if isinstance(error, ModelError) else str(error)
-            self._restarts.ended(f"could not be started again: {reason}", time.monotonic())
-            logs.error("instance has no process", instance=self._instance, cause=self._restarts.reason)
-            raise self._not_now(self._restarts.wait_s(time.monotonic())) from error
-        return self._process
+        while not (wait_s := self._restarts.wait_s(time.monotonic())):
+            try:
+                self._process, self._abilities = self._started(self._start_limit_s)
+            except (ProcessLostError, CannotStartError, ModelError) as error:
+                reason = error.message if isinstance(error, ModelError) else str(error)
+                self._restarts.ended(f"could not be started again: {reason}", time.monotonic())
+                logs.error("instance has no process", instance=self._instance, cause=self._restarts.reason)
+            else:
+                return self._process
+        raise self._not_now(wait_s)
 
     def _lost(self, reason: str) -> None:
         assert self._process is not None
