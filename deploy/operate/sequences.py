@@ -200,8 +200,13 @@ def table(shown: Sequence[SequenceStatus], now_ms: int) -> str:
 
 
 def id_text(one: SequenceStatus) -> str:
-    """The id, with the version if the client names one. A text that looks like a number stands in quotes."""
-    text = f"'{one.id}'" if isinstance(one.id, str) and one.id.isdecimal() else str(one.id)
+    """The id, with the version if the client names one.
+
+    A text that looks like a number stands in quotes, and one that a terminal would obey too, with escapes: ids are
+    clients' own.
+    """
+    is_plain = not isinstance(one.id, str) or (one.id.isprintable() and not one.id.isdecimal())
+    text = str(one.id) if is_plain else repr(one.id)
     return f"{text} (version {one.requested_version})" if one.requested_version else text
 
 

@@ -77,6 +77,19 @@ async def test_an_operators_list_reads_well(mesh: RunningMesh) -> None:
     assert "there are: " in await seqmesh(mesh, "seq", "ls", "nobody", code=1)
 
 
+async def test_an_id_of_a_client_does_nothing_to_the_operators_terminal(mesh: RunningMesh) -> None:
+    hostile = "escape\x1b]0;owned\x07\x1b[2J"
+    await step(mesh, hostile, 1, sequence_start=True)
+
+    for told in (
+        await seqmesh(mesh, "seq", "ls", MODEL, "--prefix", "escape"),
+        await seqmesh(mesh, "seq", "show", MODEL, hostile),
+    ):
+        assert r"'escape\x1b]0;owned\x07\x1b[2J'" in told
+        assert told.replace("\n", "").isprintable()
+    await step(mesh, hostile, 0, sequence_end=True)
+
+
 async def test_one_that_is_ended_frees_its_slot_and_its_client_hears_why(mesh: RunningMesh) -> None:
     await step(mesh, 7021, 5, sequence_start=True)
     assert 7 == await step(mesh, 7021, 2)
