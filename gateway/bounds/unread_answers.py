@@ -1,7 +1,8 @@
 """Bounds the answers that clients have not read yet, of both protocols together.
 
-At the bound, the client that has read nothing for the longest time loses its connection. A client that reads is never
-the one. The requests of the lost connection were carried out; a repeatable one can be sent again.
+At the bound, the client that has read nothing for the longest time loses its connection, of those that leave much
+unread if there are any. A client that reads is never the one. The requests of the lost connection were carried out; a
+repeatable one can be sent again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from shared.process import logs
 
 UNLIMITED = 1 << 62
 MUCH_BYTES = 1 << 20
-"""When memory is short, only clients with at least so many unread bytes lose their connection."""
+"""Unread bytes of a client that are much. When memory is short, no other client loses its connection."""
 
 
 class UnreadAnswers:
@@ -31,7 +32,9 @@ class UnreadAnswers:
         self._clients[client] = (before + size, cut)
         self.taken += size
         while self.taken > self._bytes_max and len(self._clients) > 1:
-            self._cut(next(iter(self._clients)))
+            # A connection through which another one's answers trickle holds little, and is not what fills the bound.
+            much = (client for client, (unread, _) in self._clients.items() if unread >= MUCH_BYTES)
+            self.cut(next(much, next(iter(self._clients))))
 
     def is_beyond(self, client: Hashable) -> bool:
         """Whether this client alone reaches the bound."""
@@ -53,11 +56,14 @@ class UnreadAnswers:
             if given >= excess:
                 break
             if size >= MUCH_BYTES:
-                self._cut(client)
+                self.cut(client)
                 given += size
         return given
 
-    def _cut(self, client: Hashable) -> None:
+    def cut(self, client: Hashable) -> None:
+        """Closes a client's connection, unless that was done before: what it has not read counts no longer."""
+        if client not in self._clients:
+            return
         size, cut = self._clients.pop(client)
         self.taken -= size
         logs.warning("answers are not taken, their client's connection is closed", unread_bytes=size)

@@ -258,7 +258,7 @@ class InferStream:
             request.size += size
             self._outstanding_bytes += size
             request.unread = size + ENTRY_BYTES
-            self._unread.add(self, request.unread, self._cut)
+            self._unread.add(self, request.unread, self._cut_off)
         if self._outstanding[0] is request:
             self._work.set()
 
@@ -269,17 +269,22 @@ class InferStream:
 
     def _put(self, request: Outstanding, content: Answer | BaseException, *, is_last: bool) -> None:
         """An answer of a decoupled model has come. It is counted until it is written."""
+        if self._is_cut:
+            return
         if not isinstance(content, Answer | MeshError):
             content = MeshError(f"internal error in the gateway: {type(content).__name__}", Code.INTERNAL)
         size = 0 if isinstance(content, MeshError) else sum([len(output.raw) for output in content.message.outputs])
         self._parts.append(Part(request, content, is_last, size, size + ENTRY_BYTES))
         self._outstanding_bytes += size
-        self._unread.add(self, size + ENTRY_BYTES, self._cut)
-        if not self._is_cut and self._are_too_many:
-            logs.warning("answers are not taken, their client's connection is closed", answers=len(self._parts))
-            self._is_cut = True
-            self._cut()
+        self._unread.add(self, size + ENTRY_BYTES, self._cut_off)
+        if self._are_too_many:
+            self._unread.cut(self)
         self._work.set()
+
+    def _cut_off(self) -> None:
+        """The client does not read: its connection is closed, and nothing more is kept for it."""
+        self._is_cut = True
+        self._cut()
 
     @property
     def _are_too_many(self) -> bool:
