@@ -94,7 +94,7 @@ class HeldEngine:
         return f"state of slot {slot}"
 
     def drop_state(self, slot: int) -> None:
-        self.states.remove(slot)
+        self.states.discard(slot)
 
     def close(self) -> None: ...
 
