@@ -123,7 +123,7 @@ class ProcessEngine:
         self._kept = kept_of(config, hands_out_state=self._abilities.hands_out_state)
         if config.decoupled:
             self._open = OpenRequests(
-                self._instance, ended=self._ended, process=lambda: self._process, lost=self._post_strays
+                self._instance, ended=self._ended, process=lambda: self._process, stray=self._post_strays
             )
 
     def limit_calls(self, limit_s: float) -> None:
@@ -328,8 +328,9 @@ class ProcessEngine:
         if self._process is not None and not self._process.is_alive:
             self._lost(self._process.end())
         for one in opened.strays:
-            if not one.is_stray:
-                continue  # it was run with one before it
+            if not one.is_stray or opened.waits(one):
+                continue  # not stray: it was run with one before it
+            one.is_stray = False
             if error := self._problem(one):
                 opened.fail(one, error)
 

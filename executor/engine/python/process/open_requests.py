@@ -4,7 +4,8 @@ A thread hands the process's answers on, because `Answers.send` waits. Nothing i
 ends, its open requests run again in another one, and as many of their first answers are dropped as have been handed on.
 So a model must answer the same when it runs the same request on the same state, as after a takeover (decision 0047).
 
-A request with which processes end again and again, and which gets no further in any of them, fails.
+A request with which processes end again and again, and which gets no further in any of them, fails. Before it would,
+it runs while no other such request does, so that it does not fail for what a neighbour has done.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class RequestInProcess:
     is_passed: bool = False
     is_told: bool = False
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it would fail if another process ended."""
+        return not self.is_passed and self.losses == LOSSES_MAX - 1
+
 
 class ReplayedAnswers(DiscardedAnswers):
     """The answers to a step that brings a new process to where its sequence is. ended: the last one has come"""
@@ -75,7 +81,7 @@ class OpenRequests:
 
     ended    notes the state after a request's last answer; called as `Answers.end` calls `keep_state`
     process  that runs them now
-    lost     called now and then while that process does not live
+    stray    called now and then while that process does not live, or requests are to run again
     """
 
     def __init__(
@@ -84,11 +90,11 @@ class OpenRequests:
         *,
         ended: Callable[[Row, Result], None],
         process: Callable[[], InstanceProcess | None],
-        lost: Callable[[], None],
+        stray: Callable[[], None],
     ) -> None:
         self._ended = ended
         self._process = process
-        self._lost = lost
+        self._stray = stray
         self._numbers = itertools.count(1)
         self._open: dict[int, RequestInProcess] = {}
         self._came: SimpleQueue[tuple[InstanceProcess, Answered] | threading.Event | None] = SimpleQueue()
@@ -133,7 +139,7 @@ class OpenRequests:
         drained.wait()
         self._taken = AnswersTaken(0, 0)
         for one in self._all():
-            if not one.is_passed:
+            if not (one.is_passed or one.is_stray):
                 one.losses += 1
                 one.is_stray = True
 
@@ -141,6 +147,10 @@ class OpenRequests:
     def strays(self) -> list[RequestInProcess]:
         """The requests that are to run again."""
         return [one for one in self._all() if one.is_stray]
+
+    def waits(self, stray: RequestInProcess) -> bool:
+        """Whether a request is not to run again yet: it may be why processes end, and so may one that runs now."""
+        return stray.is_suspect and any(one.is_suspect and not one.is_stray for one in self._all())
 
     def give_up(self, row: Row) -> None:
         """The row has failed, and its caller is told so."""
@@ -208,8 +218,10 @@ class OpenRequests:
         self._look_s = time.monotonic() + LOOK_S
         process = self._process()
         if process is None or not process.is_alive:
-            self._lost()
+            self._stray()
             return
+        if self.strays:
+            self._stray()
         for one in self._all():
             if not one.answers.is_cancelled:
                 continue
