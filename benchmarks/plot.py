@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogFormatter
 
-from benchmarks.paging import Point
+from benchmarks.paging_figures import Point
 from benchmarks.results import Result
 
 PROTOCOL_COLORS = {"http": "#0072b2", "grpc": "#d55e00", "grpc-stream": "#009e73"}
