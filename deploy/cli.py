@@ -20,34 +20,34 @@ from shared.contract.ids import correlation_id_from
 from shared.settings import settings_command
 from shared.traces.tracing import describe
 
-UP_HELP = """A whole mesh on this machine: gateways, schedulers, executors, and a Redis unless --redis-url is given.
+UP_HELP = """A whole mesh on this machine, until Ctrl-C.
 
-Prints one line when it is ready. A process that dies is started again and reported. Ctrl-C stops everything in order, a
-second Ctrl-C at once.
+Starts gateways, schedulers, executors, and a Redis unless --redis-url is given. Prints one line when it is ready. A
+process that dies is started again and reported. Ctrl-C stops everything in order, a second Ctrl-C at once.
 """
 UP_EPILOG = """Every setting of a service can be given here too, as its environment variable: see `seqmesh gateway
 --help`, `seqmesh scheduler --help` and `seqmesh executor --help`."""
 
 LAZY_COMMANDS = {
-    "gateway": ("gateway.__main__", "One gateway: the v2 HTTP and gRPC protocols. Any number may run."),
-    "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors. One leads, others stand by."),
-    "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
+    "gateway": ("gateway.__main__", "One gateway: the v2 HTTP and gRPC protocols."),
+    "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors."),
+    "executor": ("executor.__main__", "One executor: runs models."),
     "console": ("deploy.console.__main__", "A page that shows a running mesh: `seqmesh up` starts one."),
-    "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
+    "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere."),
     "seq": (
         "deploy.operate.sequences",
-        "The sequences of a mesh: lists them, shows, moves, pauses, ends and copies one.",
+        "The sequences of a mesh: list, show, move, pause, end, copy.",
     ),
     "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
     "new": ("deploy.new.command", "Writes a model that works, to be changed into one's own."),
-    "doctor": ("deploy.operate.doctor", "What is not well with this machine, Redis and the mesh; and the remedy."),
+    "doctor": ("deploy.operate.doctor", "Finds what is not well here, and names the remedy."),
     "settings": (
         "deploy.operate.runtime_settings",
-        "What was changed in logging and tracing, by whom; and the way back.",
+        "Shows what was changed in logging and tracing, and by whom.",
     ),
-    "demo": ("deploy.demo.command", "Texts streamed through a running mesh, while one of its executors is killed."),
-    "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most within bounds."),
-    "chaos": ("deploy.chaos.command", "A mesh under load is killed, frozen and cut off; every answer is checked."),
+    "demo": ("deploy.demo.command", "Streams texts while an executor is killed."),
+    "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most."),
+    "chaos": ("deploy.chaos.command", "Kills a mesh under load, and checks every answer."),
 }
 
 
@@ -108,7 +108,9 @@ def show_trace(model: str, correlation_id: str, version: str, *, string: bool) -
     click.echo(describe(model, version, correlation_id_from(correlation_id, string=string)))
 
 
-COMPLETION_HELP = """Prints what lets a shell complete commands, options, models, and ids of sequences.
+COMPLETION_HELP = """Prints what lets a shell complete a command line.
+
+Commands, options, models, and ids of sequences are completed.
 
 \b
   eval "$(seqmesh completion bash)"        in ~/.bashrc; zsh likewise, in ~/.zshrc

@@ -12,18 +12,18 @@ from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.sequences import PauseError, Sequences
 
 PAUSE_S = 3600
-PAUSE_HELP = """Pauses sequences: they leave their slots, and run nothing until they are resumed.
+PAUSE_HELP = """Pauses sequences: nothing runs until they are resumed.
 
-Steps are accepted, and wait; a step that runs at this moment is run again afterwards. Idle timeouts stand still.
-A sequence that is paused already gets the new end of its pause.
+They leave their slots. Steps are accepted, and wait; a step that runs at this moment is run again afterwards. Idle
+timeouts stand still. A sequence that is paused already gets the new end of its pause.
 
 \b
   seqmesh seq pause running_sum 42
   seqmesh seq pause running_sum customer-7 customer-8 --seconds 600
 """
-RESUME_HELP = """Resumes paused sequences: steps that waited are run, in their order.
+RESUME_HELP = """Resumes paused sequences: steps that waited are run.
 
-Resuming a sequence that is not paused does no harm.
+They run in their order. Resuming a sequence that is not paused does no harm.
 """
 
 

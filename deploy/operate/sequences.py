@@ -30,34 +30,38 @@ LIST_HELP = """Lists the sequences of a model that are not over.
   seqmesh seq ls running_sum --sort used --limit 20      the ones that nobody used for longest
   seqmesh seq ls running_sum --json | jq .id
 """
-SHOW_HELP = """Shows one sequence: where it is, how far it has come, and what is kept of its state.
+SHOW_HELP = """Shows one sequence: where it is, and how far it has come.
 
 ID is what the client calls the sequence. One that is over is shown while the mesh remembers it (--tombstone-seconds).
 """
-END_HELP = """Ends sequences, as their idle timeout would: the model gets no END.
+END_HELP = """Ends sequences, as their idle timeout would.
 
-Steps that were accepted are run and answered. A later step hears that the sequence was cancelled, unless it is a START.
-ID is what the client calls the sequence. Ending a sequence twice does no harm.
+The model gets no END. Steps that were accepted are run and answered. A later step hears that the sequence was
+cancelled, unless it is a START. ID is what the client calls the sequence. Ending a sequence twice does no harm.
 
 \b
   seqmesh seq end running_sum 42
   seqmesh seq end running_sum customer-7 customer-8
 """
-FORK_HELP = """Copies a sequence as it stands: NEW_ID goes on from the present step of ID, with a state of its own.
+FORK_HELP = """Copies a sequence as it stands, under a new id.
 
-Both go on independently. The sequence must be one whose state the mesh holds.
+NEW_ID goes on from the present step of ID, with a state of its own. Both go on independently. The sequence must be one
+whose state the mesh holds.
 
 \b
   seqmesh seq fork running_sum 42 4200
 """
-EXPORT_HELP = """Writes a sequence into a file: its state, its numbers and its last replies. It goes on where it is.
+EXPORT_HELP = """Writes a sequence into a file; it goes on where it is.
+
+The file holds its state, its numbers and its last replies.
 
 \b
   seqmesh seq export running_sum 42 42.sequence
 """
-IMPORT_HELP = """Opens a sequence from a file that `seqmesh seq export` wrote, in this mesh or another one.
+IMPORT_HELP = """Opens a sequence from a file of `seqmesh seq export`.
 
-Its next step may come through any gateway. The model must be served in the same version, with the same files.
+The file may be another mesh's. The sequence's next step may come through any gateway. The model must be served in the
+same version, with the same files.
 
 \b
   seqmesh seq import 42.sequence
@@ -261,7 +265,7 @@ def _command(
 
 command = click.Group(
     "seq",
-    help="The sequences of a running mesh: list them, look at one, move it, pause it, end it, copy it.",
+    help="The sequences of a running mesh: list, show, move, pause, end, copy.",
     commands=[
         _command(
             "ls",

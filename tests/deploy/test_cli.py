@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from deploy import cli
 from deploy.local.settings import UpSettings
+from deploy.operate import sequences
 from shared.contract.ids import sequence_id
 from shared.traces.context import sequence_trace_id
 
@@ -24,6 +26,13 @@ def test_the_help_names_every_command() -> None:
     services = ("gateway", "scheduler", "executor")
     for command in ("up", *services, "drain", "seq", "new", "doctor", "chaos", "demo", "trace", "version"):
         assert f"\n  {command} " in text
+
+
+@pytest.mark.parametrize("command", [cli.main, sequences.command])
+def test_what_a_command_does_stands_whole_in_the_list(command: click.Command) -> None:
+    text = CliRunner().invoke(command, ["--help"], terminal_width=80).output
+
+    assert "..." not in text.partition("\nCommands:\n")[2]
 
 
 @pytest.mark.parametrize("command", ["doctor", "new", "drain", "seq ls", "seq move", "seq end", "chaos"])
