@@ -171,20 +171,25 @@ def parse_entry(entry: bytes, shard: ShardId) -> Entry:
     return Entry(int(ms), int(number), shard)
 
 
-def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[OfferedVersion, ...] | None]:
-    """What each registered executor offers of a model; None for one that is dead or leaving."""
-    return {
-        member.registration.executor: tuple(
-            OfferedVersion(
-                served.version, served.instances, served.slots, served.closing, served.pageable, served.idle_ms
-            )
-            for served in member.registration.models
-            if served.model == model
-        )
-        if member.usable
-        else None
-        for member in members
-    }
+class Poll:
+    """The executors as they were polled once. members: as `shared.store.membership.Membership.members` returns them"""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = members
+        # By model, because each of hundreds of leaders asks for its own.
+        self._offered: dict[str, dict[ExecutorId, tuple[OfferedVersion, ...]]] = {}
+        self._nothing: Offers = {one.registration.executor: () if one.usable else None for one in members}
+        for registration in (member.registration for member in members if member.usable):
+            for served in registration.models:
+                version = OfferedVersion(
+                    served.version, served.instances, served.slots, served.closing, served.pageable, served.idle_ms
+                )
+                offered = self._offered.setdefault(served.model, {})
+                offered[registration.executor] = (*offered.get(registration.executor, ()), version)
+
+    def offers(self, model: str) -> Offers:
+        """What each registered executor offers of a model; None for one that is dead or leaving."""
+        return {**self._nothing, **self._offered.get(model, {})}
 
 
 def withdrawn(members: Iterable[Member], model: str, versions: Iterable[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
 from scheduler.core.actions import Action
@@ -15,7 +16,7 @@ from scheduler.core.decide import decide, drain_all, is_due
 from scheduler.core.events import ClockRead, Event, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
-from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events, withdrawn
+from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events, withdrawn
 from scheduler.rebuild import raise_fence, rebuilt
 from scheduler.sweep import sweep
 from shared.contract.ids import ShardId, Term
@@ -55,7 +56,7 @@ class Leader:
         self._positions = dict.fromkeys(self._sources, "0-0")
         self._mailbox: list[StreamEntry] = []
         self._offers: Offers = {}
-        self._members: Sequence[Member] | None = None
+        self._poll: Poll | None = None
         self._polled = False
         self._now_ms = 0
         self._is_stirred = True
@@ -80,20 +81,22 @@ class Leader:
         self._mailbox += [StreamEntry(source, entry, fields) for entry, fields in entries]
         self._wake.set()
 
-    def observe(self, members: Sequence[Member], now_ms: int, asked_at: float) -> None:
+    def observe(self, poll: Poll, now_ms: int, asked_at: float) -> None:
         """Takes the polled executors and the time in Redis.
 
         A poll that was asked for before the leader's own first one is ignored. The leader is woken only if something
-        can come of the poll.
+        can come of the poll: while a repository is loaded, the executors change with each of its models.
 
-        members   the very same list object as before, if no executor has changed
+        poll      the very same object as before, if no executor has changed
         asked_at  when the poll was sent, by the event loop's clock
         """
         if asked_at < self._since:
             return
         self._now_ms = now_ms
-        if members is not self._members or self._is_stirred or is_due(self.state, now_ms):
-            self._members, self._polled = members, True
+        has_changed = poll is not self._poll and poll.offers(self.model) != self._offers
+        self._poll = poll
+        if has_changed or self._is_stirred or is_due(self.state, now_ms):
+            self._polled = True
             self._wake.set()
 
     def close(self) -> None:
@@ -103,14 +106,16 @@ class Leader:
 
     # -- its task -------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, rebuilding: AbstractAsyncContextManager[object] = nullcontext()) -> None:  # noqa: B008 - has no state
         """Leads until it is closed or cancelled.
 
+        rebuilding  is entered while the state is rebuilt
         raises  CONNECTION_LOST; ResponseError (FENCED: another scheduler leads); IllegalMoveError or
                 BrokenInvariantError, which are mistakes in this code
         """
         try:
-            await self._rebuild()
+            async with rebuilding:
+                await self._rebuild()
             while not self._closed:
                 await self._wake.wait()
                 self._wake.clear()
@@ -122,7 +127,7 @@ class Leader:
         await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
         if self._sweep:
             await sweep(self._mesh, self.model, self.term)
-        self._offers = offers(await self._mesh.membership.members(), self.model)
+        self._offers = Poll(await self._mesh.membership.members()).offers(self.model)
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
@@ -141,12 +146,12 @@ class Leader:
         self._is_stirred = True
         mailbox, self._mailbox = self._mailbox, []
         polled, self._polled = self._polled, False
-        members, now_ms = self._members, self._now_ms
+        poll, now_ms = self._poll, self._now_ms
         events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
-        if polled and members is not None:
-            current = offers(members, self.model)
+        if polled and poll is not None:
+            current = poll.offers(self.model)
             # Losses go before starts, so that no sequence is assigned to an executor that is known to be gone.
-            events = [*member_events(self._offers, current), *events, *self._withdrawn(members)]
+            events = [*member_events(self._offers, current), *events, *self._withdrawn(poll.members)]
             events.append(Tick(now_ms, f"tick {now_ms}"))
             self._offers = current
         actions = self._decide([ClockRead(now_ms), *events])

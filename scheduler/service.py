@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from redis.exceptions import ResponseError
 
@@ -21,6 +21,7 @@ from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
 from scheduler.effects import MeshAccess
+from scheduler.ingest import Poll
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.reader import BLOCK_MS, StreamReader
@@ -33,7 +34,7 @@ from shared.statistics.meter import OF_MESH, RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.company import Company, services
 from shared.store.keyspace import Keyspace
-from shared.store.membership import Member, Membership
+from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
 from shared.store.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
@@ -48,6 +49,10 @@ ROUNDS_PER_LEASE = 6
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 2.0
 """Pauses after failures in a row: the first, doubled each time, up to the last."""
+REBUILDS_MAX = 16
+"""Leaders that rebuild at the same time. Hundreds at once, after a start, would keep the loop that renews the leases
+from its turn for longer than a lease.
+"""
 FORGET_LEASES = 2
 """How long an empty executor's registration stays, in leases: by then every leader has seen the executor's end."""
 
@@ -128,7 +133,8 @@ class Scheduler:
         self._reader = StreamReader(mesh.redis)
         self._loops: list[asyncio.Task[None]] = []
         self._leading: dict[str, asyncio.Task[None]] = {}
-        self._members: Sequence[Member] = ()
+        self._rebuilding = asyncio.Semaphore(REBUILDS_MAX)
+        self._poll = Poll(())
         self._spoilt = SpoiltKeys(mesh.redis, mesh.keys)
         self._to_sweep: set[str] = set()
         self.leaders: dict[str, Leader] = {}
@@ -212,11 +218,11 @@ class Scheduler:
             return
         members = await self._mesh.membership.members()
         now_ms = await redis_now_ms(self._mesh.redis)
-        # While nothing changes the same list object is kept: `Leader.observe` compares by identity.
-        if members != self._members:
-            self._members = members
+        # While nothing changes the same object is kept: `Leader.observe` compares by identity.
+        if members != self._poll.members:
+            self._poll = Poll(members)
         for leader in list(self.leaders.values()):
-            leader.observe(self._members, now_ms, asked_at)
+            leader.observe(self._poll, now_ms, asked_at)
 
     async def _read(self) -> None:
         if not await self._reader.read(self.leaders.values(), tick_ms=self._settings.tick_ms):
@@ -254,7 +260,7 @@ class Scheduler:
             self._reader.look_again()
             begin = self._clock()
             try:
-                await leader.run()
+                await leader.run(self._rebuilding)
             except ResponseError as error:
                 if str(error).startswith("FENCED"):
                     logs.warning("leadership lost", model=model, term=term, cause=error)

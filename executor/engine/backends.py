@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -37,6 +38,14 @@ RUNTIMES = (
 log = logging.getLogger(__name__)
 
 
+@cache
+def announced_backends() -> tuple[EntryPoint, ...]:
+    """What installed packages announce. Read once in a process: it takes a hundredth of a second, and a repository has
+    hundreds of models.
+    """
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+
+
 def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: float = LIMIT_S) -> dict[str, Backend]:
     """Every backend that can load a model here, by name. The built-in ones come first, and cannot be replaced.
 
@@ -52,7 +61,7 @@ def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: floa
             log.warning("backend %r in %s is ignored: that name is taken", name, code)
             continue
         backends[name] = PythonBackend(completion_limit_s, name, code)
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    for entry in announced_backends():
         if entry.name in backends:
             log.warning("backend %r of %s is ignored: that name is taken", entry.name, entry.value)
             continue

@@ -4,7 +4,8 @@ If the URL names Sentinels, each new connection asks them for the primary, and c
 When a server ceases to be the primary, a connection leaves it with the first command that it refuses; or the server
 cuts its clients off, as Sentinels tell it to.
 
-Every service has a few connections with one use each: blocking reads must not hold up the commands of others.
+Every service has a few connections with one use each: blocking reads must not hold up the commands of others. All other
+commands share a pool, and wait until one of its connections is free.
 Lost connections are retried with jittered back-off. The scripts recognise what a lost call had already done (each is
 safe to repeat, see `shared.store.scripts`).
 """
@@ -18,7 +19,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
-from redis.asyncio import ConnectionPool
+from redis import DriverInfo
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
@@ -47,6 +49,12 @@ RETRIES = 8
 BACKOFF_CAP_S = 2.0
 BACKOFF_BASE_S = 0.02
 CONNECT_TIMEOUT_S = 5.0
+DRIVER = DriverInfo()
+"""What CLIENT LIST shows as the library. Made once, because redis-py would read its package's metadata for each
+connection, which takes a millisecond.
+"""
+CONNECTIONS_MAX = 64
+"""Of a pool. A process that serves hundreds of models has hundreds of commands under way when it starts."""
 KEEPALIVE = {
     option: value
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
@@ -88,12 +96,13 @@ def connect(
 
     retries     0 for calls that must not be repeated automatically
     name        of this process, which CLIENT LIST shows for its connections
-    timeout_ms  how long the server may take to answer
+    timeout_ms  how long the server may take to answer, and how long a command may wait for a connection
     run         the server's run that the connections are bound to; None: they are bound to none
     """
     address = parse_redis_url(url)
     options: dict[str, Any] = {
         **_socket_options(address.server),
+        "driver_info": DRIVER,
         "client_name": NOT_IN_A_NAME.sub("-", name) or None,
         "redis_connect_func": partial(_greet, timeout_ms / 1000, run),
         "retry": Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
@@ -105,7 +114,8 @@ def connect(
         options["sentinels"] = Sentinels(
             address.service, [partial(_sentinel_connection, endpoint) for endpoint in address.sentinels]
         )
-    return cast(Redis, MendingRedis.from_pool(ConnectionPool(connection_class=kind, **options)))
+    pool: Any = BlockingConnectionPool(CONNECTIONS_MAX, timeout_ms / 1000, connection_class=kind, **options)
+    return cast(Redis, MendingRedis.from_pool(pool))
 
 
 def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         "weighted_sum", f"{WeightedSumBackend.__module__}:WeightedSumBackend", backends.ENTRY_POINT_GROUP
     )
 
-    def entry_points(*, group: str) -> EntryPoints:
-        return EntryPoints([entry]).select(group=group)
-
-    monkeypatch.setattr(backends, "entry_points", entry_points)
+    monkeypatch.setattr(backends, "announced_backends", lambda: (entry,))
 
 
 @pytest.fixture

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 import scheduler.reader
 import scheduler.service
 from scheduler.core.state import Policy
+from scheduler.ingest import Poll
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from shared.contract.ids import SchedulerId, Term, sequence_id
+from shared.contract.messages import ServedModel
 from shared.store.link import Link
 from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import Call, Scripts
@@ -41,10 +44,10 @@ class Observed:
 
     async def watch(self, stage: Stage, begin_ms: int, ticks: int) -> None:
         """It leads for so many ticks, beginning at that time."""
-        members = await stage.membership.members()
+        poll = Poll(await stage.membership.members())
         for tick in range(ticks):
             self._now_ms = tick * TICK_MS
-            self.leader.observe(members, begin_ms + self._now_ms, asyncio.get_running_loop().time())
+            self.leader.observe(poll, begin_ms + self._now_ms, asyncio.get_running_loop().time())
             while self.leader._wake.is_set():
                 self.leader._wake.clear()
                 self.turns.append(self._now_ms)
@@ -69,6 +72,30 @@ async def test_idle_leader_looks_when_something_can_be_due_and_then_at_once(stag
     assert not await stage.commands.exists(deadlines)
     # Once more after each look: what came of it may be news.
     assert [0, 100, 5_100, 5_200, 5_300, 15_200, 15_300, 25_200, 25_300] == observed.turns
+
+
+async def test_a_leader_is_woken_by_what_executors_offer_of_its_own_model(stage: Stage) -> None:
+    """Else each model of a repository that is being loaded would wake the leaders of all others."""
+    e1 = await stage.join("e1", idle_ms=60_000)
+    observed = Observed(stage)
+    await observed.leader._rebuild()
+    begin_ms = await redis_now_ms(stage.redis)
+    await observed.watch(stage, begin_ms, 3)
+    observed.turns.clear()
+
+    (member,) = await stage.membership.members()
+    other = (*member.registration.models, ServedModel("other", "1", 1, 4))
+    await stage.membership.update(msgspec.structs.replace(member.registration, models=other))
+    await observed.watch(stage, begin_ms, 3)
+    assert [] == observed.turns
+
+    closing = msgspec.structs.replace(member.registration.models[0], closing=True)
+    await stage.membership.update(msgspec.structs.replace(member.registration, models=(closing,)))
+    await observed.watch(stage, begin_ms, 3)
+    await observed.leader._performer.close()
+
+    assert 0 in observed.turns
+    assert {e1} == set(observed.leader.state.executors)
 
 
 @pytest.mark.leaves_sequences

@@ -19,7 +19,7 @@ from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import ExecutorPhase, Policy
 from scheduler.effects import EffectPerformer
-from scheduler.ingest import StreamKind, parse_entry
+from scheduler.ingest import Poll, StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.rebuild import raise_fence
@@ -379,7 +379,7 @@ async def test_news_that_was_asked_for_before_the_leaders_own_was_heard_is_no_ne
         return bool(leader.positions())
 
     await stage.until(leads)
-    leader.observe([], 1, older)
+    leader.observe(Poll([]), 1, older)
     # Both pieces of news would be taken in one turn: between them it has one.
     leader.deliver(stage.keys.feed(ShardId(0), MODEL), [(b"1-0", {b"q": b"sum||i9", b"e": b"1", b"k": b"e"})])
 
@@ -387,7 +387,7 @@ async def test_news_that_was_asked_for_before_the_leaders_own_was_heard_is_no_ne
         return not leader._mailbox
 
     await stage.until(has_turned)
-    leader.observe(await stage.membership.members(), 2, asyncio.get_running_loop().time())
+    leader.observe(Poll(await stage.membership.members()), 2, asyncio.get_running_loop().time())
 
     async def has_looked() -> bool:
         return leader.state.now_ms >= 2

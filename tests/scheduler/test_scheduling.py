@@ -335,7 +335,7 @@ async def test_idle_sequence_expires_without_keyspace_events_and_its_slot_goes_o
         await stage.submit(1, start=True)
         await stage.submit(2, start=True)
         await stage.live(1, 2)
-        await stage.commit(await stage.inbox(e1), e1, idle_ms=30)
+        await stage.commit(await stage.inbox(e1), e1, idle_ms=300)
         await stage.submit(2)
         await stage.submit(3, start=True)
         (record,) = await stage.live(3)

@@ -22,7 +22,7 @@ import pytest
 from scheduler.core.backlog import Entry
 from scheduler.core.state import Policy
 from scheduler.effects import MeshAccess
-from scheduler.ingest import parse_entry
+from scheduler.ingest import Poll, parse_entry
 from scheduler.leader import Leader
 from shared.contract.ids import CorrelationId, ExecutorId, SequenceId, Term
 from shared.contract.messages import (
@@ -260,7 +260,9 @@ class Game:
             leader.deliver(stream.decode(), entries)
         if ticks:
             leader.observe(
-                await self.membership.members(), await redis_now_ms(self.mesh.redis), asyncio.get_running_loop().time()
+                Poll(await self.membership.members()),
+                await redis_now_ms(self.mesh.redis),
+                asyncio.get_running_loop().time(),
             )
         await leader._turn()
         after = await self.line()

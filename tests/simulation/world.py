@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
-from redis.asyncio import ConnectionPool
+from redis.asyncio import BlockingConnectionPool
 
 import executor.service
 import gateway.service
@@ -533,11 +533,17 @@ def play(seed: int, plan: Plan, make: Callable[[int, Story, Plan], World]) -> Re
 async def _run(make: Callable[[], World]) -> World:
     world = make()
 
-    def pool(*, connection_class: object, **options: Any) -> ConnectionPool:
+    def pool(connections: int, wait_s: float, *, connection_class: object, **options: Any) -> BlockingConnectionPool:
         # Where the server is, and how its socket is made, means nothing here.
         kept = {name: options[name] for name in ("client_name", "redis_connect_func", "retry", "retry_on_error")}
-        made: Any = ConnectionPool(
-            connection_class=TwinConnection, dial=world.network.dialler(), driver_info=None, protocol=2, **kept
+        made: Any = BlockingConnectionPool(
+            connections,
+            wait_s,
+            connection_class=TwinConnection,
+            dial=world.network.dialler(),
+            driver_info=None,
+            protocol=2,
+            **kept,
         )
         return made
 
@@ -548,7 +554,7 @@ async def _run(make: Callable[[], World]) -> World:
         return world.plan.shape.spare if config.pageable else 0
 
     with (
-        patch("shared.store.redis_client.ConnectionPool", pool),
+        patch("shared.store.redis_client.BlockingConnectionPool", pool),
         world.ledger.watching(),
         patch("executor.service.ModelRepository", repository),
         patch("executor.sequences.sequence_model.spare_slots", spare_slots),

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -21,13 +21,8 @@ class OtherBackend(PythonBackend):
 
 
 def registered(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
-    group = backends.ENTRY_POINT_GROUP
-    found = EntryPoints(EntryPoint(name, value, group) for name, value in entries)
-
-    def entry_points(*, group: str) -> EntryPoints:
-        return found.select(group=group)
-
-    monkeypatch.setattr(backends, "entry_points", entry_points)
+    found = tuple(EntryPoint(name, value, backends.ENTRY_POINT_GROUP) for name, value in entries)
+    monkeypatch.setattr(backends, "announced_backends", lambda: found)
 
 
 def test_pytorch_and_python_are_built_in() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import Redis as SyncRedis
@@ -17,7 +17,15 @@ from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.store import redis_client
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, join_mesh, joined, keys_of_mesh
+from shared.store.redis_client import (
+    CONNECTION_LOST,
+    CONNECTIONS_MAX,
+    UnfitRedisError,
+    connect,
+    join_mesh,
+    joined,
+    keys_of_mesh,
+)
 from shared.store.redis_py import UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_redis import EmbeddedRedis
@@ -99,6 +107,16 @@ async def test_a_blocking_read_may_take_its_own_time_on_top(private_server: Embe
 
 
 # -- one that was cut --------------------------------------------------------------------------------------------------
+
+
+async def test_more_commands_than_connections_wait_for_each_other(private_server: EmbeddedRedis) -> None:
+    """A process that serves hundreds of models asks Redis for each of them at once."""
+    async with cast("Any", connect(private_server.url, retries=0, name="many-models")) as client:
+        await asyncio.gather(*(client.incr("asked") for _ in range(20 * CONNECTIONS_MAX)))
+
+        assert b"%d" % (20 * CONNECTIONS_MAX) == await client.get("asked")
+        mine = [one for one in await client.client_list() if one["name"] == "many-models"]
+        assert len(mine) <= CONNECTIONS_MAX
 
 
 async def test_a_link_that_was_cut_while_idle_is_made_anew_before_it_is_used(proxy: RedisProxy) -> None:
