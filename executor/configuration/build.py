@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from executor.configuration.batch_io import batch_inputs, batch_outputs
 from executor.configuration.dialect import describes_on_expiry, sequence_timeout_action
-from executor.configuration.ensemble_rules import is_ensemble
 from executor.configuration.metric_rules import histogram_buckets
 from executor.configuration.names import CONTROL_NAMES, KIND, QUEUE_DELAY, Part, wire_type
 from executor.configuration.warmup import warmup_samples
@@ -51,7 +50,7 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         warmup=warmup_samples(config),
-        response_cache=config.response_cache.enable and not is_ensemble(config),
+        response_cache=config.response_cache.enable,
         metric_tags={name: config.metric_tags[name] for name in sorted(config.metric_tags)},
         histogram_buckets=histogram_buckets(config),
         ensemble=_ensemble(config),

@@ -399,7 +399,7 @@ class ModelRepository:
                 made.append(served)
                 scope = (
                     self._fingerprint_of(loaded, number, by_content=True).content
-                    if served.config.response_cache
+                    if served.config.response_cache and not served.config.ensemble
                     else ""
                 )
                 made[-1] = replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))

@@ -78,7 +78,7 @@ def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, pr
     config = records[name].config
     unknown = sorted({step.model for step in config.ensemble} - records.keys())
     if unknown:
-        return f"ensemble {name} contains models that are not available: {', '.join(unknown)}"
+        return f"ensemble {name} contains models that are not available or ambiguous: {', '.join(unknown)}"
     for step in config.ensemble:
         about = f"ensemble '{name}' depends on '{step.model}'"
         if not served.get(step.model):
@@ -87,6 +87,11 @@ def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, pr
             return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
         if step.version and step.version not in served[step.model]:
             return f"{about} whose required version {step.version} is not loaded"
+    if config.response_cache and _any_model(name, records, lambda inner: inner.decoupled):
+        return (
+            f"Response Cache does not currently support model {name} with 'decoupled' transaction policy. Please "
+            "disable the response cache."
+        )
     if _size(name, records) > ENSEMBLE_STEPS_MAX:
         return f"ensemble '{name}' has more than {ENSEMBLE_STEPS_MAX} steps, those of its ensembles included"
     try:

@@ -78,7 +78,7 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
     families = [success, _failures(models), *counters]
     if config.counter_latencies:
         families += [_duration(models, *text) for text in DURATIONS]
-        families += _families_of([each for each in models if each.record.config.response_cache], CACHED)
+        families += _families_of([each for each in models if _is_cached(each)], CACHED)
     families += [_family(models, *text) for text in (*GAUGES, *BATCHES)]
     families += _families_of([each for each in models if each.record.config.replays], REPLAYED)
     sequences = [each for each in models if each.record.config.sequence_batching is not None]
@@ -372,11 +372,17 @@ def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
     return [Family(name, "gauge", text, [Sample("", {}, value)]) for name, text, value in values]
 
 
+def _is_cached(shown: Shown) -> bool:
+    """Whether the model's answers may come from the cache. Those of an ensemble do not."""
+    config = shown.record.config
+    return config.response_cache and not config.ensemble
+
+
 def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, text: str, of: str) -> Family:
     duration = "success" if of == "request" else of
     samples: list[Sample] = []
     for each in models:
-        if of.startswith("cache") and not each.record.config.response_cache:
+        if of.startswith("cache") and not _is_cached(each):
             continue
         sketch = sketch_of(each.statistics.counts, of)
         total = each.statistics.durations[duration]

@@ -200,7 +200,10 @@ class Inference:
         on_open: OnOpen | None,
     ) -> None:
         if not record.config.ensemble:
-            self._send(call, record, version, future, connection, on_open)
+            pending = self._send(call, record, version, future, connection, on_open)
+            # The gateway's own limit applies only to requests that came without a timeout.
+            if self._timeout_ms and not call.timeout_us:
+                self._limit(pending, partial(self._expire, pending))
             return
         request = self._ensembles.begin(
             call, record, version, future, connection or self._connection_of(future), on_open
@@ -225,7 +228,11 @@ class Inference:
         connection: ConnectionSequences | None,
         on_open: OnOpen,
     ) -> PendingRequest:
-        """Sends a step of an ensemble. It was let in with the whole request, whatever bounds are reached meanwhile."""
+        """Sends a step of an ensemble. It was let in with the whole request, whatever bounds are reached meanwhile.
+
+        It has no limit of its own: a step that is given up before its answer is known would leave states apart. When
+        the whole request's time is over, its steps with state go on.
+        """
         self._check_size(call, sum(len(tensor.raw) for tensor in call.inputs))
         return self._send(call, record, version, future, connection, on_open)
 
@@ -268,9 +275,6 @@ class Inference:
         self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:
             pending.used = (connection or self._connection_of(future)).used
-        # The gateway's own limit applies only to requests that came without a timeout.
-        if self._timeout_ms and not call.timeout_us:
-            self._limit(pending, partial(self._expire, pending))
         # One callback for all: a future schedules each of its callbacks on its own.
         future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)

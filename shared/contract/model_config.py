@@ -278,7 +278,8 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     """A model's configuration, complete and valid. Values that are needed with every step are computed once.
 
     max_batch_size     0: the model has no batch dimension
-    response_cache     equal requests may be answered from the cache; never for a sequence model
+    response_cache     equal requests may be answered from the cache; never for a sequence model, and without effect for
+                       an ensemble
     metric_tags        labels beside model and version on the model's metrics
     histogram_buckets  of `model_metrics`: family of a histogram -> its own bucket bounds
     state_methods      the model keeps its sequences' state itself, and its methods `checkpoint` and `restore` hand it

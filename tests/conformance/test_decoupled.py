@@ -241,6 +241,7 @@ async def test_an_iterative_request_streams_an_answer_with_each_pass(client: Any
         assert list(reversed(range(count))) == got.of(f"c{count}")
 
 
+@pytest.mark.mesh_only("the Python backend of 2.51 reports no responses: its response_stats stay empty")
 async def test_answers_are_counted_by_their_place(client: Any) -> None:
     before = (await client.get_inference_statistics(MODEL, as_json=True))["model_stats"][0]
     await streamed(client, [asked(1, 2), asked(1, 2, fail_at=1)])

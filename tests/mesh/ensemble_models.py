@@ -31,6 +31,27 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("NEXT", number)])
 '''
 
+LATE_MODEL = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    # Passes a number on, one at a time, after a while.
+
+    def execute(self, requests):
+        time.sleep({seconds})
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        number = pb_utils.get_input_tensor_by_name(request, "NUMBER").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("NEXT", number)])
+"""
+LATE_POLICY = """dynamic_batching {
+  default_queue_policy { default_timeout_microseconds: 60000000 allow_timeout_override: true }
+}"""
+
 
 @dataclass(frozen=True)
 class SumOfSums(Plan):
@@ -54,6 +75,18 @@ def add_failing_model(repository: Path, name: str = "moody") -> str:
     config = repository / name / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "plus_one"', f'name: "{name}"'))
     (repository / name / "1" / "model.py").write_text(FAILING_MODEL)
+    return name
+
+
+def add_late_model(repository: Path, name: str = "late", *, seconds: float) -> str:
+    """A stateless model that takes one request after the other, each for so long, and lets requests say how long they
+    may wait in its queue; returns its name.
+    """
+    add_failing_model(repository, name)
+    config = repository / name / "config.pbtxt"
+    text = config.read_text().replace("dynamic_batching { }", LATE_POLICY)
+    config.write_text(text.replace("max_batch_size: 32", "max_batch_size: 1"))
+    (repository / name / "1" / "model.py").write_text(LATE_MODEL.format(seconds=seconds))
     return name
 
 

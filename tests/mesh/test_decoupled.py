@@ -48,7 +48,7 @@ class Reader:
         async with grpc_aio.InferenceServerClient(url) as client, asyncio.timeout(PATIENCE_S):
             responses: Any = client.stream_infer(each())
             async for result, error in responses:
-                assert error is None, error
+                assert error is None, str(error.message())
                 self.got.append(result.as_numpy("OUTPUT").item())
 
 

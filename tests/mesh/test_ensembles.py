@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,24 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_sync
 from tritonclient.utils import InferenceServerException
 
-from tests.mesh.ensemble_models import EnsembleSource, SumOfSums, add_example, add_failing_model
+from deploy.local.embedded import free_port
+from tests.mesh.ensemble_models import EnsembleSource, SumOfSums, add_example, add_failing_model, add_late_model
 from tests.mesh.model_repository import add_streaming_models, add_sum_model
+from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
 from tests.mesh.test_decoupled import VALUES, Reader
 from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
+
+SLOW_S = 1.0
+"""How long the slow models take for a batch."""
+SUMS_OF_TWO = {
+    "slow_first": ("slow_sum", "running_sum"),
+    "slow_behind": ("running_sum", "slow_sum"),
+    "narrow_first": ("narrow_sum", "running_sum"),
+    "narrow_behind": ("running_sum", "narrow_sum"),
+    "hasty": ("hasty_sum", "hasty_sum"),
+}
+"""Ensembles that sum the sums of a first model by a second one."""
 
 
 def repository_of_ensembles(repository: Path) -> Path:
@@ -87,6 +102,26 @@ def repository_of_ensembles(repository: Path) -> Path:
         [
             ("sum_of_sums", {"INPUT": "INPUT"}, {"OUTPUT": "inner"}),
             ("plus_one", {"NUMBER": "inner"}, {"NEXT": "OUTPUT"}),
+        ],
+    ).add(repository)
+    add_sum_model(repository, "slow_sum", idle_us=20_000_000, batch_s=SLOW_S)
+    add_sum_model(repository, "narrow_sum", slots=1, idle_us=20_000_000, virtual_slots=False)
+    add_sum_model(repository, "hasty_sum", slots=2, idle_us=500_000, virtual_slots=False)
+    late = add_late_model(repository, seconds=SLOW_S)
+    for name, (first, last) in SUMS_OF_TWO.items():
+        EnsembleSource(
+            name,
+            [
+                (first, {"INPUT": "INPUT"}, {"OUTPUT": "sum"}),
+                (last, {"INPUT": "sum"}, {"OUTPUT": "OUTPUT"}),
+            ],
+        ).add(repository)
+    EnsembleSource(
+        "late_between",
+        [
+            ("running_sum", {"INPUT": "INPUT"}, {"OUTPUT": "sum"}),
+            (late, {"NUMBER": "sum"}, {"NEXT": "passed"}),
+            ("running_sum", {"INPUT": "passed"}, {"OUTPUT": "OUTPUT"}),
         ],
     ).add(repository)
     EnsembleSource(
@@ -475,15 +510,212 @@ async def test_every_answer_of_a_decoupled_ensemble_comes_once_though_processes_
 
 
 async def test_a_client_that_leaves_a_decoupled_ensemble_leaves_nothing_running(shared: RunningMesh) -> None:
-    asking = asyncio.create_task(stream(shared, "streams_of_streams", 60))
-    with http_sync.InferenceServerClient(shared.http()) as typed:
+    asked = 100
+    before = executed(shared, "plus_one")
+
+    async def one() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "streams_of_streams", "inputs": [tensor(grpc_aio.InferInput, asked)]}
+
+    async with grpc_aio.InferenceServerClient(shared.grpc()) as client, asyncio.timeout(PATIENCE_S):
+        responses: Any = client.stream_infer(one())
+        async for _, error in responses:
+            assert error is None
+            break
+        assert in_flight(shared)
+        responses.cancel()
+    await eventually(lambda: not in_flight(shared) and not open_work(shared), "no request is open")
+
+    # Of so many answers the last step would have taken each.
+    assert executed(shared, "plus_one") - before < asked * (asked + 1) // 2
+
+
+# -- timeouts -------------------------------------------------------------------------------------------------------
+
+
+def in_flight(mesh: RunningMesh) -> int:
+    """Requests that wait for an answer in a gateway, the steps of ensembles and their clients' requests alike."""
+    return sum(metric(mesh, gateway, "seqmesh_gateway_requests_in_flight") for gateway in range(len(mesh.gateways)))
+
+
+def metric(mesh: RunningMesh, gateway: int, name: str) -> int:
+    page = get(f"{mesh.state.host}:{mesh.gateways[gateway].metrics_port}", "/metrics").body.decode()
+    (value,) = re.findall(rf"^{name} (\S+)$", page, re.MULTILINE)
+    return int(float(value))
+
+
+def open_work(mesh: RunningMesh) -> list[Any]:
+    """The keys of stateless requests that wait or run."""
+    return list(mesh.redis.scan_iter(match=f"{mesh.keys.prefix}*work:*:messages", count=1000))
+
+
+def executed(mesh: RunningMesh, model: str) -> int:
+    """Inferences of a model so far."""
+    with http_sync.InferenceServerClient(mesh.http()) as typed:
         client: Any = typed
+        (found,) = client.get_inference_statistics(model)["model_stats"]
+    return int(found["inference_count"])
 
-        def counted(model: str) -> int:
-            (found,) = client.get_inference_statistics(model)["model_stats"]
-            return int(found["inference_stats"]["success"]["count"]) + int(found["inference_stats"]["fail"]["count"])
 
-        await asyncio.sleep(0.3)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await eventually(lambda: counted("streams_of_streams") > 0, "the request is over")
+@contextmanager
+def held_slots(mesh: RunningMesh, model: str, ensemble: str) -> Generator[None]:
+    """All slots of a model are taken by sequences of an ensemble, which go on and end behind the block."""
+    ids = [f"holder {number}" for number in range(mesh.slots(model))]
+    for number, name in enumerate(ids):
+        assert 1 + number == infer(mesh, ensemble, 1 + number, sequence_id=name, sequence_start=True)
+    yield
+    for number, name in enumerate(ids):
+        assert 3 * (1 + number) == infer(mesh, ensemble, 1 + number, sequence_id=name, sequence_end=True)
+
+
+TIMED_OUT = "timeout of the corresponding sequence has been expired"
+
+
+@pytest.mark.parametrize(("ensemble", "told"), [("narrow_first", ""), ("narrow_behind", " (the sequence is over, ")])
+def test_a_timeout_while_a_state_waits_for_a_slot_leaves_neither_state(
+    shared: RunningMesh, ensemble: str, told: str
+) -> None:
+    """The first state waits: nothing has happened. The second one does: the first one has run, and is ended."""
+    again: dict[str, Any] = {"sequence_id": f"{ensemble} late", "sequence_start": True, "sequence_end": True}
+    with held_slots(shared, "narrow_sum", ensemble):
+        with pytest.raises(InferenceServerException) as late:
+            infer(shared, ensemble, 7, sequence_id=f"{ensemble} late", sequence_start=True, timeout=1_500_000)
+        # Only the states of those that hold the slots are there.
+        wait(lambda: shared.slots_held("running_sum") == shared.slots_held("narrow_sum") == 2, "no other state is left")
+        assert not in_flight(shared)
+
+    assert str(late.value.message()).startswith(f"in ensemble '{ensemble}', {TIMED_OUT}{told}")
+    assert 5 == infer(shared, ensemble, 5, **again)
+    wait(lambda: not shared.slots_held("running_sum") and not shared.slots_held("narrow_sum"), "no slot is held")
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+async def test_a_timeout_in_a_queue_between_two_states_ends_the_sequence_in_both(
+    shared: RunningMesh, name: str
+) -> None:
+    infer(shared, "late_between", 1, sequence_id=401, sequence_start=True)
+    queue = [asyncio.create_task(asyncio.to_thread(infer_number, shared, "late", 1)) for _ in range(6)]
+    await eventually(lambda: open_work(shared), "they are queued")
+    with pytest.raises(InferenceServerException) as late:
+        infer(shared, "late_between", 1, sequence_id=401, timeout=50_000, request_id=name)
+    with pytest.raises(InferenceServerException) as over:
+        infer(shared, "late_between", 1, sequence_id=401)
+    await asyncio.gather(*queue)
+
+    assert str(late.value.message()).startswith(
+        "in ensemble 'late_between', Request timeout expired (the sequence is over, "
+    )
+    assert "START" in str(over.value.message())
+    assert 6 == infer(shared, "late_between", 6, sequence_id=401, sequence_start=True, sequence_end=True)
+    wait(lambda: not shared.slots_held("running_sum"), "no slot is held")
+
+
+def infer_number(mesh: RunningMesh, model: str, value: int) -> None:
+    """A request to a model of one number."""
+    with http_sync.InferenceServerClient(mesh.http()) as client:
+        given = http_sync.InferInput("NUMBER", [1, 1], "INT32")
+        given.set_data_from_numpy(np.array([[value]], np.int32))
+        client.infer(model, [given])
+
+
+@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("ensemble", ["slow_first", "slow_behind"])
+async def test_a_request_that_the_gateway_has_given_up_goes_on_in_both_states(
+    shared: RunningMesh, ensemble: str, *, kill: bool
+) -> None:
+    """`--request-timeout-ms` is over while a state runs: the client hears so, and its next step is right, though it had
+    no name."""
+    ports = [free_port() for _ in range(3)]
+    names = ("http", "grpc", "metrics")
+    flags = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
+    same: dict[str, Any] = {"sequence_id": f"given up {kill}"}
+    with shared.spare("gateway", f"hasty {ensemble} {kill}", *flags, "--request-timeout-ms=400"):
+        url = f"127.0.0.1:{ports[0]}"
+        await eventually(lambda: is_ready(url), "it is ready")
+        with http_sync.InferenceServerClient(url) as client, pytest.raises(InferenceServerException) as given_up:
+            client.infer(ensemble, [tensor(http_sync.InferInput, 3)], sequence_start=True, **same)
+        if kill:
+            for name in shared.names("executor"):
+                shared.kill(name)
+        last = await asyncio.to_thread(infer, shared, ensemble, 4, sequence_end=True, **same)
+
+    assert "no answer came within 400 ms" in str(given_up.value.message())
+    assert 3 + 7 == last
+    wait(lambda: len(shared.alive()) == 2, "executors are back")
+    wait(lambda: not shared.slots_held("running_sum") and not shared.slots_held("slow_sum"), "no slot is held")
+
+
+async def test_triton_7117_no_state_leaks_from_sequences_that_time_out_in_an_ensemble(
+    shared: RunningMesh, chance: random.Random
+) -> None:
+    """There (triton-inference-server/server#7117) an ensemble of two models with state, with every slot taken and no
+    END ever sent, gave the states of some sequences to others. Here clients fall silent, time out and leave while an
+    executor is killed; what is answered among them is right, and nothing stays."""
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(fall_silent(shared, f"silent {number}", random.Random(chance.random()), over))
+        for number in range(4):
+            if number == 1:
+                shared.kill(shared.names("executor")[0])
+            await sums_of_three(shared, f"whole {number}")
+        over.set()
+
+    wait(lambda: len(shared.alive()) == 2, "executors are back")
+    wait(lambda: not shared.slots_held("hasty_sum"), "no slot is held")
+    assert not in_flight(shared)
+    assert [] == shared.leaks()
+
+
+async def fall_silent(mesh: RunningMesh, name: str, chance: random.Random, over: asyncio.Event) -> None:
+    """Begins sequences, and ends none of them: the request times out, its client leaves, or says no more."""
+    async with grpc_aio.InferenceServerClient(mesh.grpc()) as typed:
+        client: Any = typed
+        number = 0
+        while not over.is_set():
+            number += 1
+            begun = asyncio.ensure_future(
+                client.infer(
+                    "hasty",
+                    [tensor(grpc_aio.InferInput, 1000 + number)],
+                    sequence_id=f"{name}/{number}",
+                    sequence_start=True,
+                    timeout=chance.choice([0, 50_000, 500_000]),
+                )
+            )
+            await asyncio.wait([begun], timeout=chance.choice([0.03, 0.3, 3.0]))
+            if not begun.done():
+                begun.cancel()
+            with suppress(InferenceServerException, asyncio.CancelledError):
+                assert 1000 + number == sum_of(await begun)
+
+
+async def sums_of_three(mesh: RunningMesh, name: str) -> None:
+    """A whole sequence, sent at once. It may expire while an executor is taken over, and is begun again then; what is
+    answered is right."""
+    right = [1, 4, 10]
+    got: list[Any] = []
+
+    async def steps() -> AsyncIterator[dict[str, Any]]:
+        for value in (1, 2, 3):
+            flags = {"sequence_start": value == 1, "sequence_end": value == 3}
+            given = [tensor(grpc_aio.InferInput, value)]
+            yield {"model_name": "hasty", "inputs": given, "sequence_id": name, "request_id": str(value), **flags}
+
+    async with grpc_aio.InferenceServerClient(mesh.grpc(1)) as typed, asyncio.timeout(PATIENCE_S):
+        client: Any = typed
+        while got != right:
+            got = []
+            async for result, error in client.stream_infer(steps()):
+                got.append(sum_of(result) if error is None else error)
+            answered = [
+                one for one in zip(got, right, strict=False) if not isinstance(one[0], InferenceServerException)
+            ]
+            assert all(one == expected for one, expected in answered), got
+
+
+def is_ready(url: str) -> bool:
+    """Whether a gateway at this address takes requests."""
+    try:
+        return get(url, "/v2/health/ready").status == 200
+    except OSError:
+        return False

@@ -24,6 +24,8 @@ def model(
     dims: tuple[int, ...] = (1,),
     optional: bool = False,
     steps: tuple[EnsembleStep, ...] = (),
+    cached: bool = False,
+    many: bool = False,
 ) -> ModelRecord:
     config = ModelConfig(
         name=name,
@@ -33,6 +35,8 @@ def model(
         inputs=tuple(TensorSpec(key, kind, dims, optional) for key, kind in (given or {"I": "FP32"}).items()),
         outputs=tuple(TensorSpec(key, kind, dims) for key, kind in (made or {"O": "FP32"}).items()),
         ensemble=steps,
+        response_cache=cached,
+        decoupled=many,
     )
     return ModelRecord(config, "{}", ("1",))
 
@@ -64,7 +68,7 @@ def test_one_tensor_may_go_to_several_steps() -> None:
 @pytest.mark.parametrize(
     ("expected", "records", "served"),
     [
-        ("ensemble e contains models that are not available: b", (CHAIN, model("a")), {}),
+        ("ensemble e contains models that are not available or ambiguous: b", (CHAIN, model("a")), {}),
         ("ensemble 'e' depends on 'b' which has no loaded version.", (CHAIN, model("a"), model("b")), {"b": ()}),
         (
             "ensemble 'e' depends on 'a' whose required version 7 is not loaded",
@@ -113,6 +117,18 @@ def test_one_tensor_may_go_to_several_steps() -> None:
         (
             "circular dependency between ensembles: e -> ... -> f -> e",
             (model("e", steps=(step("f"),)), model("f", steps=(step("e"),))),
+            {},
+        ),
+        (
+            (
+                "Response Cache does not currently support model e with 'decoupled' transaction policy. Please disable "
+                "the response cache."
+            ),
+            (
+                model("e", steps=(step("many", made="mid"), step("a", "mid")), cached=True),
+                model("many", many=True),
+                model("a"),
+            ),
             {},
         ),
         ("circular dependency between ensembles: e -> ... -> e -> e", (model("e", steps=(step("e"),)),), {}),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-RAISES, REPORTS, OMITS, WRONG_TYPE, WRONG_SHAPE, TOO_FEW, UNDECLARED, NO_LIST = range(-1, -9, -1)
+RAISES, REPORTS, WRONG_TYPE, WRONG_SHAPE, TOO_FEW, UNDECLARED, NO_LIST = range(-1, -8, -1)
 
 
 class TritonPythonModel:
@@ -48,7 +48,7 @@ def answer(request: Any, number: int) -> Any:
         tensors.append(pb_utils.Tensor("OUTPUT", np.array([[total]], dtype=np.float32)))
     elif number == WRONG_SHAPE:
         tensors.append(pb_utils.Tensor("OUTPUT", np.array([[total, total]], dtype=np.int32)))
-    elif number != OMITS:
+    else:
         tensors.append(pb_utils.Tensor("OUTPUT", np.array([[total]], dtype=np.int32)))
     if number == UNDECLARED:
         tensors.append(pb_utils.Tensor("SURPRISE", np.array([[total]], dtype=np.int32)))
