@@ -12,6 +12,7 @@ Objects that are made once per row are msgspec structs: a frozen dataclass takes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,54 @@ class Answers(Protocol):
         ...
 
 
+class LateAnswer:
+    """The only answer to a request, which comes after its batch has returned: see `Answers`, to which it is given once
+    that is known.
+    """
+
+    def __init__(self) -> None:
+        self.before: object = None
+        self._to: Answers | None = None
+        self._end: tuple[RowResult | RowError, Callable[[], None] | None] | None = None
+        self._ended = threading.Event()
+        # Re-entrant: the collector of garbage may call `end` on a thread that holds it.
+        self._lock = threading.RLock()
+
+    def give(self, to: Answers) -> None:
+        """Where the answer goes. Without the call it goes nowhere, and no state moves on."""
+        with self._lock:
+            self._to, end = to, self._end
+        if end is not None:
+            to.end(*end)
+
+    def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
+        """As of `Answers`."""
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end, to = (last, keep_state), self._to
+        self._ended.set()
+        if to is not None:
+            to.end(last, keep_state)
+
+    def send(self, answer: RowResult | RowError) -> None:
+        """Not called: there is one answer."""
+        raise AssertionError("a model that is not decoupled has one answer")
+
+    def wait(self) -> RowResult | RowError:
+        """Waits for the answer, which then goes nowhere else. The state moves on."""
+        self._ended.wait()
+        assert self._end is not None, "it has ended"
+        last, keep_state = self._end
+        if keep_state is not None:
+            keep_state()
+        return last
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._to is not None and self._to.is_cancelled
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a batch; or a null row, which is padding that no model result may depend on.
 
@@ -140,7 +189,9 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     parameters  of the response, for the caller
     model_state  the state after this step as the model's own method gave it, encoded; only where `want_state` was on
                  and the model has such a method (see `HandsOutState`)
-    open  the row's answers go to `Row.answers`, now and later: this is none of them. Only from decoupled models
+    open  the row's answers go to `Row.answers`, now and later: this is none of them. Of a model that is not decoupled,
+          the only answer comes by `late`
+    late  from an engine, where `open`; never sent anywhere
     number, empty  as of `ReplyMessage`
     """
 
@@ -153,6 +204,7 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     open: bool = False
     number: int = 0
     empty: bool = False
+    late: LateAnswer | None = None
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):

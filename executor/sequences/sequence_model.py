@@ -180,9 +180,8 @@ class SequenceModel:
             one_by_one=config.decoupled,
         )
         self._writer = answer_writer
-        self._open: OpenRows[BatchMember] | None = None
-        if answer_writer is not None:
-            self._open = OpenRows(answer_writer.write, self._step_ended, looks=False)
+        write = answer_writer.write if answer_writer is not None else None
+        self._open: OpenRows[BatchMember] = OpenRows(write, self._step_ended, looks=False)
         # The open step of each sequence, over all passes.
         self._open_steps: dict[SequenceId, OpenRow[BatchMember]] = {}
         self.fetch_due = asyncio.Event()
@@ -210,9 +209,9 @@ class SequenceModel:
         async with asyncio.TaskGroup() as group:
             for instance in self._instances:
                 group.create_task(self._run(instance), name=f"{instance.worker.name} loop")
-            if self._open is not None and self._writer is not None:
+            group.create_task(self._open.run(), name=f"{self.model} open steps")
+            if self._writer is not None:
                 group.create_task(self._writer.run(), name=f"{self.model} answers")
-                group.create_task(self._open.run(), name=f"{self.model} open steps")
 
     async def _run(self, instance: Instance) -> None:
         await self._first_batch(instance)
@@ -260,8 +259,10 @@ class SequenceModel:
 
     def _row(self, member: BatchMember) -> Row:
         row = self._rows.of(member)
-        if self._open is None:
-            return row
+        return row if self._writer is None else msgspec.structs.replace(row, answers=self._opened(member))
+
+    def _opened(self, member: BatchMember) -> OpenRow[BatchMember]:
+        """The open step of a sequence, in a new pass."""
         step, sequence = member.queued.step, member.owned.sequence
         opened = self._open_steps.get(sequence)
         if opened is None or opened.is_over or opened.key.queued.step.step != step.step:
@@ -273,13 +274,13 @@ class SequenceModel:
                 bytes_max=self._answer_bytes_max,
                 more=True,
             )
-            opened = self._open.open(member, encode, muted=member.owned.replays)
+            opened = self._open.open(member, encode if self._writer is not None else None, muted=member.owned.replays)
             self._open_steps[sequence] = opened
         # Another pass of the step: its state may have become due.
         opened.key = member
         if member.queued.step.step in member.owned.cancelled:
             opened.cancel()
-        return msgspec.structs.replace(row, answers=opened)
+        return opened
 
     async def _conclude(self, instance: Instance, given: GivenBatch) -> None:
         batch, result = given.batch, await given.result
@@ -300,13 +301,26 @@ class SequenceModel:
                 logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
         self._meter.batch(len(result.rows) - result.rows.count(None), replayed)
         ends = [_end_of(row) for row in result.rows]
-        if self._open is not None:
+        if self._writer is not None:
             ends = [None if end is None else RowEnd.AGAIN if end is RowEnd.AGAIN else RowEnd.OPEN for end in ends]
         self._act(decide(self.state, BatchDone(batch, ends), monotonic_us()), finished)
-        if self._open is not None:
-            self._leave_open(self._open, batch, finished)
+        if self._writer is not None:
+            self._leave_open(batch, finished)
+        else:
+            self._await_late(batch, finished)
 
-    def _leave_open(self, rows: OpenRows[BatchMember], batch: RunBatch, finished: FinishedBatch) -> None:
+    def _await_late(self, batch: RunBatch, finished: FinishedBatch) -> None:
+        """The batch of another model has run: some of its steps may have no answer yet."""
+        for member, row in zip(batch.members, finished.result.rows, strict=True):
+            if not isinstance(row, RowResult) or row.late is None:
+                continue
+            # The answer to a step of a sequence that was dropped while the batch ran goes nowhere.
+            if member is not None and member.owned.phase is OwnedPhase.RUNNING:
+                opened = self._opened(member)
+                self._open.conclude(opened, finished)
+                row.late.give(opened)
+
+    def _leave_open(self, batch: RunBatch, finished: FinishedBatch) -> None:
         """The batch of a decoupled model has run: its steps end when their last answers have come."""
         for member, row in zip(batch.members, finished.result.rows, strict=True):
             opened = self._open_steps.get(member.owned.sequence) if member is not None else None
@@ -314,7 +328,7 @@ class SequenceModel:
                 continue
             # A backend without response senders gives the only answer at once.
             only = None if isinstance(row, RowResult) and row.open else row
-            rows.conclude(opened, finished, last=only)
+            self._open.conclude(opened, finished, last=only)
 
     def _step_ended(self, opened: OpenRow[BatchMember]) -> None:
         """A step has its last answer, and all answers before it are written."""
@@ -351,8 +365,7 @@ class SequenceModel:
         self._stopping = True
         for instance in self._instances:
             await instance.idle.wait()
-        if self._open is not None:
-            await self._open.quiet()
+        await self._open.quiet()
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -451,7 +464,7 @@ class SequenceModel:
                 case LoadState():
                     self._load_soon(action)
                 case Release():
-                    if self._open is not None and (opened := self._open_steps.pop(action.sequence, None)) is not None:
+                    if (opened := self._open_steps.pop(action.sequence, None)) is not None:
                         self._open.drop(opened)
                     self._instances[action.instance].worker.release(action.sequence, action.slot)
                 case Describe():

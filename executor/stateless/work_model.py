@@ -85,10 +85,8 @@ class WorkModel:
         lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
         text = f"request to model '{self.model}' was given up: {lost}"
         self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)
-        self._open: OpenRows[OpenWork] | None = None
+        self._open: OpenRows[OpenWork] = OpenRows(self._write, self._request_ended, looks=True)
         self._executed = b""
-        if served.config.decoupled:
-            self._open = OpenRows(self._write, self._request_ended, looks=True)
         self._messages: dict[RequestId, InferMessage] = {}
         self._makes_calls = served.workers[0].makes_calls
         self._idle = deque(served.workers)
@@ -114,8 +112,7 @@ class WorkModel:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._source.run(), name=f"{self.model} source")
-            if self._open is not None:
-                group.create_task(self._open.run(), name=f"{self.model} open requests")
+            group.create_task(self._open.run(), name=f"{self.model} open requests")
             self._collector = group.create_task(self._collect(), name=f"{self.model} collector")
 
     async def quiet(self) -> None:
@@ -126,14 +123,13 @@ class WorkModel:
             return
         self._collector.cancel()
         await self._finished.wait()
-        if self._open is not None:
-            await self._open.quiet()
+        await self._open.quiet()
         # A take may have been on its way when the collector was cancelled; calls run in order, so this one undoes it.
         await self._source.hand_back()
 
     async def has_work(self) -> bool:
         """Whether a batch runs here, a request is open, or one waits in the queue."""
-        if self._running or (self._open is not None and len(self._open)):
+        if self._running or len(self._open):
             return True
         pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0)
         return pulled.queued > 0
@@ -153,8 +149,7 @@ class WorkModel:
                 self._was_busy = True
                 self._freed.clear()
                 await self._freed.wait()
-            if self._open is not None:
-                await self._open.below(OPEN_ROWS_MAX)
+            await self._open.below(OPEN_ROWS_MAX)
             taken = await self._take()
             if taken:
                 self._start(taken)
@@ -258,14 +253,19 @@ class WorkModel:
             else:
                 unreadable.append(self._refused(id, Code.INTERNAL, UNREADABLE, time.time_ns()))
         try:
-            if self._open is not None:
-                await self._compute_open(worker, batch, self._open)
+            if self.config.decoupled:
+                await self._compute_open(worker, batch)
                 self._free(worker)
                 if unreadable:
                     await self._source.finish(unreadable)
                 return
             done, execution = await self._compute(worker, batch) if batch else ([], b"")
             done += unreadable
+            if not done:
+                # All of them are open.
+                self._keep(execution)
+                self._free(worker)
+                return
             looks = self._looks_first
             if looks:
                 # The instance is freed before the answers are sent, so that its next pull leaves in the same write.
@@ -315,6 +315,11 @@ class WorkModel:
         done: list[WorkDone] = []
         for (id, message), row, size in zip(batch, result.rows, sizes, strict=True):
             assert row is not None, "only null rows have no result"
+            if isinstance(row, RowResult) and row.late is not None:
+                opened = self._open.open(OpenWork(id, message), None)
+                self._open.conclude(opened, (began_ns, result.timings))
+                row.late.give(opened)
+                continue
             counts = self._statistics.answered(
                 row,
                 rows=size,
@@ -330,18 +335,16 @@ class WorkModel:
         execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
         return done, execution
 
-    # -- decoupled models ---------------------------------------------------------------------------------------------
+    # -- open requests ------------------------------------------------------------------------------------------------
 
-    async def _compute_open(
-        self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]], open_rows: OpenRows[OpenWork]
-    ) -> None:
+    async def _compute_open(self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]) -> None:
         """Runs a batch of a decoupled model. Its requests are finished later, each with its last answer."""
         if not batch:
             return
         encode = partial(
             answer, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max, more=True
         )
-        opened = [open_rows.open(OpenWork(id, message), encode) for id, message in batch]
+        opened = [self._open.open(OpenWork(id, message), encode) for id, message in batch]
         rows = [msgspec.structs.replace(self._row(one.key.id, one.key.message), answers=one) for one in opened]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
@@ -349,13 +352,15 @@ class WorkModel:
             assert row is not None, "only null rows have no result"
             # A backend without response senders gives the only answer at once.
             only = None if isinstance(row, RowResult) and row.open else row
-            open_rows.conclude(one, (began_ns, result.timings), last=only)
+            self._open.conclude(one, (began_ns, result.timings), last=only)
         self._ran([message for _, message in batch], began_ns, time.time_ns())
         size = sum(rows_of(self.config, message.inputs) for _, message in batch)
         self._statistics.requests.batch(size)
-        counts = self._statistics.execution(batch_size=size, timings=result.timings, ended_ns=time.time_ns())
-        # They go with the next request that is finished.
-        self._executed = packed(added((unpacked(self._executed), unpacked(counts))))
+        self._keep(self._statistics.execution(batch_size=size, timings=result.timings, ended_ns=time.time_ns()))
+
+    def _keep(self, execution: bytes) -> None:
+        """A batch's own counts go with the next request that is finished."""
+        self._executed = packed(added((unpacked(self._executed), unpacked(execution))))
 
     async def _write(self, requests: Sequence[tuple[OpenWork, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
         return await self._source.answers([(work.id, answers) for work, answers in requests])
@@ -376,7 +381,8 @@ class WorkModel:
         )
         reply = answer(last, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
         execution, self._executed = self._executed, b""
-        self._source.finish([WorkDone(opened.key.id, reply, counts)], execution)
+        stored = None if isinstance(last, RowError) else self._stored(message)
+        self._source.finish([WorkDone(opened.key.id, reply, counts, stored)], execution)
 
     def _stored(self, message: InferMessage) -> Stored | None:
         """Where the answer goes in the response cache: its name tells the files that computed it, not those the gateway
@@ -401,7 +407,7 @@ class WorkModel:
 
 
 class OpenWork(msgspec.Struct, frozen=True, eq=False):
-    """A request of a decoupled model."""
+    """An open request."""
 
     id: RequestId
     message: InferMessage

@@ -1,4 +1,7 @@
-"""The open requests of one decoupled model: their answers, on the way from the model's threads to Redis.
+"""The open requests of one model: their answers, on the way from the model's threads to Redis.
+
+Requests to a decoupled model are open from their first batch on, those to another one if their batch has ended without
+their only answer.
 
 The model's threads number and encode answers, and hand them over. One task writes all that have gathered during one
 round trip with the next one. A request is concluded when its batch has ended, the model has given its last answer, and
@@ -45,10 +48,11 @@ class OpenRow(Generic[Key]):
     """The answers to one request; see `executor.engine.base.Answers`.
 
     key     what the request is to its model
+    encode  None of a model that is not decoupled: there is one answer, which has no number
     muted   the request runs for its state alone: it was answered before a takeover
     """
 
-    def __init__(self, rows: OpenRows[Key], key: Key, encode: Encode, *, muted: bool = False) -> None:
+    def __init__(self, rows: OpenRows[Key], key: Key, encode: Encode | None, *, muted: bool = False) -> None:
         self.key = key
         self.before: object = None
         self.count = 0
@@ -81,6 +85,7 @@ class OpenRow(Generic[Key]):
 
     def send(self, answer: RowResult | RowError) -> None:
         rows = self._rows
+        assert self._encode is not None, "it has one answer"
         with rows.changed:
             while not self._drops and (self.is_full or rows.is_full):
                 rows.changed.wait()
@@ -100,8 +105,10 @@ class OpenRow(Generic[Key]):
                 return
             if keep_state is not None:
                 keep_state()
-            self._note(last)
-            self.last = msgspec.structs.replace(last, number=self.count + 1)
+            self.last = last
+            if self._encode is not None:
+                self._note(last)
+                self.last = msgspec.structs.replace(last, number=self.count + 1)
             self._rows.changed.notify_all()
             self._rows.put(self)
 
@@ -126,7 +133,8 @@ class OpenRow(Generic[Key]):
 class OpenRows(Generic[Key]):
     """The open requests of one model on this executor.
 
-    write  writes answers that are not the last ones; what became of each request
+    write  writes answers that are not the last ones; what became of each request. None where there are none, and
+           nobody `looks`
     ended  called on the event loop for each concluded request, which is forgotten before
     looks  ask for requests without answers too, whether they are still wanted
 
@@ -135,7 +143,7 @@ class OpenRows(Generic[Key]):
 
     def __init__(
         self,
-        write: Callable[[Sequence[tuple[Key, Sequence[Numbered]]]], Awaitable[Sequence[WorkHeld]]],
+        write: Callable[[Sequence[tuple[Key, Sequence[Numbered]]]], Awaitable[Sequence[WorkHeld]]] | None,
         ended: Callable[[OpenRow[Key]], None],
         *,
         looks: bool,
@@ -159,7 +167,7 @@ class OpenRows(Generic[Key]):
     def is_full(self) -> bool:
         return self.bytes >= ALL_BYTES_MAX
 
-    def open(self, key: Key, encode: Encode, *, muted: bool = False) -> OpenRow[Key]:
+    def open(self, key: Key, encode: Encode | None, *, muted: bool = False) -> OpenRow[Key]:
         """A request that begins."""
         row = OpenRow(self, key, encode, muted=muted)
         self._rows[id(row)] = row
@@ -257,6 +265,7 @@ class OpenRows(Generic[Key]):
         return taken
 
     async def _written(self, taken: Mapping[int, tuple[OpenRow[Key], Sequence[Numbered]]]) -> None:
+        assert self._write is not None, "there are no answers before the last ones"
         outcomes = await self._write([(row.key, answers) for row, answers in taken.values()])
         for (row, _), held in zip(taken.values(), outcomes, strict=True):
             if held is WorkHeld.GONE:

@@ -237,17 +237,25 @@ class EngineWorker:
         batch that is run after this call.
         """
         if self._releases is not None:
-            self._start(self._releases.release, correlation_id_of(sequence))
+            self._forget(self._releases.release, correlation_id_of(sequence))
         if self._frees_slots and slot is not None:
-            self._start(self._engine.drop_state, slot)
+            self._forget(self._engine.drop_state, slot)
 
     def release_all(self, slots: Sequence[SlotIndex]) -> None:
         """Has the model forget every sequence that it was given, and the engine the states in these slots."""
         if self._releases is not None:
-            self._start(self._releases.release_all)
+            self._forget(self._releases.release_all)
         if self._frees_slots:
             for slot in slots:
-                self._start(self._engine.drop_state, slot)
+                self._forget(self._engine.drop_state, slot)
+
+    def _forget(self, call: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+        self._start(call, *arguments, **named).add_done_callback(self._told)
+
+    def _told(self, forgotten: asyncio.Future[None]) -> None:
+        """Nobody waits for it. What does not go only takes memory: a START, or a state that is loaded, replaces it."""
+        if not forgotten.cancelled() and (failure := forgotten.exception()) is not None:
+            logs.error("state not dropped", failure, instance=self.name)
 
     async def close(self) -> None:
         """Lets the running batch end, then finalizes the model."""

@@ -118,6 +118,7 @@ def mesh_of_victims(directory: Path) -> Generator[RunningMesh]:
     add_sum_model(repository, "replayed_sum", checkpoint_interval=5, batch_s=0.005, idle_us=VICTIM_IDLE_US)
     oldest = "oldest { max_candidate_sequences: 16, max_queue_delay_microseconds: 500 }"
     add_sum_model(repository, "oldest_sum", slots=8, strategy=oldest, batch_s=0.005, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository, "sent_sum", checkpoint_interval=3, sends=True, idle_us=VICTIM_IDLE_US)
     add_sum_model(repository, "paged_sum", slots=3, idle_us=VICTIM_IDLE_US)
     add_sum_model(repository, "rarely_saved_sum", slots=3, checkpoint_interval=3, idle_us=VICTIM_IDLE_US)
     add_forgetful_model(repository)

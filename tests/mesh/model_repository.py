@@ -85,6 +85,37 @@ class TritonPythonModel(RunningSum):
         return super().execute(requests)
 '''
 
+SENDING_MODEL = '''
+import threading
+import time
+
+import triton_python_backend_utils as pb_utils
+from running_sum_model import TritonPythonModel as RunningSum
+from running_sum_model import scalar
+
+
+class TritonPythonModel(RunningSum):
+    """The running sum, of which some are returned, some sent, and some sent later, in another order."""
+
+    def execute(self, requests):
+        responses = super().execute(requests)
+        for index, (request, response) in enumerate(zip(requests, responses)):
+            way = scalar(request, "INPUT") % 3
+            if way and scalar(request, "READY"):
+                responses[index] = None
+                sender = request.get_response_sender()
+                if way == 1:
+                    sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                else:
+                    threading.Thread(target=send_late, args=(sender, response, index), daemon=True).start()
+        return responses
+
+
+def send_late(sender, response, index):
+    time.sleep(0.03 / (index + 1))
+    sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+'''
+
 HANGING_MODEL = '''
 import ctypes
 import sys
@@ -188,6 +219,7 @@ def add_sum_model(
     strategy: str = "direct { }",
     checkpoint_interval: int = 1,
     virtual_slots: bool = True,
+    sends: bool = False,
 ) -> str:
     """Puts the sample `running_sum` into a repository, changed; returns its name.
 
@@ -196,6 +228,7 @@ def add_sum_model(
     batch_s  how long each batch takes
     checkpoint_interval  steps between two checkpoints
     virtual_slots  False: whoever has a slot keeps it until the end, as in Triton
+    sends    it answers two of three steps by response senders, one of them after its batch
     """
     model = repository / name
     shutil.copytree(SAMPLES / "running_sum", model, ignore=shutil.ignore_patterns("__pycache__"))
@@ -214,9 +247,9 @@ def add_sum_model(
     ):
         config += f'\nparameters: {{ key: "{parameter}", value: {{ string_value: "{value}" }} }}\n'
     (model / "config.pbtxt").write_text(config)
-    if batch_s:
+    if batch_s or sends:
         (model / "1" / "model.py").rename(model / "1" / "running_sum_model.py")
-        (model / "1" / "model.py").write_text(SLOW_MODEL.format(seconds=batch_s))
+        (model / "1" / "model.py").write_text(SENDING_MODEL if sends else SLOW_MODEL.format(seconds=batch_s))
     return name
 
 

@@ -39,11 +39,12 @@ PER_KIND = 3
 async def test_sums_are_right_and_nobody_hears_of_it_though_processes_of_instances_are_killed(
     make_mesh: MakeMesh, tmp_path: Path, chance: random.Random
 ) -> None:
-    """With declared state (also with rare checkpoints), with methods, and with replay."""
+    """With declared state (also with rare checkpoints, and by response senders), with methods, and with replay."""
     repository = tmp_path / "models"
     models = [
         add_sum_model(repository, "running_sum"),
         add_sum_model(repository, "rarely_kept_sum", checkpoint_interval=7),
+        add_sum_model(repository, "sent_sum", sends=True),
         add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL),
         add_forgetful_model(repository, "replayed_sum", recovery="replay"),
     ]

@@ -40,11 +40,12 @@ async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_kil
     assert 0 == traffic.repeated
 
 
-@pytest.mark.parametrize("model", ["replayed_sum", "oldest_sum"])
+@pytest.mark.parametrize("model", ["replayed_sum", "oldest_sum", "sent_sum"])
 async def test_sums_are_right_over_takeovers_with_rare_checkpoints_and_with_the_oldest_strategy(
     victim: RunningMesh, chance: random.Random, model: str
 ) -> None:
-    """replayed_sum: a checkpoint every fifth step; the steps since then run again and are not answered again."""
+    """replayed_sum: a checkpoint every fifth step; the steps since then run again and are not answered again. sent_sum:
+    the same with response senders, so that batches end before their answers."""
     plans = make_plans(chance, SEQUENCES, shortest=20, longest=40)
     async with Callers(victim) as callers, asyncio.TaskGroup() as group:
         traffic = Traffic(model, callers, plans, chance)

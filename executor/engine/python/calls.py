@@ -125,12 +125,19 @@ class InstanceWait(msgspec.Struct, frozen=True):
 
 
 class Execution:
-    """One call of a model's `execute`. rows: its requests, null rows among them"""
+    """One call of a model's `execute`.
+
+    rows         its requests, null rows among them
+    thread       that runs it: it is known by that
+    loop_thread  on which its coroutine runs, for which `thread` waits; 0: none
+    """
 
     def __init__(self, model: str, instance: str, rows: Sequence[Row]) -> None:
         self.model = model
         self.instance = instance
         self.thread = threading.get_ident()
+        self.loop_thread = 0
+        self._is_over = False
         self._rows = rows
         self._made: dict[tuple[str, ...], int] = {}
         self._lock = threading.Lock()
@@ -155,9 +162,15 @@ class Execution:
 
     def over(self) -> None:
         """`execute` has returned: for whatever it has left open, nobody waits."""
+        self._is_over = True
         for wait in waits():
             if wait.thread == self.thread:
                 end_wait(wait.number)
+
+    @property
+    def is_waiting_here(self) -> bool:
+        """Whether the instance waits for what the calling thread does."""
+        return not self._is_over and threading.get_ident() in (self.thread, self.loop_thread)
 
     def deepest(self) -> tuple[str, ...]:
         """The longest chain among the requests: a call that may belong to any of them is as deep as that."""
@@ -284,9 +297,9 @@ def waiting_for(call: ModelCall) -> Generator[None]:
 
 
 def instance_execution() -> Execution | None:
-    """The running `execute`, on its own thread: if that waits, its instance does."""
+    """The running `execute`, on a thread of its own: if that waits, its instance does."""
     running = execution.get()
-    return running if running is not None and running.thread == threading.get_ident() else None
+    return running if running is not None and running.is_waiting_here else None
 
 
 def begin_wait(call: ModelCall, caller: str, instance: str, thread: int = 0) -> None:

@@ -1,38 +1,94 @@
-"""Runs an `async def execute`, as Triton does: on an event loop of the instance's own, which stays between batches.
+"""The event loop on which an `async def execute` runs, as in Triton: the instance's own, on a thread beside batches.
 
-So what a model binds to its loop in one batch, such as a client with open connections, it finds again in the next.
+So what a model binds to its loop in one batch, such as a client with open connections, it finds again in the next, and
+tasks that `execute` leaves behind run on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Coroutine
-from typing import Any
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, cast
+
+CLOSING_S = 5.0
+"""How long the coroutines of a model that is unloaded may take to end."""
+
+log = logging.getLogger(__name__)
 
 
 class Coroutines:
     """The loop of one instance; made when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
 
-    def run(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        """Its result, or what it raises. Runs on the calling thread."""
+    def start(self) -> int:
+        """Makes the loop, if there is none. Returns its thread (`threading.get_ident`)."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(coroutine)
+            name = f"{self._instance} coroutines"
+            thread = threading.Thread(target=self._serve, args=(self._loop,), name=name, daemon=True)
+            thread.start()
+            assert thread.ident is not None, "it has been started"
+            self._thread = thread.ident
+        return self._thread
+
+    def begin(self, coroutine: Coroutine[Any, Any, object]) -> Future[object]:
+        """Runs a coroutine, with the caller's context, once the loop is started."""
+        assert self._loop is not None, "it has been started"
+        return asyncio.run_coroutine_threadsafe(_contained(coroutine), self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """Its result, or what it raises. The calling thread waits for it."""
+        result = self.begin(coroutine).result()
+        if isinstance(result, _Exit):
+            raise result.wanted
+        return result
 
     def close(self) -> None:
         """Ends what the model has left running on the loop."""
         if self._loop is None:
             return
         loop, self._loop = self._loop, None
-        loop.run_until_complete(_end_all())
+        stopped = asyncio.run_coroutine_threadsafe(_end_all(), loop)
+        # If the model blocks its loop, the thread is left: it is a daemon.
+        with suppress(TimeoutError):
+            stopped.result(CLOSING_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                loop.run_forever()
+            except SystemExit:
+                log.exception("a task of model instance '%s' wanted to exit", self._instance)
+            else:
+                break
         loop.close()
 
 
+class _Exit:
+    """A coroutine wanted to exit. Raised on the loop, it would end that."""
+
+    def __init__(self, wanted: SystemExit) -> None:
+        self.wanted = wanted
+
+
+async def _contained(coroutine: Coroutine[Any, Any, object]) -> object:
+    try:
+        return await coroutine
+    except SystemExit as wanted:
+        return _Exit(wanted)
+
+
 async def _end_all() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    others = asyncio.all_tasks() - {cast("asyncio.Task[None]", asyncio.current_task())}
+    for task in others:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*others, return_exceptions=True)

@@ -14,41 +14,25 @@ again one by one, because some of their answers may have gone out.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import threading
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 from executor.engine.base import Answers, BatchResult, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.python import triton_python_backend_utils as interface
-from executor.engine.python.engine import Columns, PythonEngine, WrongResponseError, response_parameters
+from executor.engine.python.columns import Columns
+from executor.engine.python.engine import PythonEngine, RowPass
 from executor.engine.python.model import error_text
-from executor.engine.python.response_senders import DecoupledRequest, DiscardedAnswers, MadeAnswer, ResponseSender
+from executor.engine.python.requests import DecoupledRequest
+from executor.engine.python.response_senders import DiscardedAnswers, MadeAnswer, ResponseSender
 from executor.engine.python.slot_states import States
-from shared.contract.errors import Code
-
-CLOSING_S = 5.0
-"""How long the coroutines of a model that is unloaded may take to end."""
 
 
-@dataclass(slots=True)
-class OpenState:
-    """A request in one pass over it. count: rows that it brings; states: the implicit state so far, None if the model
-    declares none
-    """
+class OpenPass(RowPass):
+    """A request in one pass over it. states: the implicit state so far"""
 
-    row: Row
-    count: int
-    wanted: bool
-    columns: Columns
-    position: int
     answers: Answers
-    states: States | None
 
 
 class DecoupledEngine(PythonEngine):
@@ -59,24 +43,22 @@ class DecoupledEngine(PythonEngine):
         # A sender may wait for the event loop of the executor, so its thread cannot run the model.
         self.only_computes, self.makes_calls = False, True
         self._name = request.config.name
-        self._making = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, bool]:
+    def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, None]:
         """One call of `execute`. It is never called again for the same rows, so that it may seem not to have raised."""
         began = time.perf_counter_ns()
         results: list[RowResult | RowError | None] = [None] * len(rows)
         batch, members = self._batch(rows, results)
         if not members:
-            return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0)), False
-        states = self._current_states(batch) if self._has_state else [None] * len(batch)
+            return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0)), None
+        states = self._states_before(batch)
         columns = Columns(self._sources, batch, states)
         requests = [DecoupledRequest(row, columns, position) for position, row in enumerate(batch)]
-        opened: dict[int, OpenState] = {}
+        opened: dict[int, OpenPass] = {}
         for position, index, count in members:
             row = rows[index]
             answers = row.answers or DiscardedAnswers()
-            one = OpenState(row, count, want_state[index], columns, position, answers, states[position])
+            one = OpenPass(row, count, want_state[index], columns, position, states[position], answers)
             if answers.before is None:
                 answers.before = one.states
             requests[position].sender = self._sender(one)
@@ -99,12 +81,12 @@ class DecoupledEngine(PythonEngine):
                 continue
             is_refused = isinstance(one.answers, DiscardedAnswers) and one.answers.failure is not None
             results[index] = cast("DiscardedAnswers", one.answers).failure if is_refused else RowResult((), open=True)
-        return BatchResult(results, Timings(called - began, returned - called, 0)), False
+        return BatchResult(results, Timings(called - began, returned - called, 0)), None
 
-    def _sender(self, one: OpenState) -> ResponseSender:
+    def _sender(self, one: OpenPass) -> ResponseSender:
         return ResponseSender(lambda response, last: self._made(one, response, last=last), one.answers)
 
-    def _passed(self, sender: ResponseSender, one: OpenState) -> RowResult | RowError:
+    def _passed(self, sender: ResponseSender, one: OpenPass) -> RowResult | RowError:
         """The end of a pass after which the model wants another one."""
         result = self._rescheduled(None)
         if isinstance(result, RowError):
@@ -135,10 +117,6 @@ class DecoupledEngine(PythonEngine):
 
     def _begin(self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender]) -> None:
         """Runs an `async` execute beside the batches to come."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            serve, name = partial(_serve, self._loop), f"{self._instance} coroutines"
-            threading.Thread(target=serve, name=name, daemon=True).start()
 
         async def run() -> None:
             try:
@@ -151,25 +129,13 @@ class DecoupledEngine(PythonEngine):
                     sender.fail(failure)
             senders.clear()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop)
-
-    def close(self) -> None:
-        """Ends what the model runs on its event loop, then calls `finalize`."""
-        if self._loop is not None:
-            loop, self._loop = self._loop, None
-            stopped = asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
-            # If the model blocks its loop, the thread is left: it is a daemon.
-            with suppress(TimeoutError):
-                stopped.result(CLOSING_S)
-            loop.call_soon_threadsafe(loop.stop)
-        super().close()
+        self._coroutines.start()
+        self._coroutines.begin(run())
 
     # --- answers
 
-    def _made(self, one: OpenState, response: interface.InferenceResponse | None, *, last: bool) -> MadeAnswer:
-        # Threads of the model share what the checks of the outputs have learned.
-        with self._making:
-            result = self._answer(one, response)
+    def _made(self, one: OpenPass, response: interface.InferenceResponse | None, *, last: bool) -> MadeAnswer:
+        result = self._answer(one, response)
         if not last:
             return MadeAnswer(result)
         if self._model_state is not None:
@@ -184,23 +150,16 @@ class DecoupledEngine(PythonEngine):
         slot = one.row.slot
         return MadeAnswer(result, lambda: self._states.put(slot, states))
 
-    def _answer(self, one: OpenState, response: interface.InferenceResponse | None) -> RowResult | RowError:
+    def _answer(self, one: OpenPass, response: interface.InferenceResponse | None) -> RowResult | RowError:
         if response is None:
             return RowResult((), empty=True)
-        failure = self._reported(response)
-        if failure is not None:
-            return failure
-        try:
-            given = self._given(response)
-            outputs = self._row_outputs(one.row, one.count, given)
-            said = response_parameters(response.said)
-            if one.states is not None:
-                one.states = self._next_states(one.states, given)
-        except (WrongResponseError, interface.TritonModelException) as wrong:
-            return RowError(Code.INTERNAL, str(wrong))
-        return RowResult(outputs, parameters=said)
+        read = self._reader.read(one.row, one.count, response, one.states)
+        if isinstance(read, RowError):
+            return read
+        result, one.states = read
+        return result
 
-    def _last_states(self, one: OpenState) -> States:
+    def _last_states(self, one: OpenPass) -> States:
         """The states after the last answer, with what the model wrote in place."""
         assert one.states is not None
         if not self._shares_buffers:
@@ -217,15 +176,3 @@ def in_this_process(request: LoadRequest) -> PythonEngine:
 
 def _discarded(_response: interface.InferenceResponse | None, _last: bool) -> MadeAnswer:  # noqa: FBT001 - see `Make`
     return MadeAnswer(RowResult(()))
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
-
-
-async def _cancel_all() -> None:
-    others = asyncio.all_tasks() - {cast("asyncio.Task[None]", asyncio.current_task())}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

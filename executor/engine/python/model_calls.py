@@ -10,12 +10,20 @@ import asyncio
 import json
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from executor.engine.python import calls
-from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.calls import AnswerStream, CallAnswer, CallError, ModelCall
-from executor.engine.python.engine import WrongResponseError, response_parameters, tensor_of
+from executor.engine.python.columns import tensor_of
+from executor.engine.python.model_metrics import TritonModelException
+from executor.engine.python.response import (
+    InferenceResponse,
+    TritonError,
+    WrongResponseError,
+    response_parameters,
+)
+from executor.engine.python.tensor import Tensor as ModelTensor
+from executor.engine.python.tensor import datatype_of, raw_content
 from shared.contract.errors import Code
 from shared.contract.tensors import Tensor
 
@@ -24,7 +32,7 @@ RESERVED = frozenset({"sequence_id", "sequence_start", "sequence_end", "sequence
 UINT64_MAX = (1 << 64) - 1
 
 
-def execute(request: interface.InferenceRequest, *, decoupled: bool) -> Any:
+def execute(request: MadeRequest, *, decoupled: bool) -> Any:
     """See `InferenceRequest.exec`."""
     door = calls.door()
     try:
@@ -37,7 +45,7 @@ def execute(request: interface.InferenceRequest, *, decoupled: bool) -> Any:
         return response_of(door.start(call).result())
 
 
-def execute_async(request: interface.InferenceRequest, *, decoupled: bool) -> Awaitable[Any]:
+def execute_async(request: MadeRequest, *, decoupled: bool) -> Awaitable[Any]:
     """See `InferenceRequest.async_exec`."""
     loop = asyncio.get_running_loop()
     door = calls.door()
@@ -50,25 +58,25 @@ def execute_async(request: interface.InferenceRequest, *, decoupled: bool) -> Aw
     return loop.create_task(_answered(call, door.start(call)))
 
 
-async def _answered(call: ModelCall, answer: Future[CallAnswer]) -> interface.InferenceResponse:
+async def _answered(call: ModelCall, answer: Future[CallAnswer]) -> InferenceResponse:
     with calls.waiting_for(call):
         return response_of(await asyncio.wrap_future(answer))
 
 
-def prepared(request: interface.InferenceRequest) -> ModelCall:
+def prepared(request: MadeRequest) -> ModelCall:
     """The call that a request makes. Raises TritonModelException for a request that no protocol can carry, and
     CallError for one that is not to be made."""
     try:
         parameters = dict(response_parameters(json.loads(request.parameters())))
     except WrongResponseError as wrong:
-        raise interface.TritonModelException(str(wrong).replace("response", "request")) from wrong
+        raise TritonModelException(str(wrong).replace("response", "request")) from wrong
     if taken := RESERVED.intersection(parameters):
-        raise interface.TritonModelException(
+        raise TritonModelException(
             f"the parameter '{min(taken)}' of an InferenceRequest is set by its correlation_id, flags and timeout"
         )
     correlation_id = request.correlation_id()
     if not (isinstance(correlation_id, str) or 0 <= correlation_id <= UINT64_MAX):
-        raise interface.TritonModelException(f"a correlation id is a str or a uint64, not {correlation_id!r}")
+        raise TritonModelException(f"a correlation id is a str or a uint64, not {correlation_id!r}")
     version = request.model_version()
     call = ModelCall(
         number=0,
@@ -78,7 +86,7 @@ def prepared(request: interface.InferenceRequest) -> ModelCall:
         correlation_id=correlation_id,
         flags=request.flags(),
         inputs=tuple(
-            Tensor(tensor.name(), interface.datatype_of(tensor), tuple(tensor.shape()), interface.raw_content(tensor))
+            Tensor(tensor.name(), datatype_of(tensor), tuple(tensor.shape()), raw_content(tensor))
             for tensor in request.inputs()
         ),
         outputs=tuple(request.requested_output_names()),
@@ -88,14 +96,29 @@ def prepared(request: interface.InferenceRequest) -> ModelCall:
     return calls.complete(call, request.trace())
 
 
-def response_of(answer: CallAnswer) -> interface.InferenceResponse:
+def response_of(answer: CallAnswer) -> InferenceResponse:
     """The response to a call."""
     if answer.error_code:
         code = Code.UNAVAILABLE if answer.error_code == Code.RESOURCE_EXHAUSTED.value else answer.error_code
-        return interface.InferenceResponse(error=interface.TritonError(answer.error, code))
-    return interface.InferenceResponse(
+        return InferenceResponse(error=TritonError(answer.error, code))
+    return InferenceResponse(
         [tensor_of(output.name, output) for output in answer.outputs], parameters=answer.parameters
     )
+
+
+class MadeRequest(Protocol):
+    """What a call takes of an `InferenceRequest`."""
+
+    def request_id(self) -> str: ...
+    def correlation_id(self) -> int | str: ...
+    def flags(self) -> int: ...
+    def inputs(self) -> list[ModelTensor]: ...
+    def requested_output_names(self) -> list[str]: ...
+    def model_name(self) -> str: ...
+    def model_version(self) -> int: ...
+    def timeout(self) -> int: ...
+    def parameters(self) -> str: ...
+    def trace(self) -> object: ...
 
 
 class Responses:
@@ -107,7 +130,7 @@ class Responses:
     def __init__(self, call: ModelCall, stream: AnswerStream) -> None:
         self._call = call
         self._stream = stream
-        self._seen: list[interface.InferenceResponse] = []
+        self._seen: list[InferenceResponse] = []
         self._at = 0
         self._ended = False
 
@@ -115,7 +138,7 @@ class Responses:
         self._at = 0
         return self
 
-    def __next__(self) -> interface.InferenceResponse:
+    def __next__(self) -> InferenceResponse:
         if self._at == len(self._seen):
             if self._ended:
                 raise StopIteration
@@ -129,7 +152,7 @@ class Responses:
     def __aiter__(self) -> Self:
         return iter(self)
 
-    async def __anext__(self) -> interface.InferenceResponse:
+    async def __anext__(self) -> InferenceResponse:
         if self._at == len(self._seen):
             if self._ended:
                 raise StopAsyncIteration
@@ -157,7 +180,7 @@ class Responses:
 
 
 def _failed(error: CallError, *, decoupled: bool) -> Any:
-    response = interface.InferenceResponse(error=interface.TritonError(str(error), error.code))
+    response = InferenceResponse(error=TritonError(str(error), error.code))
     return iter([response]) if decoupled else response
 
 

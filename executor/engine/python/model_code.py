@@ -18,9 +18,10 @@ MODULES = """
 """What it may import."""
 FILES = """
     open input exec eval compile breakpoint __import__ load loadtxt genfromtxt fromfile memmap open_memmap DataSource
-    save savez savez_compressed savetxt tofile dump ctypeslib f2py InferenceRequest async_exec
+    save savez savez_compressed savetxt tofile dump ctypeslib f2py InferenceRequest async_exec get_response_sender
 """
-"""Names in these modules, and among Python's own, that lead to files, to other code, or to other models."""
+"""Names in these modules, and among Python's own, that lead to files, to other code, to other models, or to answers
+that come later."""
 
 _modules, _files = frozenset(MODULES.split()), frozenset(FILES.split())
 

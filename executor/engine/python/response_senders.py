@@ -1,23 +1,32 @@
-"""Response senders: how a decoupled `model.py` answers its requests (triton-spec 8).
+"""Response senders: how a `model.py` answers its requests later, or a decoupled one several times (triton-spec 8).
 
 A request stays open until its last answer. A model that lets go of the request and of its sender before that can never
 answer it any more: then the request fails, with an error that says so. Python tells it when the last reference goes.
+
+Source: python_backend, response_sender.cc.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
-from executor.engine.base import Answers, RowError, RowResult
+from executor.engine.base import Answers, LateAnswer, RowError, RowResult
 from executor.engine.python import triton_python_backend_utils as interface
-from executor.engine.python.engine import RowRequest
+from executor.engine.python.response import InferenceResponse
 from shared.contract.errors import Code
 
 FORGOTTEN = (
     "the model let go of the request's response sender without TRITONSERVER_RESPONSE_COMPLETE_FINAL: no further answer "
     "can come"
 )
+UNANSWERED = "the model let go of the request's response sender without a response: no answer can come"
+SECOND = "Unable to send response. Non-decoupled model cannot send more than one response."
+TOO_EARLY = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+CLOSED = "Unable to send response. Response sender has been closed."
+
+log = logging.getLogger(__name__)
 
 
 class MadeAnswer:
@@ -30,12 +39,28 @@ class MadeAnswer:
         self.keep_state = keep_state
 
 
-Make = Callable[["interface.InferenceResponse | None", bool], MadeAnswer]
+Make = Callable[[InferenceResponse | None, bool], MadeAnswer]
 """Checks a response and makes an answer of it; True: it is the last one. Does not raise."""
 
 
+def is_final(response: object, flags: int) -> bool:
+    """Whether the flags of a `send` say that nothing follows. Raises TritonModelException for what cannot be sent."""
+    last = flags == interface.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    if flags and not last:
+        raise interface.TritonModelException("Unable to send response. Unsupported flag provided.")
+    if response is None and not last:
+        raise interface.TritonModelException(
+            "Inference Response object must be provided when the response flags is set to zero."
+        )
+    if response is not None and not isinstance(response, InferenceResponse):
+        raise interface.TritonModelException(
+            f"Unable to send response. Expected an InferenceResponse, got {type(response).__name__}."
+        )
+    return last
+
+
 class ResponseSender(interface.InferenceResponseSender):
-    """The sender of one request, in one pass over it."""
+    """The sender of one request to a decoupled model, in one pass over it."""
 
     __slots__ = ("_answers", "_closed", "_lock", "_make", "rescheduled")
 
@@ -47,22 +72,12 @@ class ResponseSender(interface.InferenceResponseSender):
         self.rescheduled = False
         """The request comes back in another pass, with another sender."""
 
-    def send(self, response: interface.InferenceResponse | None = None, flags: int = 0) -> None:
-        last = flags == interface.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        if flags and not last:
-            raise interface.TritonModelException("Unable to send response. Unsupported flag provided.")
-        if response is None and not last:
-            raise interface.TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
-        if not _is_response(response):
-            raise interface.TritonModelException(
-                f"Unable to send response. Expected an InferenceResponse, got {type(response).__name__}."
-            )
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        last = is_final(response, flags)
         # Answers of several threads to one request get their numbers in the order in which they are checked.
         with self._lock:
             if self._closed:
-                raise interface.TritonModelException("Unable to send response. Response sender has been closed.")
+                raise interface.TritonModelException(CLOSED)
             self._closed = last
             made = self._make(response, last)
             if last:
@@ -84,6 +99,73 @@ class ResponseSender(interface.InferenceResponseSender):
             self._answers.end(RowError(Code.INTERNAL, FORGOTTEN))
 
 
+class SoleSender(interface.InferenceResponseSender):
+    """The sender of one request to a model that is not decoupled, in one pass over it.
+
+    Its one response may come while `execute` runs: then it counts as returned. If none has come by the time it has
+    returned, the request stays open (`left_open`).
+
+    is_cancelled_now  whether the request is cancelled, while `execute` runs
+    """
+
+    __slots__ = ("_closed", "_count", "_is_cancelled_now", "_late", "_lock", "_make", "_sent")
+
+    def __init__(self, is_cancelled_now: Callable[[], bool]) -> None:
+        self._is_cancelled_now = is_cancelled_now
+        self._lock = threading.Lock()
+        self._closed = False
+        self._count = 0
+        self._sent: InferenceResponse | None = None
+        self._make: Callable[[InferenceResponse], MadeAnswer] | None = None
+        self._late: LateAnswer | None = None
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        last = is_final(response, flags)
+        with self._lock:
+            if response is not None and self._count:
+                raise interface.TritonModelException(SECOND)
+            if response is None and not self._count:
+                raise interface.TritonModelException(TOO_EARLY)
+            if self._closed:
+                raise interface.TritonModelException(CLOSED)
+            self._closed = last
+            self._count += 1
+            if response is None:
+                return
+            if self._make is None or self._late is None:
+                self._sent = response
+                return
+            made = self._make(response)
+            self._late.end(made.result, made.keep_state)
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled_now() if self._late is None else self._late.is_cancelled
+
+    def close(self, returned: object) -> InferenceResponse | None:
+        """The call is over, and with it the sender. The response that was sent. returned: by `execute`"""
+        with self._lock:
+            self._closed = True
+            if isinstance(returned, InferenceResponse):
+                if self._sent is not None:
+                    log.error("%s One was sent, and one returned by execute, which is dropped.", SECOND)
+                self._count += 1
+            return self._sent
+
+    def left_open(self, make: Callable[[InferenceResponse], MadeAnswer]) -> InferenceResponse | LateAnswer:
+        """The call is over, and returned nothing: the response that was sent; or else where it will come, made by
+        `make`.
+        """
+        with self._lock:
+            if self._sent is not None:
+                return self._sent
+            self._make, self._late = make, LateAnswer()
+            return self._late
+
+    def __del__(self) -> None:
+        if self._late is not None and not self._count:
+            self._late.end(RowError(Code.INTERNAL, UNANSWERED))
+
+
 class DiscardedAnswers:
     """Nobody waits for the answers: warm-up, and null rows of the direct strategy. failure: the last answer's error"""
 
@@ -98,22 +180,3 @@ class DiscardedAnswers:
     def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
         if isinstance(last, RowError):
             self.failure = last
-
-
-class DecoupledRequest(RowRequest):
-    """A request to a decoupled model, with its sender."""
-
-    __slots__ = ("sender",)
-
-    sender: ResponseSender
-
-    def get_response_sender(self) -> ResponseSender:
-        return self.sender
-
-    def is_cancelled(self) -> bool:
-        return self.sender.is_cancelled()
-
-
-def _is_response(value: object) -> bool:
-    """Asked of a value whose type a model may have promised wrongly."""
-    return value is None or isinstance(value, interface.InferenceResponse)

@@ -15,14 +15,23 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.configuration.completion import CompletableConfig as ModelConfig
+from executor.engine.python import model_calls
 from executor.engine.python.model_metrics import MetricFamily, TritonModelException
-from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
+from executor.engine.python.response import InferenceResponse, TritonError
+from executor.engine.python.tensor import (
+    NUMPY_TO_TRITON_TYPE,
+    TRITON_STRING_TO_NUMPY,
+    TRITON_TO_NUMPY_TYPE,
+    Column,
+    Tensor,
+)
+from shared.contract.tensors import bytes_elements, pack_bytes
 
 __all__ = [
     "InferenceRequest",
@@ -60,200 +69,11 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
-_TYPE_NUMBER = {
-    "BOOL": 1,
-    "UINT8": 2,
-    "UINT16": 3,
-    "UINT32": 4,
-    "UINT64": 5,
-    "INT8": 6,
-    "INT16": 7,
-    "INT32": 8,
-    "INT64": 9,
-    "FP16": 10,
-    "FP32": 11,
-    "FP64": 12,
-    "BYTES": 13,
-    "BF16": 14,
-}
-"""TRITONSERVER_DataType, by wire name."""
-
-TRITON_TO_NUMPY_TYPE: dict[int, Any] = {
-    _TYPE_NUMBER[name]: np.object_ if name == "BYTES" else NUMPY_TYPE[name].type
-    for name in _TYPE_NUMBER
-    if name != "BF16"
-}
-NUMPY_TO_TRITON_TYPE: dict[Any, int] = {
-    **{numpy_type: number for number, numpy_type in TRITON_TO_NUMPY_TYPE.items()},
-    np.bytes_: _TYPE_NUMBER["BYTES"],
-    np.str_: _TYPE_NUMBER["BYTES"],
-}
-TRITON_STRING_TO_NUMPY: dict[str, Any] = {
-    "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": TRITON_TO_NUMPY_TYPE[number]
-    for name, number in _TYPE_NUMBER.items()
-    if number in TRITON_TO_NUMPY_TYPE
-}
-
 current_model_dir: ContextVar[str] = ContextVar("current_model_dir")
 """Set by the engine around every call into a model; read by `get_model_dir`."""
 
 model_names: dict[str, str] = {}
 """Set by the engine: the model of a directory, for log lines."""
-
-
-class TritonError:
-    """An error of one request, with a code of Triton's (class constants)."""
-
-    UNKNOWN = "UNKNOWN"
-    INTERNAL = "INTERNAL"
-    NOT_FOUND = "NOT_FOUND"
-    INVALID_ARG = "INVALID_ARG"
-    UNAVAILABLE = "UNAVAILABLE"
-    UNSUPPORTED = "UNSUPPORTED"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    CANCELLED = "CANCELLED"
-
-    __slots__ = ("_code", "_message")
-
-    def __init__(self, message: str, code: str = INTERNAL) -> None:
-        # Models often give the exception itself.
-        self._message = str(message)
-        self._code = code
-
-    def code(self) -> str:
-        return self._code
-
-    def message(self) -> str:
-        return self._message
-
-    def __str__(self) -> str:
-        return self._message
-
-
-class Tensor:
-    """A named tensor. Object and string arrays are BYTES; a bfloat16 array (ml_dtypes) is BF16.
-
-    array     the content; of BF16, its bits as uint16
-    datatype  wire name; None until it is told from the array, when it is first asked for
-    (both for the engine: a model uses the methods)
-    """
-
-    __slots__ = ("_name", "array", "datatype")
-
-    def __init__(self, name: str, numpy_array: NDArray[Any]) -> None:
-        self._name = name
-        self.array: NDArray[Any] = np.asarray(numpy_array)
-        self.datatype: str | None = None
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> NDArray[Any]:
-        """The content. Raises TritonModelException for BF16, which numpy does not have."""
-        if self.datatype == "BF16":
-            raise TritonModelException(
-                f"tensor '{self._name}' is BF16, which numpy does not have; use to_dlpack(), for instance "
-                "torch.from_dlpack(tensor)"
-            )
-        return self.array
-
-    def shape(self) -> list[int]:
-        return list(self.array.shape)
-
-    def triton_dtype(self) -> int:
-        """The number of Triton's datatype; `triton_to_numpy_type` takes it."""
-        return _TYPE_NUMBER[datatype_of(self)]
-
-    def is_cpu(self) -> bool:
-        return True
-
-    def to_dlpack(self) -> Any:
-        """A DLPack capsule of the content."""
-        return self.__dlpack__()
-
-    def __dlpack__(self, **options: Any) -> Any:
-        if datatype_of(self) == "BYTES":
-            raise TritonModelException(f"tensor '{self._name}' is BYTES, which DLPack does not have")
-        if self.datatype == "BF16":
-            import torch
-
-            bits: Any = torch.from_numpy(np.ascontiguousarray(self.array).view(np.int16))
-            return bits.view(torch.bfloat16).__dlpack__(**options)
-        return cast("Any", self.array).__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-    @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """A tensor from a DLPack capsule, or from an object that supports DLPack; a GPU tensor is copied to the
-        host.
-        """
-        if _is_plain_host_array(tensor):
-            return Tensor(name, np.from_dlpack(tensor))
-        import torch
-
-        given: Any = torch.from_dlpack(tensor)
-        content = given.cpu().contiguous()
-        if content.dtype is torch.bfloat16:
-            return TypedTensor(name, content.view(torch.int16).numpy().view(np.uint16), "BF16")
-        return Tensor(name, content.numpy())
-
-
-class TypedTensor(Tensor):
-    """A tensor of a request, whose datatype is known already."""
-
-    __slots__ = ()
-
-    def __init__(self, name: str, array: NDArray[Any], datatype: str) -> None:  # all that the base would set
-        self._name = name
-        self.array = array
-        self.datatype = datatype
-
-
-Column = list[Tensor | None]
-"""One name's tensor for each request of a batch; None where a request has none."""
-
-
-def _is_plain_host_array(tensor: Any) -> bool:
-    device = getattr(tensor, "__dlpack_device__", None)
-    return device is not None and device()[0] == 1 and "bfloat16" not in str(getattr(tensor, "dtype", ""))
-
-
-def datatype_of(tensor: Tensor) -> str:
-    """The wire name of a tensor's datatype. Raises TritonModelException for one that Triton does not have."""
-    if tensor.datatype is None:
-        tensor.datatype = _told_from(tensor)
-    return tensor.datatype
-
-
-def _told_from(tensor: Tensor) -> str:
-    array = tensor.array
-    datatype = DATATYPE_OF.get(array.dtype)
-    if datatype is not None:
-        return datatype
-    if array.dtype.kind in "OSU":
-        return "BYTES"
-    if array.dtype.name == "bfloat16":
-        tensor.array = array.view(np.uint16)
-        return "BF16"
-    swapped = DATATYPE_OF.get(array.dtype.newbyteorder("<"))
-    if swapped is None:
-        raise TritonModelException(f"Unsupported numpy type {array.dtype} of tensor '{tensor.name()}'")
-    tensor.array = array.astype(array.dtype.newbyteorder("<"))
-    return swapped
-
-
-def raw_content(tensor: Tensor) -> bytes:
-    """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element of another type."""
-    if datatype_of(tensor) != "BYTES":
-        return tensor.array.tobytes()
-    try:
-        return pack_bytes(tensor.array.reshape(-1).tolist())
-    except TypeError as error:
-        raise TritonModelException(
-            f"tensor '{tensor.name()}' is BYTES, but not all of its elements are bytes or str: {error}"
-        ) from error
 
 
 class _Given(dict[str, Column]):
@@ -361,21 +181,17 @@ class InferenceRequest:
         """Calls the request's model, and waits for its InferenceResponse; if decoupled, returns an iterator of its
         responses. What fails is the response's error. See docs/guides/calls.md.
         """
-        from executor.engine.python import model_calls
-
         return model_calls.execute(self, decoupled=decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """As `exec`, for a coroutine to await. The call is made at once, whenever it is awaited."""
-        from executor.engine.python import model_calls
-
         return model_calls.execute_async(self, decoupled=decoupled)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What sends the answers to this request. Only requests to a decoupled model have one."""
+        """What sends the response to this request, or the responses of a decoupled model."""
         raise TritonModelException(
-            "get_response_sender: only requests to a model with 'model_transaction_policy { decoupled: true }' have a "
-            "response sender"
+            "Unable to send response. Response sender has no reference to the decoupled state of the model: a request "
+            "that a model makes itself has none"
         )
 
     def set_release_flags(self, flags: int) -> None:
@@ -387,7 +203,9 @@ class InferenceRequest:
 
 
 class InferenceResponseSender:
-    """Sends the answers of a decoupled model to one request. `InferenceRequest.get_response_sender` gives it."""
+    """Sends the responses to one request: any number of a decoupled model, of another one exactly one, in the place of
+    what `execute` returns for it. `InferenceRequest.get_response_sender` gives it.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -399,7 +217,8 @@ class InferenceResponseSender:
 
         response  None: no answer, the flag alone
         flags     TRITONSERVER_RESPONSE_COMPLETE_FINAL with, or after, the last answer: exactly once for each request
-        raises    TritonModelException after the last answer, and for flags or responses that there are not
+        raises    TritonModelException after the last answer, for flags or responses that there are not, and for a
+                  second response of a model that is not decoupled
         """
         raise NotImplementedError
 
@@ -419,39 +238,6 @@ class PreferredMemory:
             raise TritonModelException(f"unknown memory type {memory_type}")
         self.memory_type = memory_type
         self.memory_type_id = memory_type_id
-
-
-class InferenceResponse:
-    """A request's outputs, or its error.
-
-    given, failure, said  what the model passed as tensors, error and parameters (for the engine: a model uses the
-                          methods)
-    """
-
-    __slots__ = ("failure", "given", "said")
-
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] | None = None,
-        error: TritonError | None = None,
-        parameters: Mapping[str, str | int | bool | float] | None = None,
-    ) -> None:
-        self.given: Sequence[Tensor] = [] if output_tensors is None else output_tensors
-        self.failure = error
-        self.said = parameters
-
-    def output_tensors(self) -> list[Tensor]:
-        return list(self.given)
-
-    def has_error(self) -> bool:
-        return self.failure is not None
-
-    def error(self) -> TritonError | None:
-        return self.failure
-
-    def parameters(self) -> str:
-        """The response's parameters as JSON."""
-        return json.dumps(dict(self.said or {}))
 
 
 class Logger:

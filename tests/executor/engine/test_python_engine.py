@@ -432,7 +432,10 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
         ("raise pb_utils.TritonModelException('my reason')", "message: TritonModelException: my reason"),
         ("request.exec()", "calls to other models are made within a mesh only"),
         ("pb_utils.load_model('other')", "(load_model) is not supported by seqmesh"),
-        ("request.get_response_sender()", "only requests to a model with 'model_transaction_policy"),
+        (
+            "pb_utils.InferenceRequest().get_response_sender()",
+            "Unable to send response. Response sender has no reference to the decoupled state of the model",
+        ),
     ],
 )
 def test_a_wrong_response_is_a_clear_error(workshop: Workshop, body: str, text: str) -> None:

@@ -15,7 +15,7 @@ from executor.engine.pytorch import devices
 from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.worker import SHORT_US, EngineWorker, Pace, SavedState
 from shared.contract.errors import ModelError
-from shared.contract.ids import InstanceIndex, SlotIndex
+from shared.contract.ids import InstanceIndex, SlotIndex, sequence_id
 from shared.contract.tensors import Tensor
 
 
@@ -79,6 +79,32 @@ async def test_a_state_that_does_not_fit_costs_no_other_one() -> None:
     assert [None, "the checkpoint has no state 'H'", None] == [one and str(one) for one in refusals]
     assert [[0, 1, 2], [0], [1], [2]] == engine.calls
     await worker.close()
+
+
+class Clinging:
+    """An engine that lets go of no state."""
+
+    frees_slots = True
+    has_release = True
+
+    def _refuse(self, *_: object) -> None:
+        raise RuntimeError("it stays")
+
+    drop_state = release = release_all = _refuse
+
+    def close(self) -> None: ...
+
+
+async def test_a_state_that_is_not_dropped_is_told_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    clinging: Any = Clinging()
+    worker = EngineWorker(clinging, "sum", "sum_0_0", InstanceIndex(0))
+
+    worker.release(sequence_id("sum", "", 7), SlotIndex(3))
+    worker.release_all([SlotIndex(0), SlotIndex(1)])
+    await worker.close()
+
+    assert 5 == caplog.text.count("RuntimeError: it stays")
+    assert 5 == [record.getMessage() for record in caplog.records].count("state not dropped")
 
 
 async def test_states_that_a_model_handed_out_are_refused_if_it_cannot_take_them_back() -> None:

@@ -4,8 +4,8 @@
 process in the place of one that ends. A batch whose process ends is repeated row by row, so that the row that ends it
 is found: a row with which the process ends a second time fails, and its sequence's state stays as it was. The executor
 has committed nothing of the batch, so nothing runs twice for a caller. What a new process needs of a sequence is kept
-here (`executor.engine.python.process.kept`) and given to it with the sequence's next row. Open requests of a decoupled
-model, whose batches are over, run again as well (`executor.engine.python.process.open_requests`).
+here (`executor.engine.python.process.kept`) and given to it with the sequence's next row. Open requests, whose batches
+are over, run again as well (`executor.engine.python.process.open_requests`).
 
 A call that takes longer than the limit ends the process, not the executor. If processes end one after the other before
 they have run anything, rows fail until the next one is due (`Restarts`), and the instance is not ready.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import msgspec
 
-from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.base import BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.process.environments import Environment
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess, ProcessLostError
@@ -104,14 +104,19 @@ class ProcessEngine:
         self._running: Sequence[Row] = ()
         """The rows of the batch that the process runs now, and its number."""
         self._numbers: tuple[int, ...] = ()
-        """The numbers of the latest batch's open requests, where the model is decoupled."""
+        """The numbers of the latest batch's requests."""
+        self._given: Sequence[tuple[Row, Row]] = ()
+        """The rows of the present batch, as they were given, and with where their answers go."""
         self._known: set[Hashable] = set()
         """Sequences that the process can go on with. All of them can in the first process."""
         self._moved_on: dict[int, Mapping[str, Tensor] | None] = {}
         """States that the process does not have, by slot: those after last answers; None: it is to drop its own."""
         self._post: Callable[[Callable[[], None]], None] | None = None
         self._is_posted = False
-        self._open: OpenRequests | None = None
+        self._decoupled = config.decoupled
+        self._open = OpenRequests(
+            self._instance, ended=self._ended, process=lambda: self._process, stray=self._post_strays
+        )
         began_s = time.monotonic()
         try:
             self._process, self._abilities = self._started(0.0)
@@ -121,10 +126,6 @@ class ProcessEngine:
             raise LoadError(error.message) from error
         self._start_limit_s = max(START_LIMIT_S, START_FACTOR * (time.monotonic() - began_s))
         self._kept = kept_of(config, hands_out_state=self._abilities.hands_out_state)
-        if config.decoupled:
-            self._open = OpenRequests(
-                self._instance, ended=self._ended, process=lambda: self._process, stray=self._post_strays
-            )
 
     def limit_calls(self, limit_s: float) -> None:
         """See `base.LimitsCalls`."""
@@ -169,9 +170,9 @@ class ProcessEngine:
         self._process, self._is_first = None, False
         self._known.clear()
         self._restarts.ended(reason, time.monotonic())
-        if self._open is not None:
-            self._open.strand()
-            self._moved_on.clear()
+        self._open.strand()
+        self._moved_on.clear()
+        if self._open.strays:
             self._post_strays()
 
     def _not_now(self, wait_s: float) -> NotNowError:
@@ -192,17 +193,24 @@ class ProcessEngine:
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`."""
+        if not self._decoupled:
+            own = [row if row.null else msgspec.structs.replace(row, answers=LateAnswer()) for row in rows]
+            self._given, rows = list(zip(rows, own, strict=True)), own
         try:
             result = self._run(rows, want_state)
         except ProcessLostError:
             result = self._run_apart(rows, want_state)
         except NotNowError as error:
             result = _failed(rows, RowError(error.code, error.message))
-        if self._open is not None:
-            for row, one in zip(rows, result.rows, strict=True):
-                if isinstance(one, RowError):
-                    self._open.give_up(row)
-        return result
+        finally:
+            self._given = ()
+        results = list(result.rows)
+        for index, (row, one) in enumerate(zip(rows, results, strict=True)):
+            if isinstance(one, RowError):
+                self._open.give_up(row)
+            elif one is not None and one.open and isinstance(row.answers, LateAnswer):
+                results[index] = msgspec.structs.replace(one, late=row.answers)
+        return BatchResult(results, result.timings)
 
     def _run_apart(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs the rows of a batch whose process has ended, each alone."""
@@ -211,7 +219,7 @@ class ProcessEngine:
         for index, row in enumerate(rows):
             if row.null:
                 continue
-            if numbers and numbers[index] and self._open is not None and not self._open.has(numbers[index]):
+            if numbers and numbers[index] and not self._open.has(numbers[index]):
                 results[index] = RowResult((), open=True)  # it has its last answer
                 continue
             alone, place = self._alone(row, index)
@@ -255,8 +263,7 @@ class ProcessEngine:
             ]
         self._number += 1
         self._running = given
-        if opened is not None:
-            self._numbers = tuple(opened.opened(row, wanted=want) for row, want in zip(given, want_state, strict=True))
+        self._numbers = tuple(opened.opened(row, wanted=want) for row, want in zip(given, want_state, strict=True))
         try:
             ran = self._call(process, Run(travelling(given), wants, self._number, self._numbers, self._taken_states()))
         finally:
@@ -267,8 +274,7 @@ class ProcessEngine:
         self._restarts.ran()
         results: list[RowResult | RowError | None] = [ran.errors.get(index, row) for index, row in enumerate(ran.rows)]
         for index, (row, key, result) in enumerate(zip(given, keys, results, strict=True)):
-            if opened is not None:
-                opened.ran(self._numbers[index], result)
+            opened.ran(self._numbers[index], result)
             if key is None or result is None:
                 continue
             is_result = isinstance(result, RowResult)
@@ -285,25 +291,25 @@ class ProcessEngine:
     def cancel(self, row: Row) -> None:
         """See `base.SeesCancellation`."""
         process, number = self._process, self._number
+        own = next((own for given, own in self._given if given is row), row)
         for index, one in enumerate(self._running):
-            if one is row and process is not None:
+            if one is own and process is not None:
                 process.order(Cancel(number, index))
 
-    # -- open requests of a decoupled model ---------------------------------------------------------------------------
+    # -- open requests ---------------------------------------------------------------------------
 
     def run_again_on(self, post: Callable[[Callable[[], None]], None]) -> None:
         """See `base.RunsAgain`."""
         self._post = post
 
     def _answered(self, process: InstanceProcess, answered: Answered) -> None:
-        if self._open is not None:
-            self._open.came(process, answered)
+        self._open.came(process, answered)
 
     def _ended(self, row: Row, last: RowResult | RowError) -> None:
         """A request has its last answer: with it the state moves on, here and with the next batch in the process."""
         if self._kept.key(row) is None:
             return
-        self._kept.ran(msgspec.structs.replace(row, answers=None), last)
+        self._kept.ran(row, last)
         if isinstance(self._kept, KeptStates) and isinstance(last, RowResult) and row.slot is not None and not row.end:
             self._moved_on[row.slot] = last.states
 
@@ -323,7 +329,7 @@ class ProcessEngine:
     def _run_strays(self) -> None:
         self._is_posted = False
         opened = self._open
-        if opened is None or (self._process is None and not opened.strays):
+        if self._process is None and not opened.strays:
             return
         if self._process is not None and not self._process.is_alive:
             self._lost(self._process.end())
@@ -352,6 +358,9 @@ class ProcessEngine:
             return None  # it strays again
         except MeshError as error:
             return RowError(error.code, error.message)
+        if isinstance(result, RowResult) and not (result.open or self._decoupled):
+            request.answers.end(result)
+            return None
         if isinstance(result, RowResult) and not result.open:
             return RowError(Code.INTERNAL, f"model '{self._model}' did not run a request again as it ran it before")
         return result if isinstance(result, RowError) else None
@@ -382,27 +391,26 @@ class ProcessEngine:
         """Makes the calls that bring a sequence back. What was wrong; "" if nothing was."""
         try:
             for call in calls:
-                if isinstance(call, Run) and self._open is not None:
-                    if problem := self._replayed_to_its_end(process, call, self._open):
+                if isinstance(call, Run):
+                    if problem := self._replayed_to_its_end(process, call):
                         return problem
-                    continue
-                answer = self._call(process, self._placed(call) if isinstance(call, Run) else call)
-                if isinstance(answer, Ran) and answer.errors:
-                    return next(iter(answer.errors.values())).message
+                else:
+                    self._call(process, call)
         except MeshError as error:
             return error.message
         return ""
 
-    def _replayed_to_its_end(self, process: InstanceProcess, call: Run, opened: OpenRequests) -> str:
-        """As `_replayed`, for a step of a decoupled model: the next one begins behind its last answer."""
-        answers = ReplayedAnswers()
+    def _replayed_to_its_end(self, process: InstanceProcess, call: Run) -> str:
+        """As `_replayed`, for a step: the next one begins behind its last answer."""
+        opened, answers = self._open, ReplayedAnswers()
         run = self._placed(Run([msgspec.structs.replace(call.rows[0], answers=answers)], [False]))
         numbers = tuple(opened.opened(row, wanted=False) for row in run.rows)
         try:
             ran = self._call(process, Run(travelling(run.rows), run.want_state, 0, numbers))
             if isinstance(ran, Ran) and ran.errors:
                 return next(iter(ran.errors.values())).message
-            self._await_end(process, answers)
+            if isinstance(ran, Ran) and any(row is not None and row.open for row in ran.rows):
+                self._await_end(process, answers)
         finally:
             for number in numbers:
                 opened.ran(number, None)
@@ -531,9 +539,7 @@ class ProcessEngine:
         if self._process is not None:
             process, self._process = self._process, None
             process.close()
-        if self._open is not None:
-            opened, self._open = self._open, None
-            opened.close()
+        self._open.close()
 
 
 def _failed(rows: Sequence[Row], error: RowError) -> BatchResult:

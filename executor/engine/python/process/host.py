@@ -25,7 +25,7 @@ import msgspec
 
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult
 from executor.engine.python.calls import install
-from executor.engine.python.decoupled import in_this_process
+from executor.engine.python.decoupled import DecoupledEngine, in_this_process
 from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import messages
@@ -165,7 +165,7 @@ def _ran(engine: PythonEngine, call: Run, side: Side) -> Ran:
         else:
             engine.load_states([slot], [states])
     given = call.rows
-    if call.answers:
+    if isinstance(engine, DecoupledEngine):
         given = [
             msgspec.structs.replace(row, answers=side.answers_to(number)) if number else row
             for row, number in zip(call.rows, call.answers, strict=True)
@@ -174,6 +174,9 @@ def _ran(engine: PythonEngine, call: Run, side: Side) -> Ran:
     rows: list[RowResult | None] = []
     errors: dict[int, RowError] = {}
     for index, (row, one) in enumerate(zip(given, result.rows, strict=True)):
+        if isinstance(one, RowResult) and one.late is not None:
+            one.late.give(side.answers_to(call.answers[index]))
+            one = RowResult((), open=True)  # noqa: PLW2901
         rows.append(_with_states(engine, row, one) if isinstance(one, RowResult) else None)
         if isinstance(one, RowError):
             errors[index] = messages.sendable_error(one)
@@ -219,7 +222,7 @@ class Side:
         return engine.run(rows, call.want_state)
 
     def answers_to(self, number: int) -> RemoteAnswers:
-        """Where the answers to a request of a decoupled model go."""
+        """Where the answers to an open request go."""
         answers = RemoteAnswers(number, self._window, self.send)
         self._answers[number] = answers
         return answers

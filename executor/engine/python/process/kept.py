@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.python.process.messages import Call, LoadStates, Restore, Run
 from shared.contract.ids import CorrelationId
@@ -160,7 +162,7 @@ class KeptForReplay(_ByCorrelationId):
             if row.start:
                 self.forget(key)
             return
-        self._steps[key].append(row)
+        self._steps[key].append(msgspec.structs.replace(row, answers=None))
         self._bytes[key] += sum(len(tensor.raw) for tensor in row.inputs.values())
         if len(self._steps[key]) > self._steps_max or self._bytes[key] > self._bytes_max:
             self.forget(key)

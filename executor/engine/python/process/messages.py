@@ -49,7 +49,7 @@ class Run(Message, frozen=True):
     """Run a batch (`Engine.run`).
 
     number   by which one of its rows can be cancelled
-    answers  of a decoupled model: the number of each row's open request (`Answered`); 0: nobody is answered
+    answers  the number of each row's request, if it is left open (`Answered`); 0: nobody is answered
     states   what has become of states since the last batch, by slot: those after last answers; None: it is dropped
     """
 
@@ -184,7 +184,7 @@ class GiveUpCall(Message, frozen=True):
 
 
 class Answered(Message, frozen=True):
-    """An answer of a decoupled model. number: of the request (`Run`); error: in place of a result; last: see
+    """An answer to an open request. number: of the request (`Run`); error: in place of a result; last: see
     `Answers.end`
     """
 

@@ -1,4 +1,7 @@
-"""The open requests of a decoupled model whose instance is a process, seen from its executor.
+"""The open requests of a model whose instance is a process, seen from its executor.
+
+A request to a decoupled model is open from its first batch on, one to another model if its batch has ended without its
+only answer.
 
 A thread hands the process's answers on, because `Answers.send` waits. Nothing is handed on twice: when the process
 ends, its open requests run again in another one, and as many of their first answers are dropped as have been handed on.
@@ -19,7 +22,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from executor.engine.base import Answers, Row, RowError, RowResult
+from executor.engine.base import Answers, LateAnswer, Row, RowError, RowResult
 from executor.engine.python.process.instance_process import InstanceProcess
 from executor.engine.python.process.messages import Answered, AnswersTaken, NotWanted, answer_bytes
 from executor.engine.python.response_senders import DiscardedAnswers
@@ -101,7 +104,7 @@ class OpenRequests:
         self._taken = AnswersTaken(0, 0)
         self._look_s = 0.0
         self._thread = threading.Thread(target=self._work, name=f"{name} answers", daemon=True)
-        self._thread.start()
+        self._is_started = False
 
     # -- what the engine's thread asks --------------------------------------------------------------------------------
 
@@ -114,9 +117,16 @@ class OpenRequests:
         if request is None:
             request = RequestInProcess(next(self._numbers), row, answers, wanted)
             self._open[request.number] = request
-            self._came.put(threading.Event())  # the thread begins to look
+            if not isinstance(answers, LateAnswer):
+                self._begin_to_look()
         request.dropped, request.is_stray, request.is_told = request.sent, False, False
         return request.number
+
+    def _begin_to_look(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
+        self._came.put(threading.Event())
 
     def has(self, number: int) -> bool:
         """Whether a request is open still."""
@@ -125,7 +135,10 @@ class OpenRequests:
     def ran(self, number: int, result: Result | None) -> None:
         """What the batch says of a row that was opened; None: it is not to be run again."""
         request = self._open.get(number)
-        if request is None or (isinstance(result, RowResult) and result.open):
+        if isinstance(result, RowResult) and result.open:
+            self._begin_to_look()
+            return
+        if request is None:
             return
         if isinstance(result, RowResult) and result.again:
             request.is_passed = True
@@ -134,9 +147,10 @@ class OpenRequests:
 
     def strand(self) -> None:
         """The process has ended. Returns when all that it sent has been handed on."""
-        drained = threading.Event()
-        self._came.put(drained)
-        drained.wait()
+        if self._is_started:
+            drained = threading.Event()
+            self._came.put(drained)
+            drained.wait()
         self._taken = AnswersTaken(0, 0)
         for one in self._all():
             if not (one.is_passed or one.is_stray):
@@ -165,8 +179,9 @@ class OpenRequests:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._came.put(None)
-        self._thread.join()
+        if self._is_started:
+            self._came.put(None)
+            self._thread.join()
 
     # -- what comes from the process ----------------------------------------------------------------------------------
 

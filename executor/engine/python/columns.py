@@ -1,0 +1,124 @@
+"""A batch's tensors, as a model gets them: column by column, when it asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.engine import shapes
+from executor.engine.base import Row
+from executor.engine.null_rows import zeros
+from executor.engine.python.slot_states import States
+from executor.engine.python.tensor import Column, TypedTensor
+from executor.engine.python.tensor import Tensor as ModelTensor
+from shared.contract.model_config import StateSpec, TensorSpec
+from shared.contract.tensors import NUMPY_TYPE, Tensor, to_numpy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where a model's input names come from; one per engine.
+
+    names    in the order in which they are looked up: inputs, controls, states
+    outputs  names of the declared outputs: a request that names none gets all of them
+    cancelled  rows that run now, and for which nobody waits any more, by their id as objects
+    """
+
+    model: str
+    version: int
+    inputs: Mapping[str, TensorSpec]
+    false_controls: Mapping[str, Tensor]
+    states: Mapping[str, StateSpec]
+    names: Sequence[str]
+    outputs: Sequence[str]
+    batched: bool
+    cancelled: dict[int, Row]
+
+
+class Columns(dict[str, Column]):
+    """A batch's tensors by name. Each is made for all rows when it is first asked for."""
+
+    def __init__(self, sources: Sources, batch: Sequence[Row], states: Sequence[States | None]) -> None:
+        super().__init__()
+        self.sources = sources
+        self._batch = batch
+        self._states = states
+
+    def __missing__(self, name: str) -> Column:
+        column = self[name] = self._column(name)
+        return column
+
+    def _column(self, name: str) -> Column:
+        sources = self.sources
+        if name in sources.inputs:
+            return self._input_column(name, sources.inputs[name])
+        if name in sources.false_controls:
+            false = sources.false_controls[name]
+            tensors: list[Tensor | None] = [
+                row.controls.get(name, false) if row.null else row.controls[name] for row in self._batch
+            ]
+            return _made(name, tensors)
+        if name in sources.states:
+            return self._state_column(name)
+        return [None] * len(self._batch)
+
+    def _input_column(self, name: str, spec: TensorSpec) -> Column:
+        tensors = [row.inputs.get(name) for row in self._batch]
+        if spec.reshape is not None:
+            tensors = [None if tensor is None else self._reshaped(spec, tensor) for tensor in tensors]
+        return _made(name, self._nulls_filled(tensors))
+
+    def _reshaped(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
+        leading = tensor.shape[:1] if self.sources.batched else ()
+        shape = (*leading, *shapes.for_model(spec, tensor.shape[len(leading) :]))
+        return Tensor(tensor.name, tensor.datatype, shape, tensor.raw)
+
+    def _state_column(self, name: str) -> Column:
+        leading = (1,) if self.sources.batched else ()
+        tensors = [None if states is None else states[name] for states in self._states]
+        return _made(name, self._nulls_filled(tensors), leading)
+
+    def _nulls_filled(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
+        """Fills the null rows with zeros of the first real row's shape (with one item, if that request brings
+        several).
+        """
+        if None not in tensors:
+            return tensors
+        sample = next((tensor for tensor in tensors if tensor is not None), None)
+        if sample is None:
+            return tensors
+        null = Tensor(sample.name, sample.datatype, sample.shape, zeros(sample.datatype, sample.shape))
+        return [
+            null if tensor is None and row.null else tensor for tensor, row in zip(tensors, self._batch, strict=True)
+        ]
+
+
+def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> Column:
+    """The interface's tensors. Tensors of one shape share one buffer, and each is writable."""
+    first = tensors[0]
+    if first is not None and first.datatype != "BYTES":
+        shape = first.shape
+        parts = [tensor.raw for tensor in tensors if tensor is not None and tensor.shape == shape]
+        if len(parts) == len(tensors):
+            datatype = first.datatype
+            arrays = _buffer(datatype, parts).reshape((len(parts), *leading, *shape))
+            made = TypedTensor
+            return [made(name, array, datatype) for array in arrays]
+    return [None if tensor is None else tensor_of(name, tensor, leading) for tensor in tensors]
+
+
+def tensor_of(name: str, tensor: Tensor, leading: shapes.Shape = ()) -> ModelTensor:
+    """A tensor as the model gets it; writable."""
+    if tensor.datatype == "BYTES":
+        array = to_numpy(tensor).reshape((*leading, *tensor.shape))
+    else:
+        array = _buffer(tensor.datatype, [tensor.raw]).reshape((*leading, *tensor.shape))
+    return TypedTensor(name, array, tensor.datatype)
+
+
+def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
+    return np.frombuffer(bytearray().join(parts), NUMPY_TYPE["UINT16" if datatype == "BF16" else datatype])

@@ -1,0 +1,163 @@
+"""Reads the responses of a `model.py`: outputs and states, once they are what the configuration says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from executor.engine import shapes
+from executor.engine.base import Row, RowError, RowResult
+from executor.engine.python.model_metrics import TritonModelException
+from executor.engine.python.response import InferenceResponse, TritonError, WrongResponseError, response_parameters
+from executor.engine.python.slot_states import States
+from executor.engine.python.tensor import Tensor as ModelTensor
+from executor.engine.python.tensor import datatype_of, raw_content
+from executor.engine.state_tensors import size_problem
+from shared.contract.errors import Code
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import Tensor
+
+_CODES = frozenset(Code)
+
+
+class ResponseReader:
+    """One per engine. Threads of the model that send responses share it.
+
+    states  the declared ones; state_bytes_max: largest of one sequence
+    """
+
+    def __init__(self, config: ModelConfig, states: Sequence[StateSpec], state_bytes_max: int) -> None:
+        self._model = config.name
+        self._batched = config.max_batch_size > 0
+        self._state_bytes_max = state_bytes_max
+        self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
+        self._states = [(state, OutputCheck(config.name, _as_output(state), batched=self._batched)) for state in states]
+        self._known = {spec.name for spec in config.outputs} | {state.output_name for state in states}
+        # The checks keep what was right last time.
+        self._reading = threading.Lock()
+
+    def read(
+        self, row: Row, count: int, response: InferenceResponse, before: States | None
+    ) -> tuple[RowResult, States | None] | RowError:
+        """A row's result, and the states after it: those before it, but for what the response has.
+
+        count   rows that the request brings
+        before  None if the model declares no states
+        """
+        if (failure := _reported(response)) is not None:
+            return failure
+        try:
+            given = self._given(response)
+            with self._reading:
+                outputs = self._row_outputs(row, count, given)
+                result = RowResult(outputs, parameters=response_parameters(response.said))
+                return result, None if before is None else self._next_states(before, given)
+        except (WrongResponseError, TritonModelException) as wrong:
+            return RowError(Code.INTERNAL, str(wrong))
+
+    def _given(self, response: InferenceResponse) -> dict[str, ModelTensor]:
+        given: dict[str, ModelTensor] = {}
+        for tensor in response.given:
+            if not _is_tensor(tensor):
+                raise WrongResponseError(
+                    f"model '{self._model}' returned a {type(tensor).__name__} among its output tensors"
+                )
+            name = tensor.name()
+            if name not in self._known:
+                raise WrongResponseError(
+                    f"model '{self._model}' returned output '{name}', which its configuration does not declare"
+                )
+            given[name] = tensor
+        return given
+
+    def _row_outputs(self, row: Row, count: int, given: Mapping[str, ModelTensor]) -> list[Tensor]:
+        """The declared outputs that the caller wants and the model has given: Triton lets models leave some out."""
+        outputs: list[Tensor] = []
+        asked = row.outputs
+        for check in self._outputs:
+            if asked and check.name not in asked:
+                continue
+            tensor = given.get(check.name)
+            if tensor is not None:
+                outputs.append(check.wire(tensor, count))
+        return outputs
+
+    def _next_states(self, before: States, given: Mapping[str, ModelTensor]) -> States:
+        following = dict(before)
+        for state, check in self._states:
+            tensor = given.get(state.output_name)
+            if tensor is not None:
+                output = check.wire(tensor, 1)
+                problem = size_problem(len(output.raw), self._state_bytes_max)
+                if problem is not None:
+                    raise WrongResponseError(
+                        f"model '{self._model}' returned a wrong state '{state.output_name}': {problem}"
+                    )
+                shape = output.shape[1:] if self._batched else output.shape
+                following[state.input_name] = Tensor(state.input_name, state.datatype, shape, output.raw)
+        return following
+
+
+def _reported(response: InferenceResponse) -> RowError | None:
+    """The error that a model made a response of; by Triton's habit it may also be a plain message."""
+    failure = cast("object", response.failure)
+    if failure is None:
+        return None
+    if not isinstance(failure, TritonError):
+        return RowError(Code.INTERNAL, str(failure))
+    code = failure.code() if failure.code() in _CODES else Code.INTERNAL
+    return RowError(code, failure.message())
+
+
+class OutputCheck:
+    """Turns one declared output of a row into its wire form, once it is what the configuration says.
+
+    The shape and type that were right last time are right at once.
+    """
+
+    def __init__(self, model: str, spec: TensorSpec, *, batched: bool) -> None:
+        self.name = spec.name
+        self._model = model
+        self._spec = spec
+        self._batched = batched
+        self._seen_shape: shapes.Shape | None = None
+        self._seen_type: np.dtype[Any] | None = None
+        self._seen_count = 0
+        self._client_shape: shapes.Shape = ()
+
+    def wire(self, tensor: ModelTensor, count: int) -> Tensor:
+        """count: rows of the request. Raises WrongResponseError that tells what was expected and returned."""
+        array = tensor.array
+        if array.dtype is not self._seen_type or array.shape != self._seen_shape or count != self._seen_count:
+            self._check(tensor, count)
+            array = tensor.array
+            if self._spec.datatype not in ("BYTES", "BF16"):
+                self._seen_type, self._seen_shape, self._seen_count = array.dtype, array.shape, count
+        if self._spec.datatype == "BYTES":
+            return Tensor(self.name, "BYTES", self._client_shape, raw_content(tensor))
+        return Tensor(self.name, self._spec.datatype, self._client_shape, array.tobytes())
+
+    def _check(self, tensor: ModelTensor, count: int) -> None:
+        datatype, shape = datatype_of(tensor), tensor.array.shape
+        dims = shapes.declared_by_model(self._spec)
+        leading = (count,) if self._batched else ()
+        row_shape = shape[len(leading) :]
+        expected = (*leading, *dims)
+        if datatype != self._spec.datatype or not shapes.fits(shape, expected):
+            raise WrongResponseError(
+                f"model '{self._model}' returned a wrong output '{self.name}': expected {self._spec.datatype} "
+                f"{shapes.text(expected)}, got {datatype} {shapes.text(shape)}"
+            )
+        self._client_shape = (*leading, *shapes.for_client(self._spec, row_shape))
+
+
+def _is_tensor(value: object) -> bool:
+    """Asked of a value whose type a model may have promised wrongly."""
+    return isinstance(value, ModelTensor)
+
+
+def _as_output(state: StateSpec) -> TensorSpec:
+    return TensorSpec(state.output_name, state.datatype, state.dims)

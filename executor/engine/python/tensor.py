@@ -1,0 +1,174 @@
+"""The tensors that a `model.py` reads and makes (`pb_utils.Tensor`).
+
+They are numpy arrays underneath. BF16 has no numpy type: such a tensor is read and made through DLPack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.engine.python.model_metrics import TritonModelException
+from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, pack_bytes
+
+_TYPE_NUMBER = {
+    "BOOL": 1,
+    "UINT8": 2,
+    "UINT16": 3,
+    "UINT32": 4,
+    "UINT64": 5,
+    "INT8": 6,
+    "INT16": 7,
+    "INT32": 8,
+    "INT64": 9,
+    "FP16": 10,
+    "FP32": 11,
+    "FP64": 12,
+    "BYTES": 13,
+    "BF16": 14,
+}
+"""TRITONSERVER_DataType, by wire name."""
+
+TRITON_TO_NUMPY_TYPE: dict[int, Any] = {
+    _TYPE_NUMBER[name]: np.object_ if name == "BYTES" else NUMPY_TYPE[name].type
+    for name in _TYPE_NUMBER
+    if name != "BF16"
+}
+NUMPY_TO_TRITON_TYPE: dict[Any, int] = {
+    **{numpy_type: number for number, numpy_type in TRITON_TO_NUMPY_TYPE.items()},
+    np.bytes_: _TYPE_NUMBER["BYTES"],
+    np.str_: _TYPE_NUMBER["BYTES"],
+}
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": TRITON_TO_NUMPY_TYPE[number]
+    for name, number in _TYPE_NUMBER.items()
+    if number in TRITON_TO_NUMPY_TYPE
+}
+
+
+class Tensor:
+    """A named tensor. Object and string arrays are BYTES; a bfloat16 array (ml_dtypes) is BF16.
+
+    array     the content; of BF16, its bits as uint16
+    datatype  wire name; None until it is told from the array, when it is first asked for
+    (both for the engine: a model uses the methods)
+    """
+
+    __slots__ = ("_name", "array", "datatype")
+
+    def __init__(self, name: str, numpy_array: NDArray[Any]) -> None:
+        self._name = name
+        self.array: NDArray[Any] = np.asarray(numpy_array)
+        self.datatype: str | None = None
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> NDArray[Any]:
+        """The content. Raises TritonModelException for BF16, which numpy does not have."""
+        if self.datatype == "BF16":
+            raise TritonModelException(
+                f"tensor '{self._name}' is BF16, which numpy does not have; use to_dlpack(), for instance "
+                "torch.from_dlpack(tensor)"
+            )
+        return self.array
+
+    def shape(self) -> list[int]:
+        return list(self.array.shape)
+
+    def triton_dtype(self) -> int:
+        """The number of Triton's datatype; `triton_to_numpy_type` takes it."""
+        return _TYPE_NUMBER[datatype_of(self)]
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule of the content."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if datatype_of(self) == "BYTES":
+            raise TritonModelException(f"tensor '{self._name}' is BYTES, which DLPack does not have")
+        if self.datatype == "BF16":
+            import torch
+
+            bits: Any = torch.from_numpy(np.ascontiguousarray(self.array).view(np.int16))
+            return bits.view(torch.bfloat16).__dlpack__(**options)
+        return cast("Any", self.array).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """A tensor from a DLPack capsule, or from an object that supports DLPack; a GPU tensor is copied to the
+        host.
+        """
+        if _is_plain_host_array(tensor):
+            return Tensor(name, np.from_dlpack(tensor))
+        import torch
+
+        given: Any = torch.from_dlpack(tensor)
+        content = given.cpu().contiguous()
+        if content.dtype is torch.bfloat16:
+            return TypedTensor(name, content.view(torch.int16).numpy().view(np.uint16), "BF16")
+        return Tensor(name, content.numpy())
+
+
+class TypedTensor(Tensor):
+    """A tensor of a request, whose datatype is known already."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, array: NDArray[Any], datatype: str) -> None:  # all that the base would set
+        self._name = name
+        self.array = array
+        self.datatype = datatype
+
+
+Column = list[Tensor | None]
+"""One name's tensor for each request of a batch; None where a request has none."""
+
+
+def _is_plain_host_array(tensor: Any) -> bool:
+    device = getattr(tensor, "__dlpack_device__", None)
+    return device is not None and device()[0] == 1 and "bfloat16" not in str(getattr(tensor, "dtype", ""))
+
+
+def datatype_of(tensor: Tensor) -> str:
+    """The wire name of a tensor's datatype. Raises TritonModelException for one that Triton does not have."""
+    if tensor.datatype is None:
+        tensor.datatype = _told_from(tensor)
+    return tensor.datatype
+
+
+def _told_from(tensor: Tensor) -> str:
+    array = tensor.array
+    datatype = DATATYPE_OF.get(array.dtype)
+    if datatype is not None:
+        return datatype
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    if array.dtype.name == "bfloat16":
+        tensor.array = array.view(np.uint16)
+        return "BF16"
+    swapped = DATATYPE_OF.get(array.dtype.newbyteorder("<"))
+    if swapped is None:
+        raise TritonModelException(f"Unsupported numpy type {array.dtype} of tensor '{tensor.name()}'")
+    tensor.array = array.astype(array.dtype.newbyteorder("<"))
+    return swapped
+
+
+def raw_content(tensor: Tensor) -> bytes:
+    """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element of another type."""
+    if datatype_of(tensor) != "BYTES":
+        return tensor.array.tobytes()
+    try:
+        return pack_bytes(tensor.array.reshape(-1).tolist())
+    except TypeError as error:
+        raise TritonModelException(
+            f"tensor '{tensor.name()}' is BYTES, but not all of its elements are bytes or str: {error}"
+        ) from error
