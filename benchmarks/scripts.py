@@ -2,7 +2,8 @@
 
 `python -m benchmarks.scripts`. Starts a server of its own, gives every sequence an owner, and sends whole rounds of
 steps by the real scripts, some steps a call. `--against FOLDER` runs other `.lua` files of the same names in turn with
-this tree's, round by round, so that the ratio means something on a machine that does other things too.
+this tree's, round by round, so that the ratio means something on a machine that does other things too. `--journal` does
+the same with sequences that keep journals, beside such that keep none.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from shared.statistics.tally import ModelLoad
 from shared.store import scripts
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
-from shared.store.scripts import Assignment, Call, Scripts, StepCommit, StepOutcome, Submission
+from shared.store.scripts import (
+    NO_JOURNAL,
+    Assignment,
+    Call,
+    JournalBounds,
+    Scripts,
+    StepCommit,
+    StepOutcome,
+    Submission,
+)
 
 MODEL, VERSION, GATEWAY, EXECUTOR, SHARD = "m", "1", "g", ExecutorId("e"), ShardId(0)
 SEQUENCES = 64
@@ -54,7 +64,9 @@ def scripts_of(redis: Any, keys: Keyspace, folder: Path | None) -> Scripts:
 class Bench:
     """Sequences with an owner, and the next step of each. numbered: clients number their steps, and may retry them"""
 
-    def __init__(self, redis: Any, name: str, folder: Path | None, *, numbered: bool) -> None:
+    def __init__(
+        self, redis: Any, name: str, folder: Path | None, *, numbered: bool, journal: JournalBounds = NO_JOURNAL
+    ) -> None:
         self.spent: Counter[str] = Counter()
         self.steps = 0
         self._redis = redis
@@ -63,6 +75,7 @@ class Bench:
         self._sequences = [sequence_id(MODEL, "", number) for number in range(SEQUENCES)]
         self._epochs: list[Epoch] = []
         self._numbered = numbered
+        self._journal = journal
         self._step = 1
         self._read = "0-0"
 
@@ -116,7 +129,7 @@ class Bench:
                     self._sequences[at],
                     self._epochs[at],
                     StepNumber(self._step),
-                    StepFlag.DURABLE,
+                    StepFlag.DURABLE | (StepFlag.START if self._step == 1 else StepFlag.NONE),
                     StepOutcome.DONE,
                     GATEWAY,
                     f"{self._step * SEQUENCES + at:x}",
@@ -126,15 +139,22 @@ class Bench:
                     checkpoint=(("s:STATE", STATE),),
                     counts=COUNTS,
                     execution=COUNTS if at == first else b"",
+                    entry=entries[at],
                 )
                 for at in range(first, first + per_call)
             ]
             load = ModelLoad(MODEL, VERSION, "0")
-            codes = await self._run(
-                self._scripts.commit(
-                    steps, shard=SHARD, executor=EXECUTOR, model=MODEL, idle_ms=IDLE_MS, tombstone_ms=1000, load=load
-                )
+            commit = self._scripts.commit(
+                steps,
+                shard=SHARD,
+                executor=EXECUTOR,
+                model=MODEL,
+                idle_ms=IDLE_MS,
+                tombstone_ms=1000,
+                load=load,
+                journal=self._journal,
             )
+            codes = await self._run(commit)
             assert set(codes) == {1}, codes
         spent = await self._cpu_us() - before
         self._step += 1
@@ -153,12 +173,14 @@ class Bench:
         return round(1e6 * (cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]))
 
 
-async def measured(redis: Any, folder: Path | None, per_call: int, rounds: int, *, numbered: bool) -> list[Bench]:
-    """This tree's figures, and then those of the other folder if there is one."""
-    folders = [None] if folder is None else [None, folder]
-    benches = [
-        Bench(redis, f"{'theirs' if one else 'ours'}-{per_call}-{numbered}", one, numbered=numbered) for one in folders
-    ]
+async def measured(
+    redis: Any, folder: Path | None, per_call: int, rounds: int, *, numbered: bool, journal: bool
+) -> list[Bench]:
+    """This tree's figures, and then those of the other folder, or of sequences without journals."""
+    kept = JournalBounds(rounds + 1, 1 << 30) if journal else NO_JOURNAL
+    benches = [Bench(redis, f"ours-{per_call}-{numbered}", None, numbered=numbered, journal=kept)]
+    if folder or journal:
+        benches.append(Bench(redis, f"theirs-{per_call}-{numbered}", folder, numbered=numbered))
     for bench in benches:
         await bench.open()
     for _ in range(rounds):
@@ -167,21 +189,23 @@ async def measured(redis: Any, folder: Path | None, per_call: int, rounds: int, 
     return benches
 
 
-async def report(url: str, folder: Path | None, rounds: int) -> str:
+async def report(url: str, folder: Path | None, rounds: int, *, journal: bool) -> str:
     """A table: us per step of each script."""
     redis = cast("Any", connect(url))
     rows: list[list[Any]] = []
     for numbered in (False, True):
         for per_call in (1, 4, 8):
-            benches = await measured(redis, folder, per_call, rounds, numbered=numbered)
+            benches = await measured(redis, folder, per_call, rounds, numbered=numbered, journal=journal)
             costs = [{name: us / bench.steps for name, us in bench.spent.items()} for bench in benches]
             row: list[Any] = ["numbered" if numbered else "plain", per_call]
             for script in ("submit", "commit"):
                 row += [round(cost[script], 1) for cost in costs]
-                row += [round(costs[0][script] / costs[1][script], 2)] if folder else []
+                row += [round(costs[0][script] / costs[1][script], 2)] if len(costs) > 1 else []
             rows.append(row)
     await redis.aclose()
-    heads = ["ours", "theirs", "ratio"] if folder else ["us"]
+    heads = ["us"]
+    if folder or journal:
+        heads = ["journal", "none", "ratio"] if journal else ["ours", "theirs", "ratio"]
     table = [["client", "a call", *(f"{script} {head}" for script in ("submit", "commit") for head in heads)], *rows]
     return "\n".join("".join(f"{cell:>15}" for cell in row) for row in table)
 
@@ -189,9 +213,12 @@ async def report(url: str, folder: Path | None, rounds: int) -> str:
 @click.command(help=__doc__)
 @click.option("--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Other .lua files.")
 @click.option("--rounds", default=60, show_default=True, help="Steps of each sequence.")
-def main(against: Path | None, rounds: int) -> None:
+@click.option("--journal", is_flag=True, help="With journals, beside without.")
+def main(against: Path | None, rounds: int, *, journal: bool) -> None:
+    if against and journal:
+        raise click.UsageError("either --against or --journal")
     with tempfile.TemporaryDirectory(prefix="seqmesh-") as directory, served(Path(directory)) as url:
-        click.echo(asyncio.run(report(url, against, rounds)))
+        click.echo(asyncio.run(report(url, against, rounds, journal=journal)))
 
 
 if __name__ == "__main__":

@@ -280,7 +280,9 @@ async def _serve_ports(
         Models(core.catalog, of_http, core.statistics, bounds),
         server,
         Observability(core.settings, bounds),
-        SequenceRoutes(core.catalog, core.sequences, is_open=exposure.shows_sequences(settings.http_restrictions)),
+        SequenceRoutes(
+            core.catalog, core.sequences, bounds, is_open=exposure.shows_sequences(settings.http_restrictions)
+        ),
         SystemSharedMemory(regions, bounds),
         origins,
         settings.http_restrictions,

@@ -30,6 +30,7 @@ SHARED_MESHES: dict[str, tuple[str, ...]] = {
         "tests/mesh/test_occupancy.py",
         "tests/mesh/test_operations.py",
         "tests/mesh/test_repeated_runs.py",
+        "tests/mesh/test_replay.py",
         "tests/mesh/test_seed_documents.py",
         "tests/mesh/test_sequences.py",
     ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import click
 import msgspec
 
-from deploy.operate import completion, move, pause
+from deploy.operate import completion, move, pause, replay
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, aligned, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
-from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
-from shared.store.exported import ExportedSequence, ExportError, from_file, to_file
+from shared.contract.ids import correlation_id_from, sequence_id
+from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import EndCode
 from shared.store.sequences import OPEN_STATES, SORT_KEYS, Sequences, SequenceStatus, Wanted
@@ -128,15 +129,16 @@ async def fork(
     """Carries `seqmesh seq fork` out. Raises click.ClickException with the reason if it cannot be done."""
     origin, copy = (named(model, each, version=version, string=string) for each in (correlation_id, new_id))
     async with found_mesh(settings) as mesh:
-        exported = await exported_when_idle(sequences_of(mesh), origin)
-        await imported(sequences_of(mesh), copy, exported.without_replies())
+        with told(f"{correlation_id} as {new_id}"):
+            exported = await sequences_of(mesh).fork(origin, copy)
     click.echo(f"{new_id} goes on behind step {exported.steps} of {correlation_id}")
 
 
 async def export(settings: OperatorSettings, model: str, correlation_id: str, file: Path, **naming: Any) -> None:
     """Carries `seqmesh seq export` out. Raises click.ClickException with the reason if it cannot be done."""
     async with found_mesh(settings) as mesh:
-        exported = await exported_when_idle(sequences_of(mesh), named(model, correlation_id, **naming))
+        with told(correlation_id):
+            exported = await sequences_of(mesh).export_when_idle(named(model, correlation_id, **naming))
     data = to_file(exported)
     await asyncio.to_thread(write_whole, file, data)
     click.echo(f"{file}: {exported.steps} steps of {correlation_id}, {len(data)} bytes")
@@ -145,33 +147,21 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
 async def import_file(settings: OperatorSettings, file: Path, *, as_id: str, version: str, string: bool) -> None:
     """Carries `seqmesh seq import` out. Raises click.ClickException with the reason if it cannot be done."""
     data = await asyncio.to_thread(file.read_bytes)
-    try:
-        exported = from_file(data)
-    except ExportError as error:
-        raise click.ClickException(f"{file}: {error}") from error
-    correlation_id = correlation_id_from(as_id, string=string) if as_id else exported.id
     async with found_mesh(settings) as mesh:
-        await imported(sequences_of(mesh), sequence_id(exported.model, version, correlation_id), exported)
+        with told(file):
+            exported = from_file(data)
+            correlation_id = correlation_id_from(as_id, string=string) if as_id else exported.id
+            await sequences_of(mesh).reopen(sequence_id(exported.model, version, correlation_id), exported)
     click.echo(f"{correlation_id} goes on behind step {exported.steps}")
 
 
-async def exported_when_idle(sequences: Sequences, sequence: SequenceId) -> ExportedSequence:
-    """An exported sequence; for a moment it is waited for that its steps are answered."""
-    for wait_s in (0.05, 0.2, 1.0, 0.0):
-        try:
-            return await sequences.export(sequence)
-        except ExportError as error:
-            if not wait_s:
-                raise click.ClickException(f"{correlation_id_of(sequence)}: {error}") from error
-            await asyncio.sleep(wait_s)
-    raise AssertionError("the last try has no wait behind it")
-
-
-async def imported(sequences: Sequences, sequence: SequenceId, exported: ExportedSequence) -> None:
+@contextmanager
+def told(what: object) -> Generator[None]:
+    """Raises click.ClickException in the place of an ExportError. what: it begins with this"""
     try:
-        await sequences.reopen(sequence, exported)
+        yield
     except ExportError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{what}: {error}") from error
 
 
 def write_whole(file: Path, data: bytes) -> None:
@@ -265,7 +255,7 @@ def _command(
 
 command = click.Group(
     "seq",
-    help="The sequences of a running mesh: list, show, move, pause, end, copy.",
+    help="The sequences of a running mesh: list, show, move, pause, end, copy, replay.",
     commands=[
         _command(
             "ls",
@@ -324,6 +314,7 @@ command = click.Group(
                 *NAMING,
             ],
         ),
+        replay.command,
     ],
     context_settings={"max_content_width": 110},
 )

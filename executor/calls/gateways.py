@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from executor.settings import ExecutorSettings
 from shared.process import logs
 from shared.process.lifecycle import end
 from shared.store.commands import Redis
-from shared.store.company import ServiceLine, services
+from shared.store.company import call_addresses, services
 from shared.store.keyspace import Keyspace
 
 INT32_MAX = (1 << 31) - 1
@@ -30,7 +29,6 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 TLS = "grpcs"
-LOOPBACK = ("127.", "[::1]", "localhost")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,7 +60,7 @@ class Gateways:
         """The gateway to use. Raises NoGatewayError, and what redis-py raises."""
         if self._used is not None:
             return self._used
-        addresses = self._settings.calls_through or named(await services(self._redis, self._keys))
+        addresses = self._settings.calls_through or call_addresses(await services(self._redis, self._keys))
         # The one that was lost comes last: it may be the only one, and be back.
         others = [address for address in addresses if address != self._lost] or list(addresses)
         if not others:
@@ -113,17 +111,3 @@ def load_grpc() -> None:
     """Imports gRPC, which takes a while: on the thread of the first model that calls, not on the event loop."""
     importlib.import_module("grpc")
     importlib.import_module("tritonclient.grpc.service_pb2_grpc")
-
-
-def named(lines: list[ServiceLine]) -> list[str]:
-    """The addresses that gateways tell, in the order in which they should be tried: those on this machine first,
-    otherwise by chance. Another machine's loopback address is nobody's.
-    """
-    here = socket.gethostname()
-    found = [line for line in lines if line.grpc and (line.host == here or not is_loopback(line.grpc))]
-    random.shuffle(found)
-    return [line.grpc for line in sorted(found, key=lambda line: line.host != here)]
-
-
-def is_loopback(address: str) -> bool:
-    return urlsplit(address).netloc.startswith(LOOPBACK)

@@ -80,6 +80,22 @@ PARAMETERS: tuple[Parameter, ...] = (
         "With `replay`: bytes of these steps together.",
     ),
     Parameter(
+        "journal_steps",
+        "positive integer",
+        "",
+        For.SEQUENCES,
+        "Steps of a sequence since START that are kept with their requests and answers, until the sequence is "
+        "forgotten (`--tombstone-seconds`): `seqmesh seq replay` runs them on another version, and compares. Without "
+        "it none is kept.",
+    ),
+    Parameter(
+        "journal_bytes",
+        "positive integer, bytes",
+        str(16 << 20),
+        For.SEQUENCES,
+        "With `journal_steps`: bytes of these requests and answers together.",
+    ),
+    Parameter(
         "retry_replies",
         f"integer from 1 to {RETRY_IDS}",
         str(RETRY_REPLIES),
@@ -425,6 +441,10 @@ def _recovery_notes(config: ConfigMessage, parameters: Mapping[str, str]) -> lis
         notes += [
             f"parameter '{name}' has no effect without sequence_recovery: replay" for name in _LOG if name in parameters
         ]
+    if "journal_bytes" in parameters and "journal_steps" not in parameters:
+        notes.append("parameter 'journal_bytes' has no effect without journal_steps")
+    if "journal_steps" in parameters and config.model_transaction_policy.decoupled:
+        notes.append("parameter 'journal_steps' has no effect: the model is decoupled")
     if "virtual_slots" in parameters and not config.sequence_batching.state and config.backend != PYTHON:
         notes.append("parameter 'virtual_slots' has no effect: the model declares no state")
     return notes
@@ -443,6 +463,8 @@ _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     "checkpoint_interval": ("a positive integer", _is_positive),
     "sequence_log_steps": ("a positive integer", _is_positive),
     "sequence_log_bytes": ("a positive integer", _is_positive),
+    "journal_steps": ("a positive integer", _is_positive),
+    "journal_bytes": ("a positive integer", _is_positive),
     "sequence_recovery": ("none, replay or methods", lambda text: text in list(SequenceRecovery)),
     "fixed_shape": ("true, rows or false", lambda text: text in list(FixedShape)),
     "virtual_slots": ("'true' or 'false'", lambda text: text in ("true", "false")),

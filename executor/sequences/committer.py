@@ -21,7 +21,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
+from shared.store.scripts import Call, CommitCode, JournalBounds, KeptReplies, Scripts, StepCommit
 
 OPEN_STEPS_MAX = 4096
 """Most computed steps that wait for their commit, over all models. Beyond that, computing waits for Redis."""
@@ -42,6 +42,8 @@ class CommitOwner(Protocol):
     def kept_replies(self) -> KeptReplies: ...
     @property
     def mark(self) -> str: ...
+    @property
+    def journal(self) -> JournalBounds: ...
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
         """Called once for each step, in commit order; times are wall clock, ns."""
         ...
@@ -191,4 +193,5 @@ class Committer:
             load=group.owner.load,
             kept=group.owner.kept_replies,
             mark=group.owner.mark,
+            journal=group.owner.journal,
         )

@@ -69,7 +69,7 @@ from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InboxCancelled, InboxStep, InferMessage
 from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
-from shared.store.scripts import CommitCode, KeptReplies, StepCommit
+from shared.store.scripts import NO_JOURNAL, CommitCode, JournalBounds, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 GOES_ON = (CommitCode.COMMITTED, CommitCode.BEFORE)
@@ -169,6 +169,7 @@ class SequenceModel:
         self.mark = served.mark
         self.idle_ms = config.idle_ms
         self.kept_replies = KeptReplies(config.retry_replies, config.retry_reply_bytes)
+        self.journal = JournalBounds(config.journal_steps, config.journal_bytes) if config.keeps_journal else NO_JOURNAL
         from_any = any_slot(config, served.slots)
         self.state = OwnedSequences(
             recovery_of(config),

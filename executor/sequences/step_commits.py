@@ -189,6 +189,7 @@ def _commit(
         recoverable=change.recoverable,
         checkpoint=checkpoint,
         anew=anew,
+        entry=step.entry,
         traceparent=traceparent,
         counts=counts,
         execution=execution,

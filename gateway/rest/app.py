@@ -121,7 +121,7 @@ def build_app(
         table.add("inference", f"{model}/generate", POST=generate.one)
         table.add("inference", f"{model}/generate_stream", POST=generate.stream)
     for model in (MODEL, VERSIONED):
-        table.add(SEQUENCES, f"{model}/sequences", GET=sequences.list)
+        table.add(SEQUENCES, f"{model}/sequences", GET=sequences.list, POST=sequences.open_exported)
         one = f"{model}/sequences/{{id:path}}"
         table.add(SEQUENCES, one, GET=sequences.show, DELETE=sequences.end, POST=sequences.act)
     _add_repository(table, models)

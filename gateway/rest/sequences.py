@@ -1,4 +1,6 @@
-"""Routes about the sequences of a model: a list, one of them, its pause and its end. Triton has no such routes."""
+"""Routes about the sequences of a model: a list, and of one of them its status, pause, move, copies and end. Triton has
+no such routes. The work is done by `shared.store.sequences`, as it is for `seqmesh seq`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
+from gateway.rest.body import BodyBounds, read_body, read_headers
 from gateway.rest.models import model_and_version
 from gateway.rest.operations import (
     ANY_OBJECT,
+    BINARY_TYPE,
+    BYTES,
     COUNT,
+    JSON_TYPE,
+    OF_BODY,
     OF_MODEL,
+    Content,
     Schema,
     array,
     described,
@@ -24,10 +32,12 @@ from gateway.rest.operations import (
     of_struct,
     one_of,
 )
-from gateway.rest.reply import send_json
+from gateway.rest.reply import BINARY, send_bytes, send_json
 from shared.contract.errors import Code, RequestError
-from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
 from shared.contract.limits import PAUSE_MS_MAX
+from shared.store.exported import ExportError, from_file, to_file
+from shared.store.moving import MoveError
 from shared.store.scripts import EndCode
 from shared.store.sequences import OPEN_STATES, SORT_KEYS, PauseError, Sequences, SequenceStatus, Wanted
 
@@ -47,10 +57,10 @@ LIST_QUERY: Mapping[str, Schema] = {
 ID_QUERY: Mapping[str, Schema] = {
     "type": {"type": "string", "enum": ["string"], "description": "The id is a text, though it looks like a number."}
 }
-PAUSE, RESUME = "pause", "resume"
+PAUSE, RESUME, MOVE, FORK, EXPORT = ACTIONS = ("pause", "resume", "move", "fork", "export")
 ACTION_QUERY: Mapping[str, Schema] = {
     **ID_QUERY,
-    "action": {"type": "string", "enum": [PAUSE, RESUME], "description": f"`{PAUSE}` or `{RESUME}`."},
+    "action": {"type": "string", "enum": list(ACTIONS), "description": "What is to be done."},
     "seconds": {
         "type": "integer",
         "minimum": 1,
@@ -58,8 +68,16 @@ ACTION_QUERY: Mapping[str, Schema] = {
         "default": PAUSE_S,
         "description": "How long a pause lasts at most.",
     },
+    "to": {"type": "string", "description": "Of a move: name or id of the executor; without it any other one."},
+    "as": {"type": "string", "description": "Of a fork: the id of the copy, of the same type."},
 }
 """The action is no part of the path, because an id may have slashes."""
+IMPORT_QUERY: Mapping[str, Schema] = {
+    "as": {"type": "string", "description": "The id of the opened sequence; without it that of the exported one."},
+    **ID_QUERY,
+}
+COPIES_AT_ONCE = 3
+"""How often the bytes of an exported sequence lie in memory while its file is made or read."""
 SEQUENCES_PAGE = members(
     "sequences total limit offset",
     sequences=array(of_struct(SequenceStatus)),
@@ -77,14 +95,16 @@ CLOSED_TO_OTHERS = (
 class SequenceRoutes:
     """The handlers. Each answers one route.
 
+    bounds   of files that are sent, and of the memory for those that are asked for
     is_open  False: every request is refused, because anybody can reach this gateway
     """
 
-    def __init__(self, catalog: Catalog, sequences: Sequences, *, is_open: bool) -> None:
+    def __init__(self, catalog: Catalog, sequences: Sequences, bounds: BodyBounds, *, is_open: bool) -> None:
         self._catalog = catalog
         self._sequences = sequences
+        self._bounds = bounds
         self._is_open = is_open
-        # A list of a model with many sequences takes memory and many round trips: one at a time.
+        # A list of a model with many sequences, or a large state, takes memory and many round trips: one at a time.
         self._turn = asyncio.Lock()
 
     @described(SEQUENCES_PAGE, errors=OF_MODEL, query=LIST_QUERY)
@@ -125,24 +145,84 @@ class SequenceRoutes:
         is_over = code is EndCode.REMOVED
         await send_json(send, {"state": "cancelled" if is_over else "closed"}, 200 if is_over else 202)
 
-    @described(of_struct(SequenceStatus), errors=OF_MODEL, query=ACTION_QUERY)
+    @described(
+        (200, Content({JSON_TYPE: of_struct(SequenceStatus), BINARY_TYPE: BYTES})), errors=OF_MODEL, query=ACTION_QUERY
+    )
     async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../sequences/{id}: pauses a sequence, or resumes it, as `action` says. Safe to repeat.
+        """POST .../sequences/{id}: pauses a sequence, resumes, moves, forks or exports it, as `action` says.
 
-        Steps of a paused sequence are accepted, and wait.
+        The answer is the status of the sequence, of a fork that of the copy, and of an export the file.
         """
         sequence = self._named(scope, ACTION_QUERY)
         query = _query(scope, ACTION_QUERY)
-        _check(query.get("action", ""), "action", dict.fromkeys((PAUSE, RESUME)))
+        _check(query.get("action", ""), "action", dict.fromkeys(ACTIONS))
         seconds = _count(query, "seconds", PAUSE_S, PAUSE_S_MAX, least=1)
         try:
-            if query["action"] == PAUSE:
-                status = await self._sequences.pause(sequence, 1000 * seconds)
-            else:
-                status = await self._sequences.resume(sequence)
-        except PauseError as error:
+            match query["action"]:
+                case "pause":
+                    status = await self._sequences.pause(sequence, 1000 * seconds)
+                case "resume":
+                    status = await self._sequences.resume(sequence)
+                case "move":
+                    await self._sequences.move(sequence, query.get("to", ""))
+                    status = await self._shown(sequence)
+                case "fork":
+                    copy = self._other(scope, query)
+                    async with self._turn:
+                        await self._sequences.fork(sequence, copy)
+                    status = await self._shown(copy)
+                case _:
+                    await self._export(send, sequence)
+                    return
+        except (PauseError, MoveError, ExportError) as error:
             raise RequestError(f"'{scope['path_params']['id']}': {error}", error.code) from error
         await send_json(send, msgspec.to_builtins(status))
+
+    async def _export(self, send: Send, sequence: SequenceId) -> None:
+        """One at a time, and within the budget of requests: a state may be large."""
+        async with self._turn:
+            with self._bounds.budget.reserve() as reservation:
+                reservation.hold(COPIES_AT_ONCE * await self._sequences.export_bytes(sequence))
+                exported = await self._sequences.export_when_idle(sequence)
+                data = await asyncio.to_thread(to_file, exported)
+                await send_bytes(send, 200, data, (BINARY,))
+
+    @described(
+        of_struct(SequenceStatus),
+        errors=(*OF_BODY, *OF_MODEL),
+        query=IMPORT_QUERY,
+        body=Content({BINARY_TYPE: BYTES}),
+    )
+    async def open_exported(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../sequences: opens an exported sequence of the model. It goes on with its next step."""
+        model, version = self._served(scope)
+        query = _query(scope, IMPORT_QUERY)
+        with self._bounds.budget.reserve() as reservation:
+            data = await read_body(receive, read_headers(scope), self._bounds.size_max, reservation)
+            async with self._turn:
+                reservation.hold(COPIES_AT_ONCE * len(data))
+                try:
+                    exported = await asyncio.to_thread(from_file, data)
+                    if exported.model != model:
+                        raise ExportError(f"it is a sequence of model '{exported.model}', not of '{model}'")
+                    name = _id(query, query["as"]) if query.get("as") else exported.id
+                    sequence = sequence_id(model, version, name)
+                    await self._sequences.reopen(sequence, exported)
+                except ExportError as error:
+                    raise RequestError(f"the exported sequence is not opened: {error}", error.code) from error
+        await send_json(send, msgspec.to_builtins(await self._shown(sequence)))
+
+    async def _shown(self, sequence: SequenceId) -> SequenceStatus:
+        (status,) = await self._sequences.statuses([sequence])
+        if status is None:
+            raise RequestError("the sequence is over meanwhile, and forgotten", Code.NOT_FOUND)
+        return status
+
+    def _other(self, scope: Scope, query: Mapping[str, str]) -> SequenceId:
+        """The sequence that a copy is to be."""
+        if not query.get("as"):
+            raise RequestError("'as' must be the id of the copy")
+        return sequence_id(*model_and_version(scope), _id(query, query["as"]))
 
     def _served(self, scope: Scope) -> tuple[str, str]:
         """The model and the version of the path. Raises RequestError if they are not served, or not to everybody."""
@@ -155,10 +235,13 @@ class SequenceRoutes:
     def _named(self, scope: Scope, known: Collection[str] = ID_QUERY) -> SequenceId:
         """The sequence of the path. An id of digits is a number, unless the query says `type=string`."""
         model, version = self._served(scope)
-        query, text = _query(scope, known), scope["path_params"]["id"]
-        if query.get("type", "string") != "string":
-            raise RequestError("the query parameter 'type' must be 'string', or be left out")
-        return sequence_id(model, version, correlation_id_from(text, string="type" in query))
+        return sequence_id(model, version, _id(_query(scope, known), scope["path_params"]["id"]))
+
+
+def _id(query: Mapping[str, str], text: str) -> CorrelationId:
+    if query.get("type", "string") != "string":
+        raise RequestError("the query parameter 'type' must be 'string', or be left out")
+    return correlation_id_from(text, string="type" in query)
 
 
 def _unknown(scope: Scope) -> RequestError:

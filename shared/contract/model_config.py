@@ -432,6 +432,21 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return int(self.parameters.get("sequence_log_bytes", str(16 << 20)))
 
     @property
+    def keeps_journal(self) -> bool:
+        """Whether the steps of a sequence since START are kept with their answers (parameter `journal_steps`)."""
+        return self.sequence_batching is not None and not self.decoupled and "journal_steps" in self.parameters
+
+    @property
+    def journal_steps(self) -> int:
+        """Steps of a journal, at most."""
+        return int(self.parameters["journal_steps"])
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of these steps' requests and replies together (parameter, default 16 MiB)."""
+        return int(self.parameters.get("journal_bytes", str(16 << 20)))
+
+    @property
     def loss_remedy(self) -> str:
         """Advice how to avoid that another sequence is lost with its executor; "" if nothing can be done."""
         if self.replays:

@@ -7,10 +7,12 @@ is logged once, and `seqmesh drain --list` shows it.
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import msgspec
 from redis.exceptions import RedisError
@@ -27,6 +29,7 @@ FORGET_AFTER_MS = 60_000
 """A service that has not told its release for so long counts as gone."""
 LINE_LENGTH_MAX = 512
 """Most bytes of one service's line."""
+LOOPBACK = ("127.", "[::1]", "localhost")
 
 
 class ServiceLine(msgspec.Struct, frozen=True):
@@ -146,3 +149,17 @@ def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list
         id: line for id, line in read.items() if line is not None and abs(line.told_ms - now_ms) < FORGET_AFTER_MS
     }
     return list(present.values()), [id for id in read if id not in present]
+
+
+def call_addresses(lines: list[ServiceLine]) -> list[str]:
+    """The addresses that gateways tell, in the order in which they should be tried: those on this machine first,
+    otherwise by chance. Another machine's loopback address is nobody's.
+    """
+    here = socket.gethostname()
+    found = [line for line in lines if line.grpc and (line.host == here or not is_loopback(line.grpc))]
+    random.shuffle(found)
+    return [line.grpc for line in sorted(found, key=lambda line: line.host != here)]
+
+
+def is_loopback(address: str) -> bool:
+    return urlsplit(address).netloc.startswith(LOOPBACK)

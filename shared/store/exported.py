@@ -1,4 +1,4 @@
-"""A sequence outside of the mesh: a file that holds its state, its numbers and its last replies.
+"""A sequence outside of the mesh: a file that holds its state, its numbers, its last replies and its journal.
 
 The file is a line with the format, the SHA-256 of what follows, and an `ExportedSequence` in msgpack. Only an operator
 reads and writes such files: a state may be whatever a model's own method makes of it.
@@ -11,9 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shared.contract.errors import Code
 from shared.contract.ids import CorrelationId
 from shared.contract.record import KEPT_REPLIES, MARK, OLDER_IDS, RECENT_IDS, REPLY
 from shared.contract.state_fields import checkpointed_states
+from shared.store.journals import JournalError, read_journal
 from shared.store.reading import FAILURES
 
 HEAD = b"seqmesh sequence, format 1\n"
@@ -23,7 +25,11 @@ REPLY_FIELDS = frozenset((KEPT_REPLIES, RECENT_IDS, OLDER_IDS))
 
 
 class ExportError(Exception):
-    """A file that is no exported sequence, or a sequence that cannot be exported now."""
+    """A file that is no exported sequence, or a sequence that cannot be exported now, or opened."""
+
+    def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class ExportedSequence(msgspec.Struct, frozen=True):
@@ -33,6 +39,7 @@ class ExportedSequence(msgspec.Struct, frozen=True):
     last_step    number of the last step in the record, and of its checkpoint; start_step: of the latest START
     record       other fields of its record, by their names in docs/reference/keys.md: `mk`, and what retries need
     checkpoint   its checkpoint's fields, without `n`
+    journal      its journal's fields, without `run`; empty if its model keeps none
     exported_ms  when, Redis' clock; release: of the program that wrote it
     """
 
@@ -45,6 +52,7 @@ class ExportedSequence(msgspec.Struct, frozen=True):
     checkpoint: dict[str, bytes]
     exported_ms: int
     release: str
+    journal: dict[str, bytes] = {}
 
     @property
     def steps(self) -> int:
@@ -88,7 +96,18 @@ def check(exported: ExportedSequence) -> None:
     foreign = [name for name in exported.record if not is_portable(name)]
     if foreign or "n" in exported.checkpoint:
         raise ExportError(f"it has fields that do not belong into it: {', '.join(foreign) or 'n'}")
+    check_journal(exported.journal, exported.start_step, exported.last_step)
     check_states(exported.checkpoint)
+
+
+def check_journal(journal: Mapping[str, bytes], start_step: int, last_step: int) -> None:
+    """Raises ExportError for a journal that is none of these steps."""
+    try:
+        steps = read_journal(journal, start_step)
+    except JournalError as error:
+        raise ExportError(str(error)) from error
+    if len(steps) > last_step - start_step + 1:
+        raise ExportError("its journal has more steps than the sequence")
 
 
 def check_states(checkpoint: Mapping[str, bytes]) -> None:

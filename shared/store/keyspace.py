@@ -32,7 +32,7 @@ MESH = "{mesh}:mesh"
 TYPES = {
     kind: type_
     for type_, kinds in {
-        "hash": "seq checkpoint line work:meta work:messages work:held work:takers work:early cache:entries "
+        "hash": "seq checkpoint journal line work:meta work:messages work:held work:takers work:early cache:entries "
         "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls",
         "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway",
         "stream": "parked starts feed inbox replies control",
@@ -133,6 +133,10 @@ class Keyspace:
             f"{base}parked:{sequence}",
             f"{base}checkpoint:{sequence}",
         )
+
+    def journal(self, sequence: SequenceId) -> str:
+        """Of a sequence whose model keeps journals. Scripts make the name of the record's."""
+        return f"{self._shard_bases[shard_of(sequence, self.shards)]}journal:{sequence}"
 
     # -- one shard --------------------------------------------------------------------------------------------------
 

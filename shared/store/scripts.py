@@ -281,6 +281,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     recoverable  True: from now on a takeover finds the sequence's state, False: it does not any more; None: as before
     checkpoint  fields of the checkpoint and their values; empty if the state did not change
     anew        no other field of the checkpoint before it stays
+    entry       the step's own inbox entry, of which the journal gets its request; "" if the model keeps no journal
     traceparent  of the step's span; not sent to the script
     counts      packed counts (`shared.statistics.tally`) of this request; they count if this very call commits the step
     execution   packed counts of the model's run, given to the first step of its batch. They count with the first call
@@ -304,6 +305,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     base: StepNumber | None = None
     recoverable: bool | None = None
     anew: bool = False
+    entry: str = ""
 
     @property
     def replays_behind(self) -> int:
@@ -336,6 +338,16 @@ class KeptReplies(msgspec.Struct, frozen=True):
 
     count: int = RETRY_REPLIES
     size: int = RETRY_REPLY_BYTES
+
+
+class JournalBounds(msgspec.Struct, frozen=True):
+    """How much of a sequence's run its journal holds. size: bytes of the steps' requests and replies together"""
+
+    steps: int
+    size: int
+
+
+NO_JOURNAL = JournalBounds(0, 0)
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -588,6 +600,7 @@ class Scripts:
         load: ModelLoad | None = None,
         kept: KeptReplies | None = None,
         mark: str = "",
+        journal: JournalBounds = NO_JOURNAL,
     ) -> Call[list[CommitCode]]:
         """Makes steps of one model version and shard final, and answers them. Safe to repeat after a lost connection.
 
@@ -595,6 +608,7 @@ class Scripts:
         kept  replies of each sequence that a retry can still get; None: the default number
         mark  names what the states of new sequences depend on (`executor.models.fingerprints`); "": states are not
               compared
+        journal  of each sequence
         """
         assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
         counted = load or ModelLoad(model, "", "")
@@ -611,6 +625,7 @@ class Scripts:
         executions = [step.execution for step in steps if step.execution]
         kept = kept or KeptReplies()
         args: list[Any] = [idle_ms, tombstone_ms, executor, kept.count, kept.size, counted.version, mark]
+        args += (journal.steps, journal.size)
         args += (len(executions), *executions)
         for step in steps:
             args += (
@@ -633,6 +648,8 @@ class Scripts:
             )
             for name, value in step.checkpoint:
                 args += (name, value)
+            if journal.steps:
+                args.append(step.entry)
         return Call("commit", keys, args, each_as(CommitCode))
 
     def answers(
@@ -797,9 +814,10 @@ class Scripts:
     ) -> Call[ReopenCode]:
         """Makes an open sequence from an exported one. live_max: as of `submit`; pageable: whether it may be paged"""
         record = [word for field in exported.record.items() for word in field]
+        journal = [word for field in exported.journal.items() for word in field]
         checkpoint = [word for field in exported.checkpoint.items() for word in field]
         about = (sequence, exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
-        args = [*about, len(record), *record, *checkpoint]
+        args = [*about, len(record), *record, len(journal), *journal, *checkpoint]
         return Call("reopen", self._of_sequences([sequence]), args, ReopenCode)
 
     def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[int]:

@@ -53,8 +53,10 @@ from shared.contract.record import (
 from shared.contract.state_fields import state_of_field
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence, ExportError, check, is_portable
+from shared.store.journals import SIZE, Journal, JournalError, journal_of, read_journal
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.moving import moved, wished
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
@@ -76,6 +78,8 @@ PAUSED = "paused"
 """What a sequence is called that moves nowhere, because an operator paused it."""
 OPEN_STATES = ("waiting", "live", "moving", "paged", PAUSED)
 """States of sequences that are not over."""
+BETWEEN_EXPORTS_S = (0.05, 0.2, 1.0)
+"""Pauses between two looks at a sequence that is to be exported and has an open step."""
 LEADER_S, POLL_S = 15.0, 0.05
 """How long an operator's wish waits for its model's leader, and how often it is looked at."""
 READ_AT_ONCE = 512
@@ -93,6 +97,12 @@ ENDED_BY_OPERATOR = encode(
     )
 )
 """The reply to the steps of a sequence that is ended while it waits for its first slot."""
+
+
+NOT_JOURNALED = (
+    "its steps are not kept: give its model the parameter journal_steps, and journal_bytes if a first step is larger "
+    "than 16 MiB; then begin the sequence anew"
+)
 
 
 class PauseError(Exception):
@@ -241,6 +251,13 @@ class Sequences:
             sizes[state_of_field(field)] += size
         return dict(sizes)
 
+    async def export_bytes(self, sequence: SequenceId) -> int:
+        """About how large an exported sequence is: its state and its journal."""
+        size = value_of(
+            self._keys.journal(sequence), await self._redis.hget(self._keys.journal(sequence), SIZE) or b"0", int
+        )
+        return sum((await self.state_bytes(sequence)).values()) + max(0, size or 0)
+
     async def end(self, sequence: SequenceId) -> EndCode:
         """Ends a sequence. Safe to repeat."""
         (code,) = await self._scripts.run(
@@ -276,13 +293,13 @@ class Sequences:
             )
         return status
 
-    async def wish_move(self, sequence: SequenceId, executor: str) -> tuple[str, bytes]:
-        """Tells the model's leader that a sequence is to be on that executor, or, if it is "", on any other one.
+    async def move(self, sequence: SequenceId, to: str = "") -> str:
+        """Moves a sequence (see `shared.store.moving.moved`)."""
+        return await moved(self._redis, self._keys, await self._membership.members(), sequence, to)
 
-        Returns the stream and the entry of the wish, which the leader removes when the sequence has moved or cannot.
-        """
-        starts = self._keys.starts(self._keys.shard_of(sequence), model_of(sequence))
-        return starts, await self._redis.xadd(starts, {"k": "v", "q": sequence, "x": executor})
+    async def wish_move(self, sequence: SequenceId) -> None:
+        """Tells the model's leader that a sequence is to be on another executor, and does not wait."""
+        await wished(self._redis, self._keys, sequence, "")
 
     async def resume(self, sequence: SequenceId) -> SequenceStatus:
         """Resumes a sequence; one that is not paused stays as it is. Raises PauseError if it is not open."""
@@ -304,7 +321,8 @@ class Sequences:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(own.record)
             pipe.hgetall(own.checkpoint)
-            record, checkpoint = await pipe.execute()
+            pipe.hgetall(self._keys.journal(sequence))
+            record, checkpoint, journal = await pipe.execute()
         fields = {text_of(name): record[name] for name in record}
         last = last_checkpointed(fields, checkpoint)
         exported = ExportedSequence(
@@ -317,8 +335,45 @@ class Sequences:
             checkpoint={text_of(name): value for name, value in checkpoint.items() if name != b"n"},
             exported_ms=await redis_now_ms(self._redis),
             release=RELEASE,
+            journal=journal_of(journal, record),
         )
         check(exported)
+        return exported
+
+    async def journal(self, sequence: SequenceId) -> Journal:
+        """The steps of a sequence that its journal holds, also of one that is over while its tombstone stays.
+
+        Raises JournalError if it has none, or none that can be read.
+        """
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(self._keys.sequence(sequence).record)
+            pipe.hgetall(self._keys.journal(sequence))
+            record, journal = await pipe.execute()
+        if not record:
+            raise JournalError("there is no such sequence")
+        start, committed = int(record[START.encode()]), int(record[COMMITTED.encode()])
+        if committed < start:
+            raise JournalError("its first step is not answered yet")
+        steps = read_journal(journal_of(journal, record), start)
+        if not steps:
+            raise JournalError(NOT_JOURNALED)
+        return Journal(model_of(sequence), text_of(record[VERSION.encode()]), steps, committed - start + 1)
+
+    async def export_when_idle(self, sequence: SequenceId) -> ExportedSequence:
+        """As `export`; for a moment it is waited for that the sequence's steps are answered."""
+        for wait_s in BETWEEN_EXPORTS_S:
+            try:
+                return await self.export(sequence)
+            except ExportError as error:
+                if error.code is not Code.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(wait_s)
+        return await self.export(sequence)
+
+    async def fork(self, origin: SequenceId, copy: SequenceId) -> ExportedSequence:
+        """Opens a copy of a sequence under an id that has no open one. Raises ExportError as `export` and `reopen`."""
+        exported = (await self.export_when_idle(origin)).without_replies()
+        await self.reopen(copy, exported)
         return exported
 
     async def reopen(self, sequence: SequenceId, exported: ExportedSequence) -> None:
@@ -332,9 +387,12 @@ class Sequences:
         )
         code = await self._scripts.run(call)
         if code is ReopenCode.EXISTS:
-            raise ExportError(f"'{correlation_id_of(sequence)}' has an open sequence: end it first, or take another id")
+            raise ExportError(
+                f"'{correlation_id_of(sequence)}' has an open sequence: end it first, or take another id",
+                Code.ALREADY_EXISTS,
+            )
         if code is ReopenCode.FULL:
-            raise ExportError(f"model '{exported.model}' has as many live sequences as it may")
+            raise ExportError(f"model '{exported.model}' has as many live sequences as it may", Code.UNAVAILABLE)
 
     async def _serving(self, model: str, version: str) -> ServedModel:
         """What an executor that serves a version offers. Raises ExportError if none does."""
@@ -378,14 +436,16 @@ def _check_pausable(status: SequenceStatus) -> None:
 def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, bytes]) -> int:
     """The last step of a sequence whose state is wholly in its checkpoint. Raises ExportError for any other."""
     if not record or record[STATE] in TOMBSTONES:
-        raise ExportError("there is no such open sequence")
+        raise ExportError("there is no such open sequence", Code.NOT_FOUND)
     accepted, committed, checkpointed = (record.get(field) for field in (ACCEPTED, COMMITTED, CHECKPOINTED))
     if accepted != committed:
-        raise ExportError("it has an open step: try again when that is answered")
+        raise ExportError("it has an open step: try again when that is answered", Code.UNAVAILABLE)
     if record.get(DURABLE) != b"1":
         raise ExportError("only its model knows its state: see sequence_recovery among the model's parameters")
     if committed != checkpointed or checkpoint.get(b"n") != committed:
-        raise ExportError("its checkpoint is older than its last step (checkpoint_interval): try again later")
+        raise ExportError(
+            "its checkpoint is older than its last step (checkpoint_interval): try again later", Code.UNAVAILABLE
+        )
     return int(committed or 0)
 
 

@@ -31,7 +31,7 @@ from tests.fuzz.mutations import mutated_bytes
 from tests.mesh.model_repository import add_stateless_model, add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
 
-OWN = frozenset({"seq", "idle", "parked", "checkpoint"})
+OWN = frozenset({"seq", "idle", "parked", "checkpoint", "journal"})
 """Kinds of which each key is one sequence's: nobody else may notice anything."""
 DISTURBS = frozenset(
     {

@@ -20,6 +20,7 @@ from tests.mesh.model_repository import (
     SAMPLES,
     add_forgetful_model,
     add_iterative_model,
+    add_journaled_models,
     add_stateless_model,
     add_streaming_models,
     add_sum_model,
@@ -84,6 +85,7 @@ def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
     add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")
     add_sum_model(repository, "counted_sum", slots=2, virtual_slots=False)
     add_sum_model(repository, "described_sum", slots=2, idle_us=2_000_000)
+    add_journaled_models(repository)
     with (repository / "described_sum" / "config.pbtxt").open("a") as config:
         config.write("model_transaction_policy { stateful_model_policy { timeout_action: DESCRIBE } }\n")
     build_seed_models(directory / "seeds")

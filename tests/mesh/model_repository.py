@@ -253,6 +253,41 @@ def add_sum_model(
     return name
 
 
+JOURNAL_STEPS = 6
+OFF_BY_ONE = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from running_sum_model import TritonPythonModel as RunningSum
+
+
+class TritonPythonModel(RunningSum):
+    """The running sum, but from 100 on its answers are too large by one, and it fails at 666."""
+
+    def execute(self, requests):
+        return [self.changed(response) for response in super().execute(requests)]
+
+    def changed(self, response):
+        if response.has_error():
+            return response
+        output, state = response.output_tensors()
+        total = output.as_numpy()
+        if total.item() == 666:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("not this one"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", total + np.int32(total >= 100)), state])
+'''
+
+
+def add_journaled_models(repository: Path) -> None:
+    """The running sum in two versions, of which the second and newest is wrong from 100 on. Both keep journals."""
+    model = repository / add_sum_model(repository, "journaled_sum", slots=4, checkpoint_interval=2)
+    with (model / "config.pbtxt").open("a") as config:
+        config.write("version_policy: { all { } }\n")
+        config.write(f'parameters: {{ key: "journal_steps", value: {{ string_value: "{JOURNAL_STEPS}" }} }}\n')
+    shutil.copytree(model / "1", model / "2")
+    (model / "2" / "model.py").rename(model / "2" / "running_sum_model.py")
+    (model / "2" / "model.py").write_text(OFF_BY_ONE)
+
+
 def put_in_processes(repository: Path, *models: str, instances: int = 1) -> None:
     """Makes each instance of these models a process of its own."""
     for model in models:

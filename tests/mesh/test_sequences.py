@@ -6,8 +6,10 @@ import asyncio
 import json
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import pytest
 
 from shared.contract.ids import sequence_id
@@ -251,3 +253,66 @@ def test_an_action_that_is_none_is_told(mesh: RunningMesh, query: str, text: str
 
     assert HTTPStatus.BAD_REQUEST == response.status
     assert text in response.error
+
+
+async def acted(mesh: RunningMesh, sequence: str, query: str) -> tuple[int, dict[str, Any]]:
+    """Status and document of an action."""
+    response = await asyncio.to_thread(send, mesh.http(1), "POST", f"{SEQUENCES}/{sequence}?{query}")
+    return response.status, response.document
+
+
+async def test_over_http_it_is_moved_and_forked_as_on_the_command_line(mesh: RunningMesh) -> None:
+    await step(mesh, 7201, 5, sequence_start=True)
+    owner = get(mesh.http(), f"{SEQUENCES}/7201").document["executor"]
+
+    status, moved = await acted(mesh, "7201", "action=move")
+    assert HTTPStatus.OK == status, moved
+    assert moved["executor"] not in ("", owner)
+    assert (HTTPStatus.OK, owner) == (
+        (back := await acted(mesh, "7201", f"action=move&to={owner}"))[0],
+        back[1].get("executor"),
+    )
+    assert "already" in (await acted(mesh, "7201", f"action=move&to={owner}"))[1]["error"]
+    assert "no executor 'nobody'" in (await acted(mesh, "7201", "action=move&to=nobody"))[1]["error"]
+    assert HTTPStatus.NOT_FOUND == (await acted(mesh, "7299", "action=move"))[0]
+
+    status, copy = await acted(mesh, "7201", "action=fork&as=7202")
+    assert (HTTPStatus.OK, 7202, 1) == (status, copy["id"], copy["last_step"])
+    assert HTTPStatus.BAD_REQUEST == (await acted(mesh, "7201", "action=fork&as=7202"))[0]
+    assert "'as'" in (await acted(mesh, "7201", "action=fork"))[1]["error"]
+    assert 15 == await step(mesh, 7202, 10, sequence_end=True)
+    assert 6 == await step(mesh, 7201, 1, sequence_end=True)
+
+
+async def test_a_file_goes_out_and_comes_back_over_http(mesh: RunningMesh, tmp_path: Path) -> None:
+    await step(mesh, 7211, 5, sequence_start=True)
+    await step(mesh, 7211, 6)
+
+    async with aiohttp.ClientSession(f"http://{mesh.http()}") as http:
+        async with http.post(f"{SEQUENCES}/7211?action=export") as response:
+            assert (HTTPStatus.OK, "application/octet-stream") == (response.status, response.content_type)
+            file = await response.read()
+
+        async def opened(query: str, data: bytes, where: str = SEQUENCES) -> tuple[int, dict[str, Any]]:
+            async with http.post(f"{where}{query}", data=data) as response:
+                return response.status, await response.json()
+
+        status, document = await opened("?as=by+http&type=string", file)
+        assert (HTTPStatus.OK, "by http", 2) == (status, document["id"], document["last_step"])
+        for query, data, why in (
+            ("", file, "has an open sequence"),
+            ("?as=7212", file[:-1], "damaged"),
+            ("?as=7212", b"", "no exported sequence"),
+            ("?as=7212&x=1", file, "unknown query parameter"),
+        ):
+            status, document = await opened(query, data)
+            assert HTTPStatus.BAD_REQUEST == status
+            assert why in document["error"]
+        status, document = await opened("", file, "/v2/models/narrow_sum/sequences")
+        assert (HTTPStatus.BAD_REQUEST, True) == (status, "of model 'running_sum'" in document["error"])
+    # The command reads what the route wrote.
+    (tmp_path / "file").write_bytes(file)
+    await seqmesh(mesh, "seq", "import", str(tmp_path / "file"), "--as", "7213")
+    assert 12 == await step(mesh, "by http", 1, sequence_end=True)
+    assert 12 == await step(mesh, 7213, 1, sequence_end=True)
+    assert 11 == await step(mesh, 7211, 0, sequence_end=True)

@@ -10,6 +10,7 @@ scripts: it makes its own.
     no lost state        what a step gives is the fold over all steps since START
     one slot             no two live sequences in one place
     a slot kept          where idle sequences do not give up their slots, none does
+    journals             hold what the model ran since START, with its answers, and lack nothing that they have room for
     no early end         a sequence expires only after its idle time, and is remembered for its tombstone's
 """
 
@@ -38,7 +39,7 @@ from shared.store.scripts import (
     Submitted,
 )
 from tests.simulation.lua_scripts import run_script
-from tests.simulation.model import fold, value_of
+from tests.simulation.model import JOURNAL_STEPS, fold, value_of
 from tests.simulation.store import Args, Reply, Store
 from tests.simulation.story import Story
 from tests.simulation.values import HashValue
@@ -236,6 +237,7 @@ class Ledger:
     ) -> None:
         # Of several steps of one sequence in a call only the first meets the record as it was.
         heads: dict[SequenceId, Record] = {}
+        ran: dict[SequenceId, StepCommit] = {}
         for step, found, code in zip(steps, records, codes, strict=True):
             record = heads.setdefault(step.sequence, found)
             self.story.tell(f"commit {step.sequence} step {step.step} epoch {step.epoch} of {executor}: {code.name}")
@@ -247,6 +249,28 @@ class Ledger:
                 if code is CommitCode.OVER and life:
                     life.over_at = life.quiet_since
                 record[b"cm"] = b"%d" % step.step
+                if step.entry and step.outcome in (StepOutcome.DONE, StepOutcome.FAILED):
+                    ran[step.sequence] = step
+        for step in ran.values():
+            if not step.flags & StepFlag.STREAMED:
+                self._check_journal(step, heads[step.sequence].get(b"bn", b""))
+
+    def _check_journal(self, step: StepCommit, birth: bytes) -> None:
+        """step: the last one of its call that the model ran"""
+        value, life = self.store.value(self._keys.journal(step.sequence).encode()), self._lives[step.sequence, birth]
+        journal = dict(value) if isinstance(value, HashValue) else {}
+        # The START of the run that is committed; another one may have been accepted since.
+        starts = [n for n, (_, flags) in life.inputs.items() if n == 1 or StepFlag.START in flags]
+        start = max(n for n in starts if n <= step.step)
+        last = min(int(step.step), start + JOURNAL_STEPS - 1)
+        if journal.get(b"run") != b"%b.%d" % (birth, start) or journal[b"n"] != b"%d" % last:
+            self.story.violate(f"{step.sequence} step {step.step} of {start}: is not in the journal {sorted(journal)}")
+            return
+        for n in range(start, last + 1):
+            asked, reply = decode_infer(journal[b"i:%d" % n]), decode_reply(journal[b"o:%d" % n])
+            given = value_of(reply.outputs[0]) if reply.outputs else None
+            if value_of(asked.inputs[0]) != life.inputs[n][0] or given not in (None, life.states.get(n, given)):
+                self.story.violate(f"{step.sequence}: its journal has {given} to {asked.inputs} as step {n}")
 
     def _judge(self, executor: str, step: StepCommit, record: Record) -> Life | None:
         place = f"{step.sequence} step {step.step}"

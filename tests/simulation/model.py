@@ -39,6 +39,7 @@ NAME, STATELESS = "fold", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
 MODULUS = (1 << 61) - 1
 ANSWERS = 5
+JOURNAL_STEPS = 12
 FAILURE = "the model was told to fail"
 SILENCE_S = 0.08
 """Between two answers of a decoupled model, on the average."""
@@ -105,6 +106,7 @@ class Shape:
             parameters={
                 "checkpoint_interval": str(self.interval),
                 "virtual_slots": str(self.virtual).lower(),
+                "journal_steps": str(JOURNAL_STEPS),
                 **self.parameters,
             },
             decoupled=self.decoupled,

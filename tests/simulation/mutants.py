@@ -194,6 +194,17 @@ MUTANTS = (
         (Edit("commit", r"(if step.checkpoint <= step.checkpoint_end) then", r"\1 and step.n % 2 == 1 then"),),
     ),
     Mutant(
+        "journal of another run",
+        "a START goes on in the journal of the run before it",
+        (Edit("commit", r"redis.call\('UNLINK', journal\)"),),
+    ),
+    Mutant(
+        "journal for ever",
+        "a journal stays when its sequence is forgotten",
+        tuple(Edit(name, r"redis.call\('PEXPIRE', journal_of[^\n]*") for name in ("commit", "expire", "reclaim")),
+        scripts_only=True,
+    ),
+    Mutant(
         "undrained pause",
         "steps that a paused sequence's owner had are lost",
         (Edit("pause", r"return state == 'l' and [^\n]* or ''", "return ''"),),

@@ -104,7 +104,7 @@ class OperatedWorld(World):
 
     async def _move(self, sequences: Sequences, one: SequenceStatus) -> None:
         self.story.tell(f"the operator wishes that {one.id} moves")
-        await sequences.wish_move(_name_of(one), "")
+        await sequences.wish_move(_name_of(one))
 
     async def _end(self, sequences: Sequences, one: SequenceStatus) -> None:
         # One that waits for its first slot would be forgotten at once, with whatever its client asks next.

@@ -10,7 +10,7 @@ from shared.contract.ids import sequence_id
 from shared.contract.limits import ANSWERS_BYTES_MAX
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import Call, Scripts
+from shared.store.scripts import NO_JOURNAL, Call, JournalBounds, Scripts
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.script_truth import MODEL, Truth
 from tests.simulation.store import Store, StoreError
@@ -27,12 +27,16 @@ class Fenced(Exception):
 
 DECOUPLED = 0.4
 """The share of runs whose model is decoupled."""
+JOURNALS = (NO_JOURNAL, JournalBounds(100, 100_000), JournalBounds(100, 100_000), JournalBounds(3, 100_000))
+JOURNALS_BY_BYTES = (JournalBounds(100, 60), JournalBounds(100, 120))
+"""What journals may hold: nothing, everything, few steps, few bytes."""
 
 
 class Bench:
     """One run's store. lines: its story; calls: how many there were.
 
     decoupled   steps have answers before their last ones
+    journal     what the journals of its sequences may hold
     kept_bytes  of these answers that are kept for retries; keeps_all: so many that it is all of them
     """
 
@@ -43,6 +47,7 @@ class Bench:
         self.decoupled = habits.random() < DECOUPLED
         self.keeps_all = habits.random() < 0.7
         self.kept_bytes = ANSWERS_BYTES_MAX if self.keeps_all else 60
+        self.journal = random.Random(f"journal {seed}").choice((*JOURNALS, *JOURNALS_BY_BYTES))
         self.now_us = BEGIN_US
         self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
         self.keys = Keyspace("fuzz", 1)
@@ -51,7 +56,7 @@ class Bench:
         self.sequences = [sequence_id(MODEL, "", number) for number in range(1, SEQUENCES + 1)]
         # Of the others the state is lost with their owner.
         self.durable = frozenset(self.sequences[: self.chance.randint(SEQUENCES - 1, SEQUENCES)])
-        self.truth = Truth(self.store, self.keys, self.sequences)
+        self.truth = Truth(self.store, self.keys, self.sequences, self.journal)
         self.lines: list[str] = []
         self.calls = 0
         self._loaded = set[bytes]()

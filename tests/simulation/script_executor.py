@@ -348,6 +348,7 @@ class Executor:
                 base=answer.change.base,
                 checkpoint=grown.fields if grown is not None else (),
                 anew=grown is not None and grown.anew,
+                entry=step.entry,
                 counts=ANSWERED,
                 execution=EXECUTED if is_run and not any(one.execution for one in group.commits) else b"",
             )
@@ -387,6 +388,7 @@ class Executor:
             idle_ms=IDLE_MS,
             tombstone_ms=TOMBSTONE_MS,
             load=LOAD,
+            journal=self.bench.journal,
         )
         codes = self.bench.run(call)
         for done, code in zip(group.done, codes, strict=True):

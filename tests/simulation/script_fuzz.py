@@ -23,6 +23,7 @@ from shared.contract.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, Seq
 from shared.contract.messages import StepFlag
 from shared.contract.record import CANCELLED
 from shared.store.exported import ExportedSequence
+from shared.store.journals import journal_of
 from shared.store.scripts import (
     Assignment,
     Call,
@@ -279,11 +280,15 @@ class Fuzz:
         exported = ExportedSequence(
             MODEL, VERSION, 1, int(record[b"cm"]), int(record[b"sn"]), {}, states, self.bench.now_us // 1000, ""
         )
+        # A release that knows of no journals writes files without one.
+        with_journal = int(record[b"cm"]) % 2 == 0
+        journal = journal_of(self.truth.journal(origin), record) if with_journal else {}
+        exported = msgspec.structs.replace(exported, journal=journal)
         pageable = self.chance.random() < 0.6
         call = self.scripts.reopen(copy, exported, idle_ms=IDLE_MS, live_max=10, pageable=pageable)
         code = self.run(call)
         self.tell(f"an operator copies {origin} to {copy}: {code.name}")
-        self.truth.imported(life, copy, code, pageable=pageable)
+        self.truth.imported(life, copy, code, pageable=pageable, with_journal=with_journal)
 
     def pause(self) -> None:
         """An operator wants a sequence to run nothing. The leader may end before it has moved on the steps."""

@@ -6,6 +6,8 @@ call it counts the store's keys over.
     order, one effect   steps are made final 1, 2, 3, ..., each once, with the request that was accepted as that one
     one owner           only by the owner, in its epoch
     no lost state       a step that succeeds builds on exactly those before it since START
+    journals            hold the steps that the model ran since START, in their order, from the first one to where there
+                        is no more room; and are gone when the sequence is forgotten
     one answer          every caller hears once, and all callers of a step, whenever they asked, the same
     counts              the waiting line's numbers, and how often the model ran, are what can be counted by hand
     places              slots, owned sets, the starts stream, parked steps, markers and deadlines are the records' own
@@ -21,10 +23,12 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
 from shared.contract.record import NO_ENTRY
+from shared.store.journals import RUN
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     CommitCode,
     EndCode,
+    JournalBounds,
     ReopenCode,
     StepAnswers,
     StepOutcome,
@@ -69,6 +73,7 @@ class Life:
     start: the latest accepted START; state: None when there is none; pageable: it may give up its slot before its end;
     closed_after: the newest step when an operator ended it, 0 if none did; copied: steps that another sequence ran
     paused_until: end of its pause, ms; 0 while it is not paused
+    journal: number, request and reply of each step that its journal must hold; journal_open: the next one belongs there
     """
 
     sequence: SequenceId
@@ -83,6 +88,8 @@ class Life:
     closed_after: int = 0
     copied: int = 0
     paused_until: int = 0
+    journal: list[tuple[int, bytes, bytes]] = field(default_factory=list[tuple[int, bytes, bytes]])
+    journal_open: bool = False
 
     @property
     def accepted(self) -> int:
@@ -117,9 +124,10 @@ class Done:
 class Truth:
     """All sequences of a run. violations: what must not be, and was."""
 
-    def __init__(self, store: Store, keys: Keyspace, sequences: list[SequenceId]) -> None:
+    def __init__(self, store: Store, keys: Keyspace, sequences: list[SequenceId], bounds: JournalBounds) -> None:
         self._store = store
         self._keys = keys
+        self._bounds = bounds
         self._own = {sequence: keys.sequence(sequence) for sequence in sequences}
         self.lives: dict[tuple[SequenceId, bytes], Life] = {}
         self.violations: list[str] = []
@@ -247,7 +255,7 @@ class Truth:
         if life is not None and life.paused_until <= now_ms:
             life.paused_until = 0
 
-    def imported(self, origin: Life, copy: SequenceId, code: ReopenCode, *, pageable: bool) -> None:
+    def imported(self, origin: Life, copy: SequenceId, code: ReopenCode, *, pageable: bool, with_journal: bool) -> None:
         """An operator wanted a copy of a sequence."""
         present = self.current(copy)
         if code is not (ReopenCode.DONE if present is None or present.over else ReopenCode.EXISTS):
@@ -257,6 +265,8 @@ class Truth:
         life = Life(copy, durable=True, pageable=pageable, start=origin.start, state=origin.state)
         life.committed = life.copied = origin.committed
         life.steps = {n: Step(0, step.flags, [], reply=b"another's") for n, step in origin.steps.items()}
+        if with_journal:
+            life.journal, life.journal_open = list(origin.journal), origin.journal_open
         self.lives[copy, self.record(copy)[b"bn"]] = life
 
     def refused(self, sequence: SequenceId, reply: bytes, steps: int | None) -> None:
@@ -315,11 +325,24 @@ class Truth:
             return
         life.state = self._state_after(place, done, () if StepFlag.START in step.flags else life.state)
         life.committed, step.reply = done.step, done.reply
+        self._journal(life, step, done)
         is_last = life.is_idle and (StepFlag.END in step.flags or life.state is None)
         if is_last is not (code is CommitCode.OVER):
             self.violate(f"{place}: {code.name}, with state {life.state}, {step.flags!r}")
         if code in (CommitCode.OVER, CommitCode.PAGED):
             life.owner, life.over = None, code is CommitCode.OVER
+
+    def _journal(self, life: Life, step: Step, done: Done) -> None:
+        """Notes what the journal must hold."""
+        if done.outcome not in (StepOutcome.DONE, StepOutcome.FAILED):
+            return
+        if StepFlag.START in step.flags:
+            life.journal, life.journal_open = [], True
+        request = b"%d %d" % (step.request, step.kept)
+        size = sum(len(word) for _, *words in (*life.journal, (0, request, done.reply)) for word in words)
+        life.journal_open &= len(life.journal) < self._bounds.steps and size <= self._bounds.size
+        if life.journal_open:
+            life.journal.append((done.step, request, done.reply))
 
     def _state_after(self, place: str, done: Done, before: State | None) -> State | None:
         match done.outcome:
@@ -356,11 +379,17 @@ class Truth:
         value = self._store.value(self._own[sequence].record.encode())
         return dict(value) if isinstance(value, HashValue) else {}
 
+    def journal(self, sequence: SequenceId) -> dict[bytes, bytes]:
+        """A sequence's journal."""
+        value = self._store.value(self._keys.journal(sequence).encode())
+        return dict(value) if isinstance(value, HashValue) else {}
+
     def check(self) -> None:
         """Counts over what the scripts keep."""
         records = {sequence: self.record(sequence) for sequence in self._own}
         for sequence, record in records.items():
             self._check_record(sequence, record)
+            self._check_journal(sequence, record, self.journal(sequence))
         open_records = {s: r for s, r in records.items() if r.get(b"st", b"") in b"wlmp" and r}
         self._check_places(open_records)
         self._check_line(open_records)
@@ -398,6 +427,30 @@ class Truth:
             self.violate(f"{sequence}: may expire with a step in flight ({marker})")
         if state == "l" and self._store.ttl_ms(own.parked.encode()) != -2:
             self.violate(f"{sequence}: has an owner, and steps that wait for one")
+
+    def _check_journal(self, sequence: SequenceId, record: dict[bytes, bytes], found: dict[bytes, bytes]) -> None:
+        life = self.current(sequence)
+        ttl_ms = self._store.ttl_ms(self._keys.journal(sequence).encode())
+        is_over = life is None or life.over
+        if found and is_over and ttl_ms < 0:
+            self.violate(f"{sequence}: is over, and its journal stays for ever")
+        if life is None or not record:
+            return
+        if not life.journal:
+            # What an earlier sequence of the id has left stays for a while, until this one has a step.
+            if found and (ttl_ms < 0 or found[RUN.encode()].startswith(record[b"bn"] + b".")):
+                self.violate(f"{sequence}: has a journal of {found}")
+            return
+        expected = {b"i:%d" % n: request for n, request, _ in life.journal}
+        expected |= {b"o:%d" % n: reply for n, _, reply in life.journal}
+        size, last = sum(map(len, expected.values())), life.journal[-1][0]
+        expected |= {b"run": b"%b.%d" % (record[b"bn"], life.journal[0][0]), b"n": b"%d" % last, b"b": b"%d" % size}
+        if StepFlag.END in life.steps[last].flags:
+            expected[b"e"] = b"1"
+        if found != expected:
+            self.violate(f"{sequence}: its journal is {found}, not {expected}")
+        if ttl_ms != self._store.ttl_ms(self._own[sequence].record.encode()):
+            self.violate(f"{sequence}: its journal stays for {ttl_ms} ms, and its record does not")
 
     def _check_kept_answers(self, sequence: SequenceId, record: dict[bytes, bytes], life: Life | None) -> None:
         """The record holds the replies and answers that it names, and no other."""

@@ -6,7 +6,8 @@
 -- ARGV   1 idle ms   2 tombstone ms   3 executor   4 replies of a sequence that are kept for a retry
 --        5 bytes of all kept replies but the newest, which is kept whatever its size
 --        6 model version   7 mark of the load that ran the steps, '' if there is none
---        8 number of executions' packed counts, and these counts (counted by the first call that commits any of the
+--        8 steps of a run that its journal may hold, 0 if the model keeps none   9 bytes of these steps together
+--        10 number of executions' packed counts, and these counts (counted by the first call that commits any of the
 --          steps)
 --        per step: sequence id, epoch, step,
 --                  flags (1 START, 2 END, 16 the sequence consists of this one request, 64 its model is decoupled),
@@ -16,7 +17,8 @@
 --                  base: the step after which a takeover replays from now on (0: as before),
 --                  1 a takeover finds the state from now on, 0 it does not any more, '' as before,
 --                  number of inbox entries to remove, these entry ids,
---                  number of checkpoint fields and values (0: the state did not change), these fields and values
+--                  number of checkpoint fields and values (0: the state did not change), these fields and values,
+--                  and if the model keeps journals: the step's own inbox entry
 -- reply  per step: 1 committed
 --                  2 committed, and the sequence is over
 --                  3 committed, and the sequence is paged: other sequences wait for its slot, it has no other step, and
@@ -28,7 +30,7 @@
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
-local EXECUTOR, REPLIES, REPLY_BYTES, MARK
+local EXECUTOR, REPLIES, REPLY_BYTES, MARK, JOURNAL_STEPS, JOURNAL_BYTES
 -- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 of a START
 -- only.
 local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
@@ -117,6 +119,30 @@ local function tombstone_ms(step)
   return step.keep and math.min(tonumber(ARGV[2]), RESENT_WITHIN_MS) or 0
 end
 
+-- Adds a step that the model ran to the journal of its sequence: the request, which still lies in the inbox, and the
+-- reply. A journal is always a beginning of the run since its START: behind a step that has no room in it, or that came
+-- while the model kept none, nothing is added any more.
+local function add_to_journal(keys, step)
+  local journal, begins = journal_of(step.sid), has(step.flags, START)
+  local run, bytes = nil, 0
+  if begins then
+    redis.call('UNLINK', journal)
+    run = (redis.call('HGET', keys.record, 'bn') or '') .. '.' .. step.name
+  else
+    local got = redis.call('HMGET', journal, 'run', 'n', 'b')
+    if tonumber(got[2]) ~= step.n - 1 then return end
+    run, bytes = got[1] or '', number(got[3])
+  end
+  local entry = redis.call('XRANGE', keys.inbox, step.entry, step.entry)[1]
+  local request = entry and fields_of(entry).m
+  if not request then return end
+  bytes = bytes + #request + #step.reply
+  if bytes > JOURNAL_BYTES or step.n - number(string.match(run, '%.(%d+)$')) >= JOURNAL_STEPS then return end
+  redis.call('HSET', journal, 'run', run, 'n', step.name, 'b', bytes, 'i:' .. step.name, request, 'o:' .. step.name,
+    step.reply)
+  if has(step.flags, END) then redis.call('HSET', journal, 'e', 1) end
+end
+
 -- Starts the idle time, as no step is open any more. grace_ms: the shorter time of an orphaned sequence
 local function begin_idle_time(keys, sid, idle_ms, grace_ms)
   if grace_ms then
@@ -202,6 +228,7 @@ local function commit(keys, step)
     append(change, 'mk', MARK)
   end
   redis.call('HSET', keys.record, unpack(change))
+  if JOURNAL_STEPS > 0 and step.outcome <= 1 and not has(step.flags, ALONE) then add_to_journal(keys, step) end
   if has(step.flags, STREAMED) then redis.call('HDEL', keys.record, 'an') end
   answer_all(keys, step)
   tally(KEYS[5], step.counts)
@@ -242,7 +269,8 @@ end
 
 -- each call
 EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
-removed, deadlines, wanted, refused, commits, has_committed, a = {}, {}, nil, 0, false, false, 8
+JOURNAL_STEPS, JOURNAL_BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
+removed, deadlines, wanted, refused, commits, has_committed, a = {}, {}, nil, 0, false, false, 10
 local executed, executed_end = counted()
 local results = {}
 for i = 1, (#KEYS - 7) / 4 do
@@ -253,11 +281,12 @@ for i = 1, (#KEYS - 7) / 4 do
     flags = tonumber(ARGV[a + 3]), outcome = tonumber(ARGV[a + 4]), gateway = ARGV[a + 5], token = ARGV[a + 6],
     reply = ARGV[a + 7], keep = ARGV[a + 8] == '1', counts = ARGV[a + 9], base = tonumber(ARGV[a + 10]),
     recoverable = ARGV[a + 11],
-    entries = nil, entries_end = nil, anew = nil, checkpoint = nil, checkpoint_end = nil, joined = nil }
+    entries = nil, entries_end = nil, anew = nil, checkpoint = nil, checkpoint_end = nil, entry = nil, joined = nil }
   a = a + 12
   step.entries, step.entries_end = counted()
   step.anew, a = ARGV[a] == '1', a + 1
   step.checkpoint, step.checkpoint_end = counted()
+  if JOURNAL_STEPS > 0 then step.entry, a = ARGV[a], a + 1 end
   local done, result = for_one(keys.record, commit, keys, step)
   -- The sequence was lost because its record cannot be read. Its caller is told, unless `lose` knew it from the record.
   if not done then

@@ -216,6 +216,11 @@ local function owned_by(executor, model)
   return BASE .. 'owned:' .. executor .. ':' .. model
 end
 
+-- The journal of a sequence: the steps since START with their requests and replies, if its model keeps one.
+local function journal_of(sid)
+  return BASE .. 'journal:' .. sid
+end
+
 -- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts.
 local function is_sound(state, accepted, committed, start, version)
   return STATES[state] and version and accepted and committed and start and committed >= 0 and accepted >= committed
@@ -265,7 +270,7 @@ local function lose(record, cause)
       redis.call('HINCRBY', BASE .. 'line:' .. model, 's:' .. got[4], -waiting)
     end
   end
-  redis.call('UNLINK', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid)
+  redis.call('UNLINK', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid, journal_of(sid))
   redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
   redis.call('HINCRBY', BASE .. 'line:' .. model, 'over_o:' .. (got[4] or ''), 1)
@@ -382,6 +387,7 @@ local function release(keys, sid, kind, epoch, version, tombstone_ms)
   count_over(sid, kind, version)
   -- The checkpoint of a state that grows has thousands of fields: another thread of Redis frees them.
   redis.call('UNLINK', keys.idle, keys.parked, keys.checkpoint)
+  redis.call('PEXPIRE', journal_of(sid), tonumber(tombstone_ms))
   redis.call('ZREM', keys.deadlines, sid)
   if keys.owned then
     redis.call('SREM', keys.owned, sid)

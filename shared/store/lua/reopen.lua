@@ -5,6 +5,7 @@
 -- ARGV   1 sequence id   2 version   3 idle ms   4 most live sequences of the model   5 1 if it may be paged, else 0
 --        6 last step   7 step with the latest START
 --        8 number of other fields and values of the record, these fields and values
+--        number of fields and values of the journal but `run`, these fields and values
 --        then the fields and values of the checkpoint
 -- reply  1 done   0 the id has an open sequence   -1 the model has as many live sequences as it may
 -- atomic everything. A call that is sent again finds the sequence that the first one made.
@@ -18,7 +19,7 @@ local state = redis.call('HGET', keys.record, 'st')
 if state and not TOMBSTONES[state] then return 0 end
 if redis.call('ZCARD', deadlines) >= tonumber(ARGV[4]) then return -1 end
 
-redis.call('DEL', keys.record, keys.checkpoint)
+redis.call('DEL', keys.record, keys.checkpoint, journal_of(sid))
 local entry = redis.call('XADD', starts, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
 redis.call('HSET', keys.record, 'nx', last, 'cm', last, 'ck', last, 'sn', ARGV[7], 'cl', 0, 'vr', version, 'du', 1, 'bn',
   entry, 'la', clock_ms() .. ' - -', unpack(ARGV, 9, 8 + fields))
@@ -29,7 +30,12 @@ if may_page then
 else
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', BASE .. 'epoch'))
 end
-for from = 9 + fields, #ARGV, PIECE do
+local journal, journal_end = 10 + fields, 9 + fields + tonumber(ARGV[9 + fields])
+for from = journal, journal_end, PIECE do
+  redis.call('HSET', journal_of(sid), 'run', entry .. '.' .. ARGV[7],
+    unpack(ARGV, from, math.min(from + PIECE - 1, journal_end)))
+end
+for from = journal_end + 1, #ARGV, PIECE do
   redis.call('HSET', keys.checkpoint, 'n', last, unpack(ARGV, from, math.min(from + PIECE - 1, #ARGV)))
 end
 count_line(BASE .. 'line:' .. model, 'begun:' .. version, 1)

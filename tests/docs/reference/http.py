@@ -40,7 +40,7 @@ def http() -> str:
         Models(nobody, nobody, nobody, nobody),
         ServerRoutes(nobody, nobody, nobody),
         Observability(nobody, nobody),
-        SequenceRoutes(nobody, nobody, is_open=True),
+        SequenceRoutes(nobody, nobody, nobody, is_open=True),
         SystemSharedMemory(nobody, nobody),
         nobody,
         {},

@@ -16,12 +16,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from executor.calls import client as client_module
 from executor.calls.client import CallClient
-from executor.calls.gateways import Gateways, named
+from executor.calls.gateways import Gateways
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, read_call
 from shared.contract.tensors import from_numpy
-from shared.store.company import ServiceLine
+from shared.store.company import ServiceLine, call_addresses
 
 pb: Any = service_pb2
 Servicer: Any = service_pb2_grpc.GRPCInferenceServiceServicer
@@ -324,4 +324,4 @@ def test_gateways_on_this_machine_come_first_and_the_loopback_of_others_is_no_ad
         line(here, ""),
     ]
 
-    assert ["grpc://127.0.0.1:8011", "grpc://10.0.0.7:8001"] == named(lines)
+    assert ["grpc://127.0.0.1:8011", "grpc://10.0.0.7:8001"] == call_addresses(lines)

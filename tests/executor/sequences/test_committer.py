@@ -20,7 +20,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
-from shared.store.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit, StepOutcome
+from shared.store.scripts import NO_JOURNAL, Call, CommitCode, KeptReplies, Scripts, StepCommit, StepOutcome
 from tests.scripted_mesh import ScriptedMesh
 
 EXECUTOR = ExecutorId("a-1")
@@ -54,6 +54,7 @@ def owner_that_hears(hear: Callable[[Sequence[StepCommit], Sequence[CommitCode],
         load=ModelLoad("sum", "1", ""),
         idle_ms=60_000,
         kept_replies=KeptReplies(),
+        journal=NO_JOURNAL,
         mark="",
         committed=hear,
     )

@@ -1,0 +1,122 @@
+"""An operator's wish that a sequence goes to another executor between two of its steps.
+
+The wish is an entry in the starts stream of the sequence's model. So it reaches the model's present leader, or the next
+one. The leader removes it when the sequence has moved, or cannot move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shared.contract.errors import Code
+from shared.contract.ids import SequenceId, model_of
+from shared.contract.record import DURABLE, LIVE, MOVING, NO_ENTRY, OWNER, PAGED, STATE, WAIT_ENTRY, WAITING
+from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member
+from shared.store.reading import text_of
+
+POLL_S = 0.1
+LEADER_S = 60.0
+"""How long a wish waits for its model's leader: longer than a leader pursues one, and a new leader takes to begin."""
+NO_SLOT = (
+    "the sequence holds no slot (others needed it): its state lies in Redis, and it gets a slot with its next step"
+)
+
+
+class MoveError(Exception):
+    """A sequence has not moved, and why."""
+
+    def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+async def moved(redis: Redis, keys: Keyspace, members: Sequence[Member], sequence: SequenceId, to: str) -> str:
+    """Moves a sequence to the executor of that name or id, or, if it is "", to any other one.
+
+    Returns what has happened. Raises MoveError with the reason for a sequence that has not moved.
+    """
+    owner = await _owner_of(redis, keys, sequence)
+    if owner is None and not to:
+        return NO_SLOT
+    executor = destination(members, model_of(sequence), owner, to)
+    starts, wish = await wished(redis, keys, sequence, executor)
+    try:
+        async with asyncio.timeout(LEADER_S):
+            while await redis.xrange(starts, wish, wish):  # noqa: ASYNC110 - the wish lies in Redis
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise MoveError("no scheduler leads its model now: try again", Code.UNAVAILABLE) from None
+    finally:
+        # It must not be fulfilled when nobody waits for it any more.
+        await redis.xdel(starts, text_of(wish))
+    return await _outcome(redis, keys, sequence, owner, executor)
+
+
+async def wished(redis: Redis, keys: Keyspace, sequence: SequenceId, executor: str) -> tuple[str, bytes]:
+    """Tells the model's leader. executor: its id; "" for any other one. Returns the stream and the entry of the wish"""
+    starts = keys.starts(keys.shard_of(sequence), model_of(sequence))
+    return starts, await redis.xadd(starts, {"k": "v", "q": sequence, "x": executor})
+
+
+async def _owner_of(redis: Redis, keys: Keyspace, sequence: SequenceId) -> str | None:
+    """The executor that owns a live sequence; None while the sequence is paged. Raises MoveError for any other one."""
+    record = keys.sequence(sequence).record
+    state, owner, durable, waits = await redis.hmget(record, STATE, OWNER, DURABLE, WAIT_ENTRY)
+    if waits == NO_ENTRY:
+        raise MoveError("the sequence is paused: resume it first (seqmesh seq resume)")
+    if state in (WAITING, MOVING):
+        raise MoveError("the sequence waits for a slot: it has no executor that it could leave")
+    if state == PAGED:
+        return None
+    if state != LIVE:
+        raise MoveError("no such live sequence", Code.NOT_FOUND)
+    if durable != b"1":
+        raise MoveError(
+            "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
+            "configuration (sequence_batching { state ... }), or name a sequence_recovery among its parameters"
+        )
+    return text_of(owner or b"")
+
+
+def destination(members: Sequence[Member], model: str, owner: str | None, to: str) -> str:
+    """The id of the wished executor, "" for any other one. Raises MoveError if there is none."""
+    serving = [
+        one.registration
+        for one in members
+        if one.usable and any(each.model == model and not each.closing for each in one.registration.models)
+    ]
+    names = ", ".join(sorted({one.name for one in serving}))
+    if not to:
+        if all(one.executor == owner for one in serving):
+            raise MoveError(f"no other executor serves '{model}': start one, then move")
+        return ""
+    meant = [one.executor for one in serving if to in (one.name, one.executor)]
+    if not meant:
+        raise MoveError(f"no executor '{to}' serves '{model}'; it is served by: {names}")
+    if len(meant) > 1:
+        raise MoveError(f"several executors are called '{to}': name one by its id ({', '.join(meant)})")
+    if meant[0] == owner:
+        raise MoveError(f"the sequence is on {owner} already")
+    return meant[0]
+
+
+async def _outcome(redis: Redis, keys: Keyspace, sequence: SequenceId, owner: str | None, to: str) -> str:
+    """What has become of a wish. Raises MoveError if the sequence did not move."""
+    state, now = await redis.hmget(keys.sequence(sequence).record, STATE, OWNER)
+    if state == PAGED and to:
+        raise MoveError(f"{NO_SLOT}; {to} had none free for it")
+    if state == PAGED:
+        return NO_SLOT
+    if now is None:
+        return "the sequence has ended meanwhile"
+    if owner is None:
+        return f"the sequence held no slot; it has one on {text_of(now)} now"
+    if text_of(now) == owner:
+        raise MoveError(
+            f"the sequence is still on {owner}: it was never between two steps, or nobody else had a free slot; "
+            "try again (seqmesh drain --list shows how much each executor holds)"
+        )
+    return f"moved from {owner} to {text_of(now)}"
