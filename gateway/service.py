@@ -202,6 +202,7 @@ async def running_core(
             tasks.start(replies.run(), name="replies"),
             tasks.start(replies.heartbeat(), name="heartbeat"),
             tasks.start(dispatch.run(), name="dispatch"),
+            tasks.start(dispatch.waits.run(), name="waits for slots"),
             tasks.start(RestartRecovery(open_client, run, replies, dispatch).run(), name="recovery"),
             tasks.start(orphans.run(), name="orphans"),
             tasks.start(notices.run(), name="ensembles"),

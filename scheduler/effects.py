@@ -19,19 +19,22 @@ from scheduler.core.actions import (
     Dismiss,
     Drain,
     Forget,
+    LookAtIdle,
     LookForExpired,
     MoveOut,
     Pause,
+    Publish,
     Reclaim,
     Reject,
     Vacate,
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.events import Assigned, Event, Forgotten, Looked, MovedOut, Reclaimed, Vacated
+from scheduler.core.events import Assigned, Event, Forgotten, IdleSeen, Looked, MovedOut, Reclaimed, Vacated
 from scheduler.descriptions import paged_descriptions
 from scheduler.ingest import StreamKind
 from shared.contract.errors import Code
+from shared.contract.forecast import encode_forecast
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
@@ -46,6 +49,8 @@ from shared.traces.tracing import SpanName, Tracing
 
 WANT_SLOTS_TTL_MS = 2000
 """How long commits go on to free slots after the leader last asked for them. The leader asks again every tick."""
+FORECAST_TTL_MS = 3000
+"""How long a forecast stands: a little longer than until the next one."""
 LATEST_MS = 1 << 53
 """Largest integer that Lua's numbers (doubles) count exactly. A deadline beyond it is spoilt."""
 RECLAIM_COUNT = 256
@@ -132,6 +137,13 @@ class EffectPerformer:
                 return [Forgotten(executor, cause)] if await self._forget(executor) else []
             case LookForExpired(now_ms, cause):
                 return [Looked(now_ms, await self._look(now_ms), cause)]
+            case LookAtIdle(count, cause):
+                return [IdleSeen(tuple(await self._idle(count)), cause)]
+            case Publish(lines):
+                await self._exchange(
+                    [("SET", self._keys.forecast(self._model), encode_forecast(lines), "PX", FORECAST_TTL_MS)]
+                )
+                return []
             case Pause():
                 await self._pause(action)
                 return []
@@ -343,6 +355,17 @@ class EffectPerformer:
         deadlines = {shard: _due_ms(first[1]) for shard, first in zip(shards, firsts, strict=True) if first}
         await self._expire([shard for shard, first_ms in deadlines.items() if first_ms <= now_ms], now_ms)
         return min(deadlines.values(), default=None)
+
+    async def _idle(self, count: int) -> list[tuple[SequenceId, int]]:
+        """The idle ones among the sequences with the earliest deadlines, and in how many ms each of them expires."""
+        shards = self._keys.shard_ids()
+        found = await self._exchange(
+            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, count - 1) for shard in shards]
+        )
+        sequences = [SequenceId(text_of(name)) for names in found for name in names]
+        left = await self._exchange([("PTTL", self._keys.sequence(sequence).idle) for sequence in sequences])
+        # Of a sequence with an open step the marker has no TTL; of one that is about to be ended it is gone.
+        return [(sequence, left_ms) for sequence, left_ms in zip(sequences, left, strict=True) if left_ms >= 0]
 
     async def _expire(self, shards: Sequence[ShardId], now_ms: int) -> None:
         """Ends the due sequences of these shards.

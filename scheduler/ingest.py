@@ -14,6 +14,7 @@ from scheduler.core.events import (
     Event,
     ExecutorLost,
     ExecutorSeen,
+    ForecastAsked,
     MoveWished,
     PatienceLowered,
     PauseWished,
@@ -89,21 +90,26 @@ def stream_events(entries: Sequence[StreamEntry], keys: Keyspace, model: str) ->
     gone = {event.entry for event in overs if isinstance(event, WaitEnded)}
     waits = [event for event in starts if isinstance(event, SequenceWaits) and event.entry not in gone]
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
-    # Both are about sequences that may only now have come in, so they follow the waits. Wishes go last.
+    # Both are about sequences that may only now have come in, so they follow the waits. Wishes and questions go last.
     news = [event for event in starts if not isinstance(event, SequenceWaits)]
-    news.sort(key=lambda event: isinstance(event, MoveWished | PauseWished))
+    news.sort(key=lambda event: isinstance(event, MoveWished | PauseWished | ForecastAsked))
     return [*overs, *waits, *news], unreadable
 
 
-def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLowered | MoveWished | PauseWished:
+Started = SequenceWaits | PatienceLowered | MoveWished | PauseWished | ForecastAsked
+
+
+def started(entry: StreamEntry, keys: Keyspace) -> Started:
     """The event of an entry of the starts stream. Raises one of `FAILURES`."""
     match entry.fields[b"k"]:
         case b"d":
-            event: SequenceWaits | PatienceLowered | MoveWished | PauseWished = patience_lowered(entry)
+            event: Started = patience_lowered(entry)
         case b"v":
             event = move_wished(entry)
         case b"z":
             event = pause_wished(entry)
+        case b"i":
+            event = forecast_asked(entry)
         case b"w" | b"m" | b"r":
             event = waiting(entry)
         case kind:
@@ -147,6 +153,12 @@ def pause_wished(entry: StreamEntry) -> PauseWished:
     """An entry with an operator's wish (`seqmesh seq pause`)."""
     wish = parse_entry(entry.entry, entry.source.shard)
     return PauseWished(SequenceId(entry.fields[b"q"].decode()), int(entry.fields[b"u"]), wish, f"wish {wish}")
+
+
+def forecast_asked(entry: StreamEntry) -> ForecastAsked:
+    """An entry by which a gateway or an operator asks how the waiting lines stand (`shared.store.forecasts`)."""
+    question = parse_entry(entry.entry, entry.source.shard)
+    return ForecastAsked(SequenceId(entry.fields[b"q"].decode()), question, f"question {question}")
 
 
 def waiting(entry: StreamEntry) -> SequenceWaits:

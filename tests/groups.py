@@ -33,6 +33,7 @@ SHARED_MESHES: dict[str, tuple[str, ...]] = {
         "tests/mesh/test_replay.py",
         "tests/mesh/test_seed_documents.py",
         "tests/mesh/test_sequences.py",
+        "tests/mesh/test_slot_waits.py",
     ),
     "shared_victim": (
         "tests/mesh/test_client.py",

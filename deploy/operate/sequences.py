@@ -79,8 +79,8 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
             names = ", ".join(sorted(await mesh.membership.models())) or "none"
             raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
         found = await sequences_of(mesh).matching(model, Wanted(states=frozenset(states), **filters))
+        shown = await sequences_of(mesh).foretold(found[:limit])
         now_ms = await redis_now_ms(mesh.redis)
-    shown = found[:limit]
     if as_json:
         for one in shown:
             click.echo(msgspec.json.encode(one))
@@ -96,6 +96,8 @@ async def show(settings: OperatorSettings, model: str, correlation_id: str, *, a
     sequence = named(model, correlation_id, **naming)
     async with found_mesh(settings) as mesh:
         (status,) = await sequences_of(mesh).statuses([sequence])
+        if status is not None:
+            (status,) = await sequences_of(mesh).foretold([status])
         sizes = await sequences_of(mesh).state_bytes(sequence)
         now_ms = await redis_now_ms(mesh.redis)
     if status is None:
@@ -187,6 +189,7 @@ def table(shown: Sequence[SequenceStatus], now_ms: int) -> str:
     for one in shown:
         left = "" if one.idle_left_ms is None else duration(one.idle_left_ms)
         state = f"{one.state}, ends" if one.closed else one.state
+        state = f"{state}, place {one.place}" if one.place is not None else state
         steps, open_steps = str(one.last_step), str(one.open_steps or "")
         used, age = duration(now_ms - one.used_ms), duration(now_ms - one.begun_ms)
         rows.append((id_text(one), state, one.executor, steps, open_steps, used, left, age))
@@ -208,6 +211,8 @@ def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[t
     """Names and texts about one sequence."""
     lines = [("sequence", id_text(one)), ("model", f"{one.model}, version {one.version or 'not known'}")]
     lines.append(("state", f"{one.state}, accepts nothing but a START" if one.closed else one.state))
+    if one.place is not None:
+        lines.append(("place in the line", f"{one.place}, {expected_wait(one)}"))
     if one.executor:
         lines.append(("executor", f"{one.executor}, instance {one.instance}, slot {one.slot}, epoch {one.epoch}"))
     if one.last_step:
@@ -225,6 +230,16 @@ def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[t
     if one.idle_left_ms is not None:
         lines.append(("expires", f"in {duration(one.idle_left_ms)}"))
     return lines
+
+
+def expected_wait(one: SequenceStatus) -> str:
+    """How long a sequence will still wait for its slot, as far as is known."""
+    if one.wait_ms is None:
+        return "for how long is not known"
+    if one.wait_high_ms is None:
+        return f"{duration(one.wait_ms)} more if the clients of idle sequences stay silent"
+    between = f"{duration(one.wait_low_ms or 0)} to {duration(one.wait_high_ms)}"
+    return f"about {duration(one.wait_ms)} more, probably {between}"
 
 
 def clock(ms: int) -> str:

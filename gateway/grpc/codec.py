@@ -22,7 +22,7 @@ from gateway.requests.forwarding import RESERVED_PREFIX
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.requests.waiting import Answer
 from shared.contract.endpoints import Endpoint
-from shared.contract.errors import MeshError, RequestError, SequenceError
+from shared.contract.errors import MeshError, RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
 
@@ -61,7 +61,8 @@ def decode_request(
     start = end = False
     expected_step: int | None = None
     first_answer = 1
-    wants_empty_final = False
+    wants_empty_final = wait_info = False
+    wait_max_ms = 0
     priority = timeout_us = 0
     custom: dict[str, Parameter] = {}
     parameters = request.parameters
@@ -78,6 +79,10 @@ def decode_request(
                 expected_step = count_of(key, value, at_least=1)
             case "sequence_answer":
                 first_answer = count_of(key, value, at_least=1)
+            case "sequence_wait_info":
+                wait_info = flag_of(key, value)
+            case "sequence_wait_max_ms":
+                wait_max_ms = count_of(key, value, at_least=1)
             case "triton_enable_empty_final_response":
                 wants_empty_final = flag_of(key, value)
             case "priority":
@@ -104,6 +109,8 @@ def decode_request(
         origin=metadata.call,
         first_answer=first_answer,
         wants_empty_final=wants_empty_final,
+        wait_info=wait_info,
+        wait_max_ms=wait_max_ms,
         endpoint=endpoint,
     )
 
@@ -294,7 +301,7 @@ def encode_stream_answer(answer: Answer, forms: OutputForms = RAW_OUTPUTS) -> St
 def encode_stream_error(error: MeshError, request_id: str, model: str, *, is_last: bool = True) -> StreamInferResponse:
     """The message by which one request of a stream fails. The stream goes on.
 
-    The parameters `code`, `reason`, `last_step` and `retry` say what a unary call's status and trailing metadata would.
+    Parameters (`code`, `reason`, `last_step`, `retry`, ...) say what a unary call's status and trailing metadata would.
     For a request that Redis had accepted, the message names its model, and says whether it is the final response. A
     refused request has no response, so its message does neither.
     """
@@ -305,8 +312,7 @@ def encode_stream_error(error: MeshError, request_id: str, model: str, *, is_las
         response.model_name = model
         response.parameters[FINAL_RESPONSE].bool_param = is_last
     write_parameters(response.parameters, {"code": error.code.value})
-    if isinstance(error, SequenceError):
-        write_parameters(response.parameters, error.facts)
+    write_parameters(response.parameters, error.facts)
     return message
 
 

@@ -1,7 +1,8 @@
 """Converts the mesh's errors to gRPC statuses: code, text and machine-readable details.
 
 A SequenceError carries its facts twice: as plain trailing metadata, and as the status details of gRPC's richer error
-model (google.rpc.Status with an ErrorInfo), which client libraries in many languages can read.
+model (google.rpc.Status with an ErrorInfo), which client libraries in many languages can read. So does an error that
+says when it is worth trying again (RetryInfo).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from urllib.parse import quote
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyProto
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from gateway.requests.status import GRPC_STATUS, grpc_details
@@ -42,15 +45,25 @@ async def abort(context: Any, error: MeshError) -> NoReturn:
 
 
 def status_details(error: MeshError, text: str) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata with a SequenceError as google.rpc.Status; none for other errors. text: the status text."""
-    if not isinstance(error, SequenceError) or len(text.encode()) > RICH_BYTES_MAX:
+    """Trailing metadata with an error as google.rpc.Status, if there is more to say than its text.
+
+    text  the status text
+    """
+    about: list[Message] = []
+    if isinstance(error, SequenceError):
+        facts = {name: str(value) for name, value in error.facts.items() if name != "reason"}
+        about.append(ErrorInfo(reason=error.reason.upper(), domain=DOMAIN, metadata=facts))
+    if error.retry_after_s is not None:
+        about.append(RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))
+    if not about or len(text.encode()) > RICH_BYTES_MAX:
         return ()
-    facts = {name: str(value) for name, value in error.facts.items() if name != "reason"}
-    info = AnyProto()
-    info.Pack(ErrorInfo(reason=error.reason.upper(), domain=DOMAIN, metadata=facts))
+    details: list[AnyProto] = []
+    for one in about:
+        details.append(AnyProto())
+        details[-1].Pack(one)
     # Clients refuse details whose code or text differs from the call's own.
     number: int = STATUS[error.code].value[0]
-    status = Status(code=number, message=text, details=[info])
+    status = Status(code=number, message=text, details=details)
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 

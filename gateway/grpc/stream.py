@@ -88,11 +88,16 @@ class Outstanding(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """One answer of a decoupled model that waits to be written. size: bytes of its tensors; unread: as above"""
+    """One answer of a decoupled model that waits to be written, or what is said of a request's wait for a slot.
+
+    size     bytes of its tensors
+    is_news  it says something of a wait, which nobody needs any more when the answer is there
+    """
 
     request: Outstanding
     content: Answer | MeshError
     is_last: bool
+    is_news: bool = False
     size: int = 0
     unread: int = 0
 
@@ -219,8 +224,12 @@ class InferStream:
         )
 
     def _opened(self, opened: OpenRequest) -> None:
-        """A request to a decoupled model is about to be sent. It may have waited here for its model to be known."""
+        """A request to a decoupled model is about to be sent, or one that asks about its wait. It may have waited here
+        for its model to be known."""
         future = opened.future
+        opened.hear = partial(self._hear, future)
+        if not opened.is_many:
+            return
         self._open[future] = next((one for one in self._outstanding if one.answer is future), None)
         if (request := self._open[future]) is not None:
             self._outstanding.remove(request)
@@ -267,14 +276,22 @@ class InferStream:
         assert request is not None, "it was queued in the turn of the loop in which it was sent"
         self._put(request, content, is_last=False)
 
-    def _put(self, request: Outstanding, content: Answer | BaseException, *, is_last: bool) -> None:
+    def _hear(self, future: asyncio.Future[Answer], news: Answer) -> None:
+        """A request that waits for a slot hears of its wait: an answer without outputs, beside the others."""
+        if not self._closed:
+            heard = Outstanding(news.request_id, news.model.config.name, future, RAW_OUTPUTS, 0)
+            self._put(heard, news, is_last=False, is_news=True)
+
+    def _put(
+        self, request: Outstanding, content: Answer | BaseException, *, is_last: bool, is_news: bool = False
+    ) -> None:
         """An answer of a decoupled model has come. It is counted until it is written."""
         if self._is_cut:
             return
         if not isinstance(content, Answer | MeshError):
             content = MeshError(f"internal error in the gateway: {type(content).__name__}", Code.INTERNAL)
         size = 0 if isinstance(content, MeshError) else sum([len(output.raw) for output in content.message.outputs])
-        self._parts.append(Part(request, content, is_last, size, size + ENTRY_BYTES))
+        self._parts.append(Part(request, content, is_last, is_news, size, size + ENTRY_BYTES))
         self._outstanding_bytes += size
         self._unread.add(self, size + ENTRY_BYTES, self._cut_off)
         if self._are_too_many:
@@ -335,6 +352,8 @@ class InferStream:
         self._outstanding_bytes -= part.size + (request.size if part.is_last else 0)
         self._room.set()
         try:
+            if part.is_news and isinstance(request.answer, asyncio.Future) and request.answer.done():
+                return
             if isinstance(content, MeshError) or not content.message.empty or request.wants_empty_final:
                 await self._context.write(await self._response_to(request, content, part.size, is_last=part.is_last))
         finally:

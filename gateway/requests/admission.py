@@ -31,8 +31,12 @@ WIDE_IDS = ("UINT64", "INT64")
 """Types of a CORRID control that can hold the hash of a session's text."""
 STRINGS_BYTES_MAX = 1 << 18
 """Bytes of a BYTES tensor that are read in one go: at worst elements without content, 4 bytes each, some 10 ms."""
-START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = map(
-    int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.ALONE, StepFlag.PAGEABLE)
+START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, TOLD = map(
+    int,
+    (
+        *(StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.ALONE, StepFlag.PAGEABLE),
+        StepFlag.TOLD,
+    ),
 )
 
 BATCH_NOTE = (
@@ -73,6 +77,9 @@ class InferCall(msgspec.Struct, frozen=True):
     first_answer     request parameter `sequence_answer`: of a decoupled model's answers, the first one that the caller
                      lacks
     wants_empty_final  of a decoupled model, the caller wants a last answer that has nothing to give
+    wait_info        request parameter `sequence_wait_info`: the caller wants to hear of its wait for a slot
+    wait_max_ms      request parameter `sequence_wait_max_ms`: how long the caller waits for a sequence's first slot; 0:
+                     it has not said so
     """
 
     model: str
@@ -95,6 +102,8 @@ class InferCall(msgspec.Struct, frozen=True):
     endpoint: Endpoint = Endpoint.MODEL_INFER
     first_answer: int = 1
     wants_empty_final: bool = False
+    wait_info: bool = False
+    wait_max_ms: int = 0
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -452,6 +461,7 @@ def _step(
         | (IMPLICIT if (batching.implicit_start or call.session_id is not None) and not continues else 0)
         | (DURABLE if config.recoverable else 0)
         | (PAGEABLE if config.pageable else 0)
+        | (TOLD if call.wait_info or call.wait_max_ms else 0)
     )
     requested = check_version_text(call.version) + (call.part.scope if call.part is not None else "")
     return Admitted(
@@ -472,7 +482,8 @@ def _own_sequence(
     The batcher sets START and END itself; the request's own flags are ignored, as in Triton. The sequence's id is made
     here, and no client learns it (triton-spec 1.10).
     """
-    flags = START | END | ALONE | (DURABLE if config.recoverable else 0)
+    asks = TOLD if call.wait_info or call.wait_max_ms else 0
+    flags = START | END | ALONE | (DURABLE if config.recoverable else 0) | asks
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),

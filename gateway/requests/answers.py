@@ -54,6 +54,9 @@ class RequestAnswers:
         self._last.add_done_callback(lambda _: self._news.set())
 
     def _opened(self, request: OpenRequest) -> None:
+        if not request.is_many:
+            return
+
         def take(content: Answer | MeshError) -> None:
             self._taken.append(OneAnswer(content, is_last=False))
             self._bytes += size_of(content)

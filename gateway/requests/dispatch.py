@@ -31,7 +31,8 @@ from gateway.requests.early_steps import EarlySteps
 from gateway.requests.refusals import refusal
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import lookup_of
-from gateway.requests.waiting import Accepted, PendingRequest
+from gateway.requests.slot_waits import SlotWaits
+from gateway.requests.waiting import Accepted, PendingRequest, SlotWait
 from shared.contract.errors import Code, NotReadyError, Reason, UnavailableError
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
@@ -41,6 +42,7 @@ from shared.contract.step_digest import step_digest
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.forecasts import Forecasts
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
@@ -120,6 +122,7 @@ class Dispatch:
         self._backlog_max = backlog_max
         self._live_max = live_max
         self._early = EarlySteps(self._resend, wait_s=early_wait_s)
+        self.waits = SlotWaits(Forecasts(redis, keys), self.withdraw)
         self._summaries = summaries
         self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
@@ -328,8 +331,13 @@ class Dispatch:
             asyncio.get_running_loop().call_later(LATE_PATIENCE_S, pending.failed, refusal(pending, outcome))
             return
         if outcome.code < 0:
-            if not self._early.keep(sequence_of(pending), pending, outcome):
-                pending.failed(refusal(pending, outcome))
+            if self._early.keep(sequence_of(pending), pending, outcome):
+                return
+            error = refusal(pending, outcome)
+            if pending.wait is not None and outcome.code is SubmitCode.BACKLOG_FULL and outcome.extra != b"live":
+                self.waits.refuse(pending, error)
+            else:
+                pending.failed(error)
             return
         self._early.accepted(sequence_of(pending))
         if pending.used is not None:
@@ -339,12 +347,23 @@ class Dispatch:
         if repeated and pending.measures is not None:
             pending.measures.repeated(outcome.code)
         pending.span.accepted(outcome.step, repeated=repeated)
+        if pending.wait is not None:
+            self._watch_wait(pending, pending.wait, outcome)
         if outcome.code is SubmitCode.REPEATED:
             pending.accepted = Accepted(step=outcome.step, run=outcome.run)
             record = self._keys.sequence(sequence_of(pending)).record
             self._replies.deliver(pending.token.encode(), outcome.extra, record)
         else:
             self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step, outcome.run))
+
+    def _watch_wait(self, pending: PendingRequest, wait: SlotWait, outcome: Submitted) -> None:
+        """Begins to tell a caller that has asked about its wait for a slot. Of one that joined another nobody knows
+        whether it waits; it hears something if it does."""
+        if outcome.code is SubmitCode.DELIVERED:
+            wait.waited_ms = 0
+        elif outcome.code in (SubmitCode.WAITING, SubmitCode.JOINED):
+            wait.is_new = outcome.code is SubmitCode.WAITING and outcome.step == 1
+            self.waits.begin(pending)
 
     def _resend(self, pending: PendingRequest) -> None:
         """Sends a step again that was refused.
@@ -457,7 +476,7 @@ class Dispatch:
             version=message.version,
             gateway=self._gateway,
             token=pending.token,
-            timeout_us=0 if pending.admitted.timeout_is_ignored else call.timeout_us,
+            timeout_us=patience_us(pending),
             message=encode(message),
             since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms),
         )
@@ -483,6 +502,13 @@ class Dispatch:
 
 def is_withdrawal(kind: CallKind) -> bool:
     return kind not in WITHDRAWAL_OF
+
+
+def patience_us(pending: PendingRequest) -> int:
+    """How long a request may wait for its sequence's first slot; 0: for ever."""
+    call = pending.call
+    bounds = (0 if pending.admitted.timeout_is_ignored else call.timeout_us, 1000 * call.wait_max_ms)
+    return min(filter(None, bounds), default=0)
 
 
 def kind_of(pending: PendingRequest) -> CallKind:

@@ -113,7 +113,8 @@ class Inference:
 
         connection  the connection that the request came over; None for one that carries only this request
         on_open     called before the request is sent, if its model is decoupled: it sets `OpenRequest.take`, which
-                    then takes every answer but the last one. None: a request to such a model is refused
+                    then takes every answer but the last one. None: a request to such a model is refused. It is also
+                    called for a request that asks about its wait (`OpenRequest.hear`)
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = sum(len(tensor.raw) for tensor in call.inputs)
@@ -270,7 +271,7 @@ class Inference:
         pending = PendingRequest(
             call, record, admitted, future, shard=shard, token=self._replies.token(), span=span, measures=measures
         )
-        if config.decoupled and on_open is not None:
+        if on_open is not None and (config.decoupled or pending.wait is not None):
             on_open(pending)
         self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:

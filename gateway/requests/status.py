@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.contract.errors import Code, MeshError, SequenceError
+from shared.contract.errors import Code, MeshError
 
 HTTP_STATUS: dict[Code, int] = {
     Code.UNKNOWN: 400,
@@ -34,15 +34,11 @@ GRPC_STATUS: dict[Code, str] = {
 
 def http_error(error: MeshError) -> tuple[int, dict[str, str | int]]:
     """Status and JSON body of an error. The body of a SequenceError also has the reason, the sequence's last step, and
-    what the client can do."""
-    body: dict[str, str | int] = {"error": error.message}
-    if isinstance(error, SequenceError):
-        body |= error.facts
-    return HTTP_STATUS[error.code], body
+    what the client can do; that of a request that has asked about its wait, what is known of it."""
+    return HTTP_STATUS[error.code], {"error": error.message, **error.facts}
 
 
 def grpc_details(error: MeshError) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata of a sequence's error: `seqmesh-reason`, `seqmesh-last-step` and `seqmesh-retry`."""
-    if isinstance(error, SequenceError):
-        return tuple((f"seqmesh-{name.replace('_', '-')}", str(value)) for name, value in error.facts.items())
-    return ()
+    """Trailing metadata of a sequence's error: `seqmesh-reason`, `seqmesh-last-step`, `seqmesh-retry`; and of one that
+    has asked about its wait, for instance `seqmesh-place`."""
+    return tuple((f"seqmesh-{name.replace('_', '-')}", str(value)) for name, value in error.facts.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -25,8 +26,9 @@ from shared.contract.errors import (
     UnavailableError,
     code_of,
 )
+from shared.contract.forecast import Outlook
 from shared.contract.ids import ShardId
-from shared.contract.messages import ModelRecord, ReplyMessage, read_reply
+from shared.contract.messages import WAITED_MS, ModelRecord, ReplyMessage, StepFlag, read_reply
 from shared.store.reading import FAILURES, noted
 from shared.traces.tracing import NO_STEP, StepSpan
 
@@ -39,8 +41,8 @@ class Answer(msgspec.Struct, frozen=True):
     version        the version that ran
     request_id     as the client gave it, "" for none
     session_id     value of `Inference-Session-Id`: the client's own, or the one that the gateway made; else None
-    parameters     the response's parameters: the model's own; also `sequence_id` if the gateway named the sequence, and
-                   `sequence_step` if the request numbered its step
+    parameters     the response's parameters: the model's own; also `sequence_id` if the gateway named the sequence,
+                   `sequence_step` if the request numbered its step, and what a request has asked of its wait for a slot
 
     The answers of a decoupled model are numbered (`ReplyMessage.number`); `message.more` says that others follow.
     """
@@ -66,17 +68,37 @@ class Accepted(NamedTuple):
     run: str = ""
 
 
+@dataclass(slots=True)
+class SlotWait:
+    """What is known of a request's wait for a slot, because it has asked.
+
+    is_new     its sequence has had no slot yet: it may be taken back
+    waited_ms  how long it has waited, all in all; None: it waits, or nobody knows
+    outlook    the latest that was known of its place and the time; None: nothing yet
+    refusal    why it is being taken back; None: it is not
+    """
+
+    is_new: bool = False
+    waited_ms: int | None = None
+    outlook: Outlook | None = None
+    refusal: SequenceError | None = None
+
+
 class OpenRequest:
     """A request whose answers come one by one. It is told to its caller before it is sent (`OnOpen`).
 
+    is_many  its model is decoupled, so it has any number of answers
     take    takes each answer but the last one, which ends the future. Its caller sets it
+    hear    takes what is said of its wait before it has an answer: answers without outputs. Its caller may set it
     heard   when the latest answer came; seconds, monotonic clock
     limit   ends the request when the gateway's own time for it is over; None: there is no limit
     """
 
-    __slots__ = ("future", "heard", "limit", "take")
+    __slots__ = ("future", "hear", "heard", "is_many", "limit", "take")
 
     future: asyncio.Future[Answer]
+    is_many: bool
+    hear: Callable[[Answer], None] | None
     take: Callable[[Answer | MeshError], None] | None
     heard: float
     limit: asyncio.TimerHandle | None
@@ -87,7 +109,7 @@ class OpenRequest:
 
 
 OnOpen = Callable[[OpenRequest], None]
-"""Told of a request to a decoupled model, before it is sent."""
+"""Told of a request to a decoupled model, or of one that asks about its wait, before it is sent."""
 
 
 class PendingRequest(OpenRequest):
@@ -101,6 +123,7 @@ class PendingRequest(OpenRequest):
     take        None: there is only one answer, or the last one has come
     taken       number of the newest answer of a decoupled model that the client has
     accepted    what Redis said when it accepted the request; None before
+    wait        of a request that has asked about its wait for a slot; else None
     withdrawn   the client has left, and the request is to be taken back
     sent        when it was last sent; seconds, monotonic clock
     first_sent  when it was first sent, if the outcome of that attempt is unknown; seconds, monotonic clock
@@ -120,6 +143,7 @@ class PendingRequest(OpenRequest):
         "taken",
         "token",
         "used",
+        "wait",
         "withdrawn",
     )
 
@@ -145,6 +169,9 @@ class PendingRequest(OpenRequest):
         self.measures = measures
         self.replied_ns = 0
         self.limit = None
+        self.is_many = record.config.decoupled
+        self.hear = None
+        self.wait = SlotWait() if admitted.flags & StepFlag.TOLD else None
         self.take = None
         self.taken = max(0, call.first_answer - 1)
         self.heard = 0.0
@@ -176,6 +203,9 @@ class PendingRequest(OpenRequest):
             noted(key, failure)
             self.future.set_exception(unreadable_answer(self))
             return False
+        if message.notice:
+            self._has_slot(message)
+            return True
         if message.number and self.take is not None:
             return self._one_of_many(message, self.take)
         self._end(message)
@@ -198,10 +228,33 @@ class PendingRequest(OpenRequest):
             take(error_of(message) if message.error_code else self._answer(message))
         return True
 
+    @property
+    def waits(self) -> bool:
+        """Whether the request has asked about its wait for a slot, and still waits, as far as is known."""
+        return self.wait is not None and self.wait.waited_ms is None and not self.future.done()
+
+    def foretold(self, outlook: Outlook) -> None:
+        """The request's place in the line and the time that it will wait, as they are now known."""
+        assert self.wait is not None, "it has asked"
+        before, self.wait.outlook = self.wait.outlook, outlook
+        if before is None or before.place != outlook.place or (before.wait_ms is None) != (outlook.wait_ms is None):
+            self._say({f"sequence_{name}": value for name, value in outlook.facts.items()})
+
+    def _has_slot(self, notice: ReplyMessage) -> None:
+        waited_ms = notice.parameters[WAITED_MS]
+        if self.wait is not None and isinstance(waited_ms, int):
+            # After a takeover it may wait once more.
+            self.wait.waited_ms = (self.wait.waited_ms or 0) + waited_ms
+            self._say({WAITED_MS: self.wait.waited_ms})
+
+    def _say(self, parameters: dict[str, Parameter]) -> None:
+        if self.hear is not None:
+            self.hear(self._answer(ReplyMessage("", parameters=parameters, more=True)))
+
     def _end(self, message: ReplyMessage) -> None:
         self.take = None
         if message.error_code:
-            self.future.set_exception(error_of(message))
+            self.future.set_exception(self._error(message))
         else:
             self.future.set_result(self._answer(message))
 
@@ -210,11 +263,22 @@ class PendingRequest(OpenRequest):
         if not self.future.done():
             self.future.set_exception(error)
 
+    def _error(self, message: ReplyMessage) -> MeshError:
+        error, wait = error_of(message), self.wait
+        if wait is not None and wait.waited_ms is None:
+            if wait.refusal is not None and error.code is Code.CANCELLED:
+                return wait.refusal
+            error.outlook = wait.outlook
+        return error
+
     def _answer(self, message: ReplyMessage) -> Answer:
         call, made = self.call, self.admitted.session_id
         parameters: Mapping[str, Parameter] = message.parameters
-        if made is not None or call.expected_step is not None:
+        wait = self.wait
+        if made is not None or call.expected_step is not None or wait is not None:
             parameters = dict(parameters)
+            if wait is not None and wait.waited_ms is not None:
+                parameters[WAITED_MS] = wait.waited_ms
             if made is not None:
                 parameters["sequence_id"] = made
             if call.expected_step is not None and message.step:

@@ -51,6 +51,8 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
     status, body = http_error(error)
     if isinstance(error, UnsupportedEncodingError):
         headers += ((b"accept-encoding", b"gzip, deflate"),)
+    if (seconds := error.retry_after_s) is not None:
+        headers += ((b"retry-after", b"%d" % seconds),)
     await send_bytes(send, status, orjson.dumps(body), (JSON, *headers))
 
 

@@ -278,6 +278,11 @@ def answer_number_of(value: Any, key: str) -> int:
     return _counted(value, key, "answers")
 
 
+def wait_of(value: Any, key: str) -> int:
+    """How long the caller waits for a slot, ms."""
+    return _counted(value, key, "milliseconds")
+
+
 def _counted(value: Any, key: str, what: str) -> int:
     number = unsigned_of(value, key)
     if not number:
@@ -302,6 +307,8 @@ MESH_PARAMETERS = {
     "sequence_end": MeshParameter("end", bool_of),
     "sequence_step": MeshParameter("expected_step", step_number_of),
     "sequence_answer": MeshParameter("first_answer", answer_number_of),
+    "sequence_wait_info": MeshParameter("wait_info", bool_of),
+    "sequence_wait_max_ms": MeshParameter("wait_max_ms", wait_of),
     "priority": MeshParameter("priority", unsigned_of),
     "timeout": MeshParameter("timeout_us", unsigned_of),
 }

@@ -123,7 +123,8 @@ class SequenceRoutes:
         _check(wanted.sort.removeprefix("-"), "sort", SORT_KEYS)
         async with self._turn:
             found = await self._sequences.matching(model, wanted)
-        page = [msgspec.to_builtins(one) for one in found[offset : offset + limit]]
+            shown = await self._sequences.foretold(found[offset : offset + limit])
+        page = [msgspec.to_builtins(one) for one in shown]
         await send_json(send, {"sequences": page, "total": len(found), "limit": limit, "offset": offset})
 
     @described(of_struct(SequenceStatus, state_bytes=ANY_OBJECT), errors=OF_MODEL, query=ID_QUERY)
@@ -133,6 +134,7 @@ class SequenceRoutes:
         (status,) = await self._sequences.statuses([sequence])
         if status is None:
             raise _unknown(scope)
+        (status,) = await self._sequences.foretold([status])
         sizes = await self._sequences.state_bytes(sequence)
         await send_json(send, {**msgspec.to_builtins(status), "state_bytes": sizes})
 

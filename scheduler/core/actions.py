@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
+from shared.contract.forecast import LineForecast
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -135,11 +136,45 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Remove a wish that was fulfilled, cannot be, or took too long. entry: the wish's entry in the starts stream."""
+    """Remove a wish that was fulfilled, cannot be, or took too long, or a question that was taken in.
+
+    entry  its entry in the starts stream
+    """
 
     sequence: SequenceId
     entry: Entry
     cause: str = ""
 
 
-Action = Assign | Vacate | WantSlots | MoveOut | Pause | Dismiss | Reclaim | Drain | Forget | Reject | LookForExpired
+@dataclass(frozen=True, slots=True)
+class LookAtIdle:
+    """Look when idle sequences will expire: at most `count`, those with the earliest deadlines. It comes back as
+    `IdleSeen`."""
+
+    count: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell everybody how the model's waiting lines stand. It is forgotten after some seconds."""
+
+    lines: tuple[LineForecast, ...]
+    cause: str = ""
+
+
+Action = (
+    Assign
+    | Vacate
+    | WantSlots
+    | MoveOut
+    | Pause
+    | Dismiss
+    | Reclaim
+    | Drain
+    | Forget
+    | Reject
+    | LookForExpired
+    | LookAtIdle
+    | Publish
+)

@@ -6,7 +6,7 @@ given to others. A late or repeated event is recognised by its entry or its epoc
 
 from __future__ import annotations
 
-from scheduler.core import balance, expiry, paging
+from scheduler.core import balance, expiry, forecasts, paging
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
@@ -14,7 +14,9 @@ from scheduler.core.events import (
     Event,
     ExecutorLost,
     ExecutorSeen,
+    ForecastAsked,
     Forgotten,
+    IdleSeen,
     Looked,
     MovedOut,
     MoveWished,
@@ -50,6 +52,8 @@ The event has the newest epoch of the shard: every epoch of the sequence up to i
 WAIT_ENDS = {"x": "expired", "h": "paused"}
 """Moves by the kind of a `WaitEnded`: the idle time was over (`expire.lua`), or an operator paused the sequence
 (`pause.lua`). With every other kind it was cancelled."""
+NOT_FREED = ("moved out", "refused")
+"""Moves that give a slot back and make no room: the sequence wants another slot, or never had this one."""
 LOOK_MS_MAX = 10_000
 """Longest pause between two looks for idle sequences, whatever is known of their deadlines."""
 
@@ -96,6 +100,10 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return balance.wish(state, event.sequence, event.to, event.entry, event.cause)
         case PauseWished(sequence, until_ms, entry, cause):
             return [Pause(sequence, until_ms, entry, cause)]
+        case ForecastAsked():
+            return forecasts.asked(state, event)
+        case IdleSeen():
+            return forecasts.idle_seen(state, event)
         case VersionsWithdrawn():
             return versions_withdrawn(state, event)
 
@@ -235,9 +243,11 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     while (sequence := backlog.first()) is not None:
         table, ended_wish = balance.placement(state, state.sequences[sequence])
         if table is None:
-            return actions + paging.ask_for_slots(state, version, cause)
+            actions += paging.ask_for_slots(state, version, cause)
+            break
         backlog.withdraw(sequence)
         actions += [place(state, state.sequences[sequence], table, cause), *ended_wish]
+    state.freed_slots(version).taken(state.now_ms, all_taken=not state.ring(version).has_free_slot())
     return actions
 
 
@@ -257,6 +267,8 @@ def end(state: LeaderState, sequence: Sequence, how: str, cause: str) -> list[Ac
         state.backlog(sequence.version).withdraw(sequence.sequence)
         return []
     state.table_at(sequence.place).release(sequence.place, sequence.sequence)
+    if how not in NOT_FREED:
+        state.freed_slots(sequence.version).freed(state.now_ms)
     return serve(state, sequence.version, cause)
 
 
@@ -365,7 +377,7 @@ def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: s
 
 def tick(state: LeaderState, event: Tick) -> list[Action]:
     """Does what is due by time: refuses sequences that have waited too long, looks for idle sequences, pages, evens out
-    load, pursues wishes, and forgets executors that are long gone."""
+    load, pursues wishes, makes a forecast, and forgets executors that are long gone."""
     is_look_due = event.now_ms >= state.look_ms or event.now_ms < state.now_ms
     state.now_ms = max(state.now_ms, event.now_ms)
     overdue = expiry.overdue(state)
@@ -374,6 +386,7 @@ def tick(state: LeaderState, event: Tick) -> list[Action]:
         actions.append(LookForExpired(state.now_ms, event.cause))
     actions += paging.look_again(state, event.cause)
     actions += balance.time_passed(state, event.cause)
+    actions += forecasts.time_passed(state, event.cause)
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 
@@ -403,6 +416,7 @@ def is_due(state: LeaderState, now_ms: int) -> bool:
         or bool(state.timeouts and state.timeouts[0][0] <= now_ms)
         or bool(state.underway or state.wishes or state.uneven_since_ms)
         or any(len(backlog) for backlog in state.backlogs.values())
+        or forecasts.is_due(state, now_ms)
         or any(executor.phase is ExecutorPhase.EMPTY for executor in state.executors.values())
     )
 

@@ -156,6 +156,26 @@ class PauseWished:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastAsked:
+    """Somebody wants to know how the model's waiting lines stand. sequence: the one that it is about
+
+    entry  the question's entry in the starts stream
+    """
+
+    sequence: SequenceId
+    entry: Entry
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSeen:
+    """A `LookAtIdle` is done. expiries: idle sequences, and in how many ms each of them expires"""
+
+    expiries: tuple[tuple[SequenceId, int], ...]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaimed:
     """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds no step of one."""
 
@@ -218,6 +238,8 @@ Event = (
     | MovedOut
     | MoveWished
     | PauseWished
+    | ForecastAsked
+    | IdleSeen
     | Reclaimed
     | Forgotten
     | VersionsWithdrawn

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler.core.backlog import Backlog, Entry
+from scheduler.core.freed_slots import FreedSlots
 from scheduler.core.history import History
 from scheduler.core.placement import Ring
 from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
@@ -194,6 +195,8 @@ class LeaderState:
                      a paged sequence is "": the leader does not know it
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
+    freed            by version
+    forecast_until_ms, forecast_next_ms  until when forecasts are wanted, and when the next one is due
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -208,6 +211,9 @@ class LeaderState:
     underway: dict[SequenceId, tuple[str, int]] = field(default_factory=dict[SequenceId, tuple[str, int]])
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
+    freed: dict[str, FreedSlots] = field(default_factory=dict[str, FreedSlots])
+    forecast_until_ms: int = 0
+    forecast_next_ms: int = 0
     history: History = field(default_factory=History)
 
     def ring(self, version: str) -> Ring:
@@ -224,6 +230,10 @@ class LeaderState:
     def tenants(self, version: str) -> Tenants:
         """The sequences that hold slots of a version."""
         return self.holders.setdefault(version, Tenants())
+
+    def freed_slots(self, version: str) -> FreedSlots:
+        """How often slots of a version become free."""
+        return self.freed.setdefault(version, FreedSlots())
 
     def tables(self, executor: ExecutorId) -> list[SlotTable]:
         """An executor's slot tables, in the order of the versions."""

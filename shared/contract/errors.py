@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from shared.contract.forecast import Outlook
 from shared.contract.limits import ERROR_CHARACTERS_MAX
 
 ELLIPSIS = " [...] "
@@ -75,6 +76,7 @@ class Reason(StrEnum):
     BACKLOG_FULL = "backlog_full"
     EXISTS = "exists"
     ANSWERED = "answered"
+    WAIT_TOO_LONG = "wait_too_long"
 
 
 def code_of(text: str) -> Code:
@@ -184,6 +186,13 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
         "was not started.",
         "Send the same request again later.",
     ),
+    Reason.WAIT_TOO_LONG: ReasonMeaning(
+        Code.UNAVAILABLE,
+        Retry.SAME,
+        "The sequence would wait for a slot for longer than its request allows (`sequence_wait_max_ms`). It was not "
+        "started.",
+        "Send the same request again later: `wait_ms` says when, if it is known.",
+    ),
 }
 """The one table of reasons; `gateway.requests.status` turns codes into statuses of HTTP and gRPC. Two answers have
 another code, that of the step's own fate: a step that was cancelled before it ran (`cancelled`, CANCELLED), and a step
@@ -215,16 +224,29 @@ class MeshError(Exception):
     """Base of every error that a caller may see.
 
     accepted  True: the request had been accepted, and this is its answer; False: it was refused
+    outlook   of a request that has asked about its wait for a slot: what was known of it when it was refused; else None
     """
 
     code: Code = Code.UNKNOWN
     accepted: bool = False
+    outlook: Outlook | None = None
 
     def __init__(self, message: str, code: Code | None = None) -> None:
         self.message = sendable(message)
         super().__init__(self.message)
         if code is not None:
             self.code = code
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """The machine-readable part beside code and text, in both protocols."""
+        return dict(self.outlook.facts) if self.outlook is not None else {}
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """When it is worth trying again, whole seconds from 1; None: nobody knows."""
+        wait_ms = self.outlook.wait_ms if self.outlook is not None else None
+        return None if wait_ms is None else max(1, (wait_ms + 999) // 1000)
 
     def within(self, where: str) -> Self:
         """Returns itself with a text that says first where it happened."""
@@ -263,8 +285,9 @@ class SequenceError(RequestError):
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """The machine-readable part, in both protocols: reason, last step, and whether to send the request again."""
-        return {"reason": str(self.reason), "last_step": self.last_step, "retry": self._retry.value}
+        """Also reason, last step, and whether to send the request again."""
+        about = {"reason": str(self.reason), "last_step": self.last_step, "retry": self._retry.value}
+        return {**about, **super().facts}
 
 
 class UnavailableError(MeshError):

@@ -27,6 +27,7 @@ class StepFlag(IntFlag):
     ALONE     its sequence consists of this one request, under an id that the gateway made and no client knows
     PAGEABLE  its sequence gives up its slot between two steps while other sequences wait
     STREAMED  its model is decoupled: the step may have answers before its last one; only `commit` is told
+    TOLD      its caller is told when it has a slot, and how long it waited (`ReplyMessage.notice`)
     """
 
     NONE = 0
@@ -37,6 +38,7 @@ class StepFlag(IntFlag):
     ALONE = 16
     PAGEABLE = 32
     STREAMED = 64
+    TOLD = 128
 
 
 EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
@@ -94,6 +96,7 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
                  again after a takeover gives them the same numbers. 0: it is the only answer
     more         other answers follow
     empty        the last answer of a decoupled model that had none to give: it only says that no other follows
+    notice       this is no answer: the step has its slot now, after so many ms (parameter WAITED_MS)
     """
 
     version: str
@@ -107,6 +110,11 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0
     more: bool = False
     empty: bool = False
+    notice: bool = False
+
+
+WAITED_MS = "sequence_waited_ms"
+"""Parameter of a notice, and of the answer to a request that asked: how long the step waited for its slot."""
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -363,6 +371,8 @@ def read_reply(raw: bytes) -> ReplyMessage:
         raise ValueError(f"no reason: {reply.reason[:64]!r}")
     if not 0 <= reply.step < 1 << 63:
         raise ValueError(f"no step: {reply.step}")
+    if reply.notice and type(reply.parameters.get(WAITED_MS)) is not int:
+        raise ValueError("a notice of no time")
     if reply.number < 0 or (reply.more and not reply.number):
         raise ValueError(f"no number of an answer: {reply.number}")
     for output in reply.outputs:

@@ -34,7 +34,7 @@ TYPES = {
     for type_, kinds in {
         "hash": "seq checkpoint journal line work:meta work:messages work:held work:takers work:early cache:entries "
         "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls",
-        "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway",
+        "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway forecast",
         "stream": "parked starts feed inbox replies control",
         "zset": "deadlines work:queue work:deadlines work:order cache:used",
         "list": "work:wake tally",
@@ -210,6 +210,9 @@ class Keyspace:
 
     def leader(self, model: str) -> str:
         return f"{self._mesh_base}leader:{model}"
+
+    def forecast(self, model: str) -> str:
+        return f"{self._mesh_base}forecast:{model}"
 
     def scheduler(self, name: str) -> str:
         return f"{self._mesh_base}scheduler:{name}"

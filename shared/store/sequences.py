@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from shared.contract.errors import Code, Reason
-from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, model_of
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, model_of, sequence_id
 from shared.contract.limits import LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ReplyMessage, ServedModel, encode
 from shared.contract.record import (
@@ -53,6 +53,7 @@ from shared.contract.record import (
 from shared.contract.state_fields import state_of_field
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence, ExportError, check, is_portable
+from shared.store.forecasts import Forecasts
 from shared.store.journals import SIZE, Journal, JournalError, journal_of, read_journal
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -80,6 +81,8 @@ OPEN_STATES = ("waiting", "live", "moving", "paged", PAUSED)
 """States of sequences that are not over."""
 BETWEEN_EXPORTS_S = (0.05, 0.2, 1.0)
 """Pauses between two looks at a sequence that is to be exported and has an open step."""
+IN_LINE = ("waiting", "moving")
+"""States of sequences that wait for a slot."""
 LEADER_S, POLL_S = 15.0, 0.05
 """How long an operator's wish waits for its model's leader, and how often it is looked at."""
 READ_AT_ONCE = 512
@@ -129,6 +132,9 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
     idle_left_ms       how much of its idle time is left; absent with open steps, in a pause, and when it is over
     paused_until_ms    end of the pause, ms since 1970; absent unless the sequence is paused
+    place              in the line of its version, from 1; absent unless it waits for a slot
+    wait_ms            how long it will still wait, about; absent if nothing is known
+    wait_low_ms, wait_high_ms  four of five such waits end between them; absent if nothing is known
     """
 
     model: str
@@ -150,6 +156,10 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_left_ms: int | None = None
     has_moved: bool = False
     paused_until_ms: int | None = None
+    place: int | None = None
+    wait_ms: int | None = None
+    wait_low_ms: int | None = None
+    wait_high_ms: int | None = None
 
 
 SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
@@ -198,6 +208,7 @@ class Sequences:
         self._keys = keys
         self._membership = membership
         self._scripts = Scripts(redis, keys)
+        self._forecasts = Forecasts(redis, keys)
 
     async def matching(self, model: str, wanted: Wanted) -> list[SequenceStatus]:
         """The open sequences of a model that are wanted, sorted. One that begins or ends meanwhile may be missing."""
@@ -235,6 +246,21 @@ class Sequences:
         return [
             value_of(self._keys.sequence(sequence).record, record, partial(_status, sequence, idle_left_ms=idle))
             for sequence, record, idle in zip(sequences, replies[::2], replies[1::2], strict=True)
+        ]
+
+    async def foretold(self, statuses: Sequence[SequenceStatus]) -> list[SequenceStatus]:
+        """The statuses, of one model, with the place and the expected wait of each sequence that waits for a slot.
+
+        Nothing is added while nobody leads the model.
+        """
+        waiting = next((_name(one) for one in statuses if one.state in IN_LINE), None)
+        forecast = await self._forecasts.of(waiting) if waiting is not None else None
+        if forecast is None:
+            return list(statuses)
+        found = [forecast.of(_name(one)) if one.state in IN_LINE else None for one in statuses]
+        return [
+            one if outlook is None else msgspec.structs.replace(one, **outlook.facts)
+            for one, outlook in zip(statuses, found, strict=True)
         ]
 
     async def state_bytes(self, sequence: SequenceId) -> dict[str, int]:
@@ -451,6 +477,10 @@ def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, by
 
 def _pieces(names: Sequence[SequenceId]) -> Iterable[Sequence[SequenceId]]:
     return (names[begin : begin + READ_AT_ONCE] for begin in range(0, len(names), READ_AT_ONCE))
+
+
+def _name(status: SequenceStatus) -> SequenceId:
+    return sequence_id(status.model, status.requested_version, status.id)
 
 
 def _id_text(sequence: SequenceId) -> str:

@@ -44,7 +44,7 @@ DISTURBS = frozenset(
 HARMLESS = frozenset(
     {
         *("wanted-slots", "tally", "counts", "report", "mesh", "drained", "scheduler", "control", "wanted", "kept"),
-        *("load", "services", "settings", "gateway", "unreadable", "calls"),
+        *("load", "services", "settings", "gateway", "unreadable", "calls", "forecast"),
     }
 )
 """Kinds without which everything goes on: nobody may notice anything."""

@@ -80,6 +80,7 @@ def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
     """The mesh of the gentle tests: two gateways, two executors, and every model that tests are gentle to."""
     repository = directory / "models"
     add_sum_model(repository, "narrow_sum", slots=2, virtual_slots=False)
+    add_sum_model(repository, "scarce_sum", slots=1, virtual_slots=False)
     add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000, virtual_slots=False)
     add_sum_model(repository, "tardy_sum", slots=2, idle_us=100_000, batch_s=0.3, virtual_slots=False)
     add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")

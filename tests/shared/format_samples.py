@@ -65,6 +65,7 @@ ADDED: Mapping[str, int] = {
     "ReplyMessage.number": 1,
     "ReplyMessage.more": 1,
     "ReplyMessage.empty": 1,
+    "ReplyMessage.notice": 1,
     "EnsembleStep.model": 1,
     "EnsembleStep.version": 1,
     "EnsembleStep.inputs": 1,

@@ -99,6 +99,8 @@ class EnsembleRequest(OpenRequest):
         self._call = call
         self._plan = plan
         self.future = future
+        self.is_many = plan.record.config.decoupled
+        self.hear = None
         self.take = None
         self.heard = 0.0
         self.limit = None

@@ -4,7 +4,7 @@
 -- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 term, then per sequence: sequence id, entry id of its wait, executor, instance, slot
 -- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
--- atomic epoch, owner and the move of every parked step
+-- atomic epoch, owner and the move of every parked step. Callers that asked (flag 128) are told how long it waited
 
 -- Upper ends of the buckets of waits, ms: `SLOT_WAIT_BOUNDS_S` of shared/statistics/meter.py.
 local WAIT_BOUNDS = { 5, 10, 50, 100, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000 }
@@ -16,6 +16,14 @@ local function tally_wait(version, cause, waits)
   local name = 'slot_wait_' .. cause
   tally(BASE .. 'tally:' .. MODEL .. '::' .. version,
     cmsgpack.pack({ name .. ':' .. bucket, 1, name .. ':sum', waited }))
+end
+
+-- Tells the caller of a step that has asked for it how long the step has waited; packed as a ReplyMessage of
+-- shared/contract/messages.py is. fields: as `park` wrote them; entry: the step's among the parked ones
+local function tell_waited(fields, entry)
+  local waited = math.max(0, clock_ms() - number(string.match(entry, '^%d+')))
+  answer(fields[8], fields[10], cmsgpack.pack({ '', {}, '', '', '', 0, '', { sequence_waited_ms = waited }, 0, false,
+    false, true }))
 end
 
 local function assign(keys, sid, waits, executor, instance, slot)
@@ -45,6 +53,7 @@ local function assign(keys, sid, waits, executor, instance, slot)
   local entries = redis.call('XRANGE', parked, '-', '+')
   for _, entry in ipairs(entries) do
     local fields = entry[2]
+    if has(number(fields[6]), TOLD) then tell_waited(fields, entry[1]) end
     for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
       fields[#fields + 1] = extra
     end
@@ -77,4 +86,5 @@ for i, epoch in ipairs(epochs) do
   if epoch == 0 and string.find(waits, '^%d+%-%d+$') then redis.call('XDEL', STARTS, waits) end
 end
 tally_all()
+send_answers()
 return epochs

@@ -12,7 +12,7 @@
 -- A value that cannot be read costs its own sequence or request only (shared/store/reading.py): no script fails because
 -- of it.
 
-local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, STREAMED = 1, 2, 4, 8, 16, 32, 64
+local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, STREAMED, TOLD = 1, 2, 4, 8, 16, 32, 64, 128
 
 -- Of the present call: its keys and arguments; what Redis offers (a library sees it in calls only); the beginning of
 -- every key of its shard. Keys that a script builds from a record begin with BASE too, so they carry the hash tag of the

@@ -8,7 +8,8 @@
 --          for the last accepted step (since START)
 --        per step: sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
---                  16 the sequence consists of this one request, 32 it may be paged),
+--                  16 the sequence consists of this one request, 32 it may be paged, 128 its caller is to be told
+--                  how long it waits for a slot),
 --                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
 --                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without

@@ -20,9 +20,11 @@ from scheduler.core.actions import (
     Dismiss,
     Drain,
     Forget,
+    LookAtIdle,
     LookForExpired,
     MoveOut,
     Pause,
+    Publish,
     Reclaim,
     Reject,
     Vacate,
@@ -442,6 +444,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 raise AssertionError("nobody wishes it: a pause is the script's, and the core only passes the wish on")
             case LookForExpired(now_ms):
                 return [Looked(now_ms, None)]
+            case LookAtIdle() | Publish():
+                raise AssertionError("nobody asks for a forecast")
             case Drain():
                 return []
 

@@ -41,9 +41,11 @@ from scheduler.core.actions import (
     Dismiss,
     Drain,
     Forget,
+    LookAtIdle,
     LookForExpired,
     MoveOut,
     Pause,
+    Publish,
     Reclaim,
     Reject,
     Vacate,
@@ -56,7 +58,9 @@ from scheduler.core.events import (
     Event,
     ExecutorLost,
     ExecutorSeen,
+    ForecastAsked,
     Forgotten,
+    IdleSeen,
     Looked,
     MovedOut,
     MoveWished,
@@ -104,6 +108,7 @@ def test_there_are_transcripts() -> None:
         "paging",
         "balance",
         "move",
+        "forecast",
     } <= {file.stem for file in FILES}
 
 
@@ -220,6 +225,10 @@ def wish(_: LeaderState, subject: str, rest: list[str]) -> Event:
     return MoveWished(SequenceId(subject), None if to == "any" else ExecutorId(to), place(entry))
 
 
+def expiries(words: list[str]) -> tuple[tuple[SequenceId, int], ...]:
+    return tuple((SequenceId(name), int(ms)) for name, ms in zip(words[::2], words[1::2], strict=True))
+
+
 COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "joins": joins,
     "waits": waits,
@@ -234,6 +243,8 @@ COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "over": over,
     "closes": closes,
     "wish": wish,
+    "asks": lambda _, subject, rest: ForecastAsked(SequenceId(subject), place(rest[0])),
+    "idle": lambda _, subject, rest: IdleSeen(expiries([subject, *rest])),
     "out": lambda _, subject, rest: MovedOut(SequenceId(subject), Epoch(int(rest[0])), is_taken=True),
     "kept": lambda _, subject, rest: MovedOut(SequenceId(subject), Epoch(int(rest[0])), is_taken=False),
     "found": found,
@@ -272,6 +283,15 @@ def told_action(action: Action) -> str:
             return f"  dismiss the wish {entry} for {sequence}"
         case LookForExpired(now_ms):
             return f"  look for expired at {now_ms}"
+        case LookAtIdle(count):
+            return f"  look when {count} idle sequences expire"
+        case Publish(lines):
+            told = [
+                f"version {line.version}: {', '.join(line.line) or 'nobody'} waits, {line.freed} slots in "
+                f"{line.observed_ms} ms, expiries {list(line.expiries_ms)}"
+                for line in lines
+            ]
+            return f"  publish {' | '.join(told)}"
 
 
 def shown(state: LeaderState) -> list[str]:
