@@ -1,4 +1,4 @@
-"""The console's HTTP: the page's files, the stream of events, lookups, and the kill."""
+"""The console's HTTP: the page's files, the stream of events, lookups, and what pages may do."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.console.access import SECURITY_HEADERS, Access
-from deploy.console.events import WARN
+from deploy.console.actions import Actions
+from deploy.console.events import NOTE, WARN
+from deploy.console.history import RANGES, Subject
 from deploy.console.live import LiveMesh, Page, as_server_sent
 from deploy.console.reader import FOUND_MAX, MeshReader
 from deploy.console.view import sequence_view
 from deploy.local.control import ask_to_kill
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
-from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, model_of, sequence_id
+from shared.process import logs
 from shared.store.redis_client import CONNECTION_LOST
 
 STATIC = Path(__file__).parent / "static"
@@ -73,6 +76,7 @@ class ConsoleRoutes:
     live: LiveMesh
     reader: MeshReader
     lookups: Lookups
+    actions: Actions
     control: Path | None
 
     async def session(self, request: Request) -> Response:
@@ -111,8 +115,48 @@ class ConsoleRoutes:
                 Code.FORBIDDEN,
             )
         await ask_to_kill(self.control, name)
-        self.live.tell(WARN, f"{name} was killed by SIGKILL from this page", name)
+        self.live.tell(WARN, f"{name} was killed by SIGKILL from the console", name)
         return answered({"killed": name})
+
+    async def act_on_sequence(self, request: Request) -> Response:
+        """POST /api/sequences/{action}: `end`, `pause` (with `seconds`), `resume` or `move` (with `leaving`, and with
+        `to` unless any other executor will do), of the sequence that the query names.
+        """
+        self.access.check_actor(request.headers)
+        action, sequence = request.path_params["action"], watched_by(request)
+        if sequence is None:
+            raise RequestError("'model' and 'id' name the sequence")
+        match action:
+            case "end":
+                said = await self.actions.end(sequence)
+            case "pause":
+                said = await self.actions.pause(sequence, whole_number(request, "seconds"))
+            case "resume":
+                said = await self.actions.resume(sequence)
+            case "move":
+                said = await self.actions.move(sequence, parameter(request, "to"), parameter(request, "leaving"))
+            case _:
+                raise RequestError("a sequence can be told to: end, pause, resume, move", Code.NOT_FOUND)
+        return self._acted(action, f"Sequence {parameter(request, 'id')} of {model_of(sequence)}", said)
+
+    async def act_on_executor(self, request: Request) -> Response:
+        """POST /api/executors/{name}/{action}: `drain`, or `undrain`. name: of the executor, or its id"""
+        self.access.check_actor(request.headers)
+        name, action = request.path_params["name"], request.path_params["action"]
+        match action:
+            case "drain":
+                said = await self.actions.drain(name)
+            case "undrain":
+                said = await self.actions.serve_again(name)
+            case _:
+                raise RequestError("an executor can be told to: drain, undrain", Code.NOT_FOUND)
+        return self._acted(action, name, said)
+
+    def _acted(self, action: str, about: str, said: str) -> Response:
+        """The answer to an action. All pages hear of it."""
+        logs.info("acted from a page", action=action, about=about, outcome=said)
+        self.live.tell(NOTE, f"{about}: {said} (told from the console)")
+        return answered({"said": said})
 
     async def health(self, request: Request) -> Response:
         """GET /api/health: 200 while this process serves."""
@@ -122,7 +166,7 @@ class ConsoleRoutes:
         """GET /api/live: the stream of events, until the browser goes, or leaves it unread."""
         request = Request(scope)
         self.access.check_reader(request.headers)
-        with self.live.opened(watched_by(request)) as page:
+        with self.live.opened(watched_by(request), charted_by(request)) as page:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SECURITY_HEADERS]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             gone = asyncio.ensure_future(until_gone(receive))
@@ -149,6 +193,24 @@ def watched_by(request: Request) -> SequenceId | None:
         return None
     string = parameter(request, "type") == "string"
     return sequence_id(model, parameter(request, "version"), correlation_id_from(id_, string=string))
+
+
+def whole_number(request: Request, name: str) -> int:
+    """A parameter that is a number. Raises RequestError."""
+    text = parameter(request, name)
+    if not (text.isascii() and text.isdecimal() and len(text) < UINT64_DIGITS):
+        raise RequestError(f"'{name}' is a whole number")
+    return int(text)
+
+
+def charted_by(request: Request) -> tuple[Subject, str] | None:
+    """What the charts of a page are of: `range`, and `chart` and `chart_version` for one model. Raises RequestError."""
+    range_ = parameter(request, "range")
+    if not range_:
+        return None
+    if range_ not in RANGES:
+        raise RequestError(f"'range' is one of: {', '.join(RANGES)}")
+    return Subject(parameter(request, "chart"), parameter(request, "chart_version")), range_
 
 
 def parameter(request: Request, name: str) -> str:
@@ -227,7 +289,9 @@ def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:
             Route("/api/live", PageStream(routes)),
             Route("/api/sequences", routes.search),
             Route("/api/models/{name}", routes.model),
+            Route("/api/sequences/{action}", routes.act_on_sequence, methods=["POST"]),
             Route("/api/executors/{name}/kill", routes.kill, methods=["POST"]),
+            Route("/api/executors/{name}/{action}", routes.act_on_executor, methods=["POST"]),
         ],
         exception_handlers={MeshError: refused},
     )

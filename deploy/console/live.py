@@ -16,10 +16,11 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from deploy.console.events import BAD, GOOD, EventLog, MeshNews
+from deploy.console.history import RANGES, ChartHistory, ChartPoint, Subject, grown, moments_between
 from deploy.console.reader import MeshReader
 from deploy.console.snapshot import Snapshot
 from deploy.console.stories import Stories
-from deploy.console.view import ChartPoint, ChartPoints, MeshView, mesh_view, watched_view
+from deploy.console.view import MeshView, mesh_view, watched_view
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.ids import SequenceId
 from shared.process import logs
@@ -38,18 +39,25 @@ encode = msgspec.json.encode
 class Begin(msgspec.Struct, frozen=True):
     """The first message to a page: what was seen so far, and how often it will hear."""
 
-    points: list[ChartPoint]
     events: list[MeshNews]
     every_ms: int
     can_kill: bool
     release: str
 
 
-class Page:
-    """One page that is open. watches: the sequence whose story it shows"""
+class Chart(msgspec.Struct, frozen=True):
+    """What the charts of a page show when it is opened. every_ms: the time that one point stands for"""
 
-    def __init__(self, watches: SequenceId | None) -> None:
+    every_ms: int
+    points: list[ChartPoint]
+
+
+class Page:
+    """One page that is open. watches: the sequence whose story it shows; charts: subject and range of its charts"""
+
+    def __init__(self, watches: SequenceId | None = None, charts: tuple[Subject, str] | None = None) -> None:
         self.watches = watches
+        self.charts = charts
         self._waiting: dict[str, bytes] = {}
         self._news = asyncio.Event()
         self._offered = 0
@@ -92,7 +100,7 @@ class LiveMesh:
         self._before: Snapshot | None = None
         self._stories = Stories()
         self._events = EventLog()
-        self._history = ChartPoints()
+        self._history = ChartHistory()
         self._problem = ""
 
     @property
@@ -100,12 +108,14 @@ class LiveMesh:
         return len(self._pages)
 
     @contextmanager
-    def opened(self, watches: SequenceId | None) -> Generator[Page]:
-        """A page, for the block. Raises UnavailableError if too many are open."""
+    def opened(self, watches: SequenceId | None = None, charts: tuple[Subject, str] | None = None) -> Generator[Page]:
+        """A page, for the block. Raises UnavailableError if too many are open. Arguments: see `Page`"""
         if len(self._pages) >= PAGES_MAX:
             raise UnavailableError(f"{PAGES_MAX} pages of this console are open, and no more are served: close one")
-        page = Page(watches)
+        page = Page(watches, charts)
         page.put("begin", encode(self._begin()))
+        if charts is not None:
+            page.put("chart", encode(Chart(RANGES[charts[1]], self._history.points(*charts))))
         page.heard = self._events.last
         self._pages.add(page)
         self._somebody.set()
@@ -153,9 +163,10 @@ class LiveMesh:
         before, self._before = self._before, now
         self._events.see(before, now)
         self._stories.see(now)
-        view = mesh_view(before, now, self._stories, killable=self._killable)
-        self._history.add(view.point)
-        self._send(view, now)
+        since = grown(before, now)
+        moments = moments_between(before, now, since)
+        self._history.add(moments)
+        self._send(mesh_view(now, since, moments, self._stories, killable=self._killable), now)
 
     def _send(self, view: MeshView, now: Snapshot) -> None:
         encoded = encode(view)
@@ -163,6 +174,8 @@ class LiveMesh:
         for page in self._pages:
             page.put("view", encoded)
             page.offer(self._events.since(page.heard))
+            if page.charts is not None and (point := self._history.latest(*page.charts)) is not None:
+                page.put("point", encode(point))
             if page.watches is not None:
                 if page.watches not in stories:
                     stories[page.watches] = encode(
@@ -181,7 +194,6 @@ class LiveMesh:
 
     def _begin(self) -> Begin:
         return Begin(
-            points=self._history.points,
             events=self._events.lines,
             every_ms=round(READ_EVERY_S * 1000),
             can_kill=bool(self._killable),

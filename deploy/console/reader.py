@@ -53,8 +53,7 @@ class MeshReader:
     async def read(self, watched: Collection[SequenceId] = ()) -> Snapshot:
         """The mesh now. Raises NoMeshError, UnfitRedisError and one of `CONNECTION_LOST`."""
         began = time.monotonic()
-        await self._join()
-        mesh = OperatedMesh(self._redis, self._keys, self._membership)
+        mesh = await self.operated()
         executors = await holdings(mesh)
         records = await self._membership.models()
         with_sequences = [
@@ -79,6 +78,11 @@ class MeshReader:
             watched=watched_now,
             took_ms=(time.monotonic() - began) * 1000,
         )
+
+    async def operated(self) -> OperatedMesh:
+        """The mesh for the operators' commands. Raises as `read`."""
+        await self._join()
+        return OperatedMesh(self._redis, self._keys, self._membership)
 
     async def model(self, name: str) -> ModelRecord | None:
         """A published model."""

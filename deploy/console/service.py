@@ -11,6 +11,7 @@ from hypercorn.asyncio import serve as serve_http  # pyright: ignore[reportUnkno
 from hypercorn.config import Config
 
 from deploy.console.access import Access
+from deploy.console.actions import Actions
 from deploy.console.app import ConsoleRoutes, Lookups, build_app, page_files
 from deploy.console.live import LiveMesh
 from deploy.console.reader import MeshReader
@@ -48,7 +49,7 @@ async def serve(
             Origins(settings.console_allowed_origin, is_loopback=is_loopback(host), flag="--console-allowed-origin"),
             is_loopback(host),
         )
-        app = build_app(ConsoleRoutes(access, live, reader, Lookups(), control), page_files())
+        app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), control), page_files())
         tasks.start(live.run(), name="live")
         stop.started()
         where = f"http://{settings.host}:{port}/"

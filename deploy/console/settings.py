@@ -25,9 +25,9 @@ class ConsoleSettings(OperatorSettings):
     )
     console_token: str = setting(
         "",
-        help="Who gives it may act: kill an executor. On an address beyond loopback it is asked for before anything is "
-        f"shown, too. At least {TOKEN_LENGTH_MIN} characters; by default one is made at random, and logged with the "
-        "console's address.",
+        help="Who gives it may act: end, pause and move sequences, drain and kill executors. On an address beyond "
+        f"loopback it is asked for before anything is shown, too. At least {TOKEN_LENGTH_MIN} characters; by default "
+        "one is made at random, and logged with the console's address.",
         group="Console",
         secret=True,
     )

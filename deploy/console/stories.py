@@ -16,7 +16,7 @@ import msgspec
 
 from deploy.console.snapshot import Snapshot, id_of
 from shared.contract.ids import SequenceId
-from shared.store.sequences import OPEN_STATES, SequenceStatus
+from shared.store.sequences import OPEN_STATES, PAUSED, SequenceStatus
 
 STORIES_MAX = 2048
 LINES_MAX = 100
@@ -112,8 +112,9 @@ def changes(story: Story, now: SequenceStatus, at_ms: int, alive: AbstractSet[st
             "moving": f"Between two slots: it had one at {before.executor or 'an executor'}, and waits for the next.",
             "waiting": "It waits for its first slot.",
             "paged": "It gave up its slot between two steps, because others wait. Its state is in Redis.",
+            PAUSED: "An operator paused it: its steps wait until it is resumed.",
         }[now.state]
-        yield StoryLine(at_ms, {"paged": "paged"}.get(now.state, "waits"), text)
+        yield StoryLine(at_ms, "paged" if now.state == "paged" else "waits", text)
 
 
 def _got_a_slot(story: Story, now: SequenceStatus, at_ms: int, alive: AbstractSet[str]) -> StoryLine:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from deploy.console.events import more
+from deploy.console.history import MESH, NO_NUMBER, ChartPoint, Moment, Moments, Subject
 from deploy.console.snapshot import Snapshot, id_of, served_loads
 from deploy.console.stories import Stories, Story, StoryLine
 from deploy.operate.operating import ExecutorHolding
-from shared.contract.ids import CorrelationId
 from shared.contract.messages import ModelRecord
 from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
 from shared.store.sequences import OPEN_STATES, SequenceStatus
 from shared.store.waiting_line import WaitingLine
-
-POINTS_KEPT = 300
-"""Readings in the charts."""
-GAP_MS = 10_000
-"""Two readings further apart say nothing of the rates between them."""
-NO_NUMBER = -1.0
-"""In the place of a mean over nothing."""
 
 
 class ServedView(msgspec.Struct, frozen=True):
@@ -78,9 +70,14 @@ class ModelView(msgspec.Struct, frozen=True):
 
 
 class SequenceView(msgspec.Struct, frozen=True):
-    """One sequence on the map, or in a list. changed_ms: when the console saw its owner change, 0 if it did not."""
+    """One sequence on the map, or in a list. -1: not known, or none.
 
-    id: CorrelationId
+    id               as text, because a browser's numbers have 53 bits; is_text: 42 and "42" are two ids
+    paused_until_ms  end of its pause; changed_ms: when the console saw its owner change, 0 if it did not
+    """
+
+    id: str
+    is_text: bool
     model: str
     version: str
     requested_version: str
@@ -96,22 +93,9 @@ class SequenceView(msgspec.Struct, frozen=True):
     begun_ms: int
     used_ms: int
     idle_left_ms: int
+    paused_until_ms: int
     changed_ms: int
     came_from: str
-
-
-class ChartPoint(msgspec.Struct, frozen=True):
-    """The mesh as a whole, since the reading before. Means in ms, -1 over nothing."""
-
-    at_ms: int
-    steps_per_s: float
-    failed_per_s: float
-    request_ms: float
-    queue_ms: float
-    compute_ms: float
-    batch: float
-    live: int
-    waiting: int
 
 
 class WatchedView(msgspec.Struct, frozen=True):
@@ -122,11 +106,16 @@ class WatchedView(msgspec.Struct, frozen=True):
 
 
 class MeshView(msgspec.Struct, frozen=True):
-    """Everything that all pages show. batches: how many ran since the reading before, by their rows."""
+    """Everything that all pages show.
+
+    drained  names and ids that an operator has drained, and under which no executor is there
+    batches  how many ran since the reading before, by their rows
+    """
 
     at_ms: int
     took_ms: float
     executors: tuple[ExecutorView, ...]
+    drained: tuple[str, ...]
     services: tuple[tuple[str, str, str], ...]
     models: tuple[ModelView, ...]
     sequences: tuple[SequenceView, ...]
@@ -135,30 +124,19 @@ class MeshView(msgspec.Struct, frozen=True):
     batches: tuple[tuple[int, int], ...]
 
 
-Grown = Mapping[ModelLoad, ModelStatistics]
-"""What was counted between two readings."""
-
-
-def grown(before: Snapshot | None, now: Snapshot) -> Grown:
-    """The counts since the reading before; nothing for a load that is new, or after a gap."""
-    if before is None or not 0 < now.at_ms - before.at_ms <= GAP_MS:
-        return {}
-    return {
-        load: statistics_of(load.model, load.version, more(before.counts[load], counts))
-        for load, counts in now.counts.items()
-        if load in before.counts
-    }
-
-
-def mesh_view(before: Snapshot | None, now: Snapshot, stories: Stories, *, killable: frozenset[str]) -> MeshView:
+def mesh_view(
+    now: Snapshot,
+    since: Mapping[ModelLoad, ModelStatistics],
+    moments: Moments,
+    stories: Stories,
+    *,
+    killable: frozenset[str] = frozenset(),
+) -> MeshView:
     """What pages show of a reading.
 
-    before    the reading before it, for the rates
+    since     what was counted since the reading before, for each load; moments: the same, as charts show it
     killable  names of executors that the launcher can kill
     """
-    since = grown(before, now)
-    elapsed_s = (now.at_ms - before.at_ms) / 1000 if before is not None and since else 0.0
-    models = tuple(_models(now, since, elapsed_s))
     batches = Counter[int]()
     for statistics in since.values():
         batches.update({each.batch_size: each.compute_infer.count for each in statistics.batches})
@@ -166,15 +144,22 @@ def mesh_view(before: Snapshot | None, now: Snapshot, stories: Stories, *, killa
         at_ms=now.at_ms,
         took_ms=round(now.took_ms, 2),
         executors=tuple(_executor(one, now, killable) for one in now.executors),
+        drained=tuple(sorted(now.drained - _serving(now))),
         services=tuple(sorted((line.service, line.name, line.release) for line in now.services)),
-        models=models,
+        models=tuple(_models(now, moments)),
         sequences=tuple(
             sequence_view(one, stories.of(id_of(one))) for one in now.sequences if one.state in OPEN_STATES
         ),
         is_complete=now.is_complete,
-        point=chart_point(now, list(since.values()), elapsed_s),
+        point=moments[MESH].point,
         batches=tuple(sorted((size, count) for size, count in batches.items() if count)),
     )
+
+
+def _serving(now: Snapshot) -> set[str]:
+    """Names and ids of the executors that pages show as more than lost."""
+    there = [one.registration for one in now.executors if one.state != "dead" or one.total]
+    return {who for one in there for who in (one.name, one.executor)}
 
 
 def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> ExecutorView:
@@ -215,7 +200,7 @@ def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> 
     )
 
 
-def _models(now: Snapshot, since: Grown, elapsed_s: float) -> Iterable[ModelView]:
+def _models(now: Snapshot, moments: Moments) -> Iterable[ModelView]:
     for load in served_loads(now.executors, now.records):
         record = now.records[load.model]
         serving = [
@@ -227,7 +212,7 @@ def _models(now: Snapshot, since: Grown, elapsed_s: float) -> Iterable[ModelView
         ]
         line = now.lines.get(load.model) or WaitingLine()
         whole = statistics_of(load.model, load.version, now.counts.get(load, {}))
-        recent = since.get(load)
+        recent = moments.get(Subject(load.model, load.version), Moment(now.at_ms)).point
         yield ModelView(
             name=load.model,
             version=load.version,
@@ -241,9 +226,9 @@ def _models(now: Snapshot, since: Grown, elapsed_s: float) -> Iterable[ModelView
             waiting=line.first,
             paged=max(0, line.paged.total()),
             pending=_pending(load, now, line),
-            steps_per_s=rate(recent.durations["success"].count, elapsed_s) if recent is not None else 0.0,
-            request_ms=mean_ms([recent], "success") if recent is not None else NO_NUMBER,
-            batch=mean_batch([recent]) if recent is not None else NO_NUMBER,
+            steps_per_s=recent.steps_per_s,
+            request_ms=recent.request_ms,
+            batch=recent.batch,
             succeeded=whole.durations["success"].count,
             failed=sum(whole.failures.values()),
         )
@@ -266,47 +251,10 @@ def _pending(load: ModelLoad, now: Snapshot, line: WaitingLine) -> int:
     return at_executors + line.steps[load.version] + now.queued.get((load.model, load.version), 0)
 
 
-def chart_point(now: Snapshot, since: Sequence[ModelStatistics], elapsed_s: float) -> ChartPoint:
-    """The mesh as a whole since the reading before."""
-    return ChartPoint(
-        at_ms=now.at_ms,
-        steps_per_s=rate(sum(each.durations["success"].count for each in since), elapsed_s),
-        failed_per_s=rate(sum(sum(each.failures.values()) for each in since), elapsed_s),
-        request_ms=mean_ms(since, "success"),
-        queue_ms=mean_ms(since, "queue"),
-        compute_ms=_sum_of_means(since, ("compute_input", "compute_infer", "compute_output")),
-        batch=mean_batch(since),
-        live=sum(now.live.values()),
-        waiting=sum(line.first for line in now.lines.values()),
-    )
-
-
-def rate(count: int, elapsed_s: float) -> float:
-    """Per second."""
-    return round(count / elapsed_s, 2) if elapsed_s else 0.0
-
-
-def mean_ms(since: Sequence[ModelStatistics], duration: str) -> float:
-    """The mean of a duration, ms; `NO_NUMBER` if none was measured."""
-    count = sum(each.durations[duration].count for each in since)
-    return round(sum(each.durations[duration].ns for each in since) / count / 1e6, 3) if count > 0 else NO_NUMBER
-
-
-def _sum_of_means(since: Sequence[ModelStatistics], durations: Sequence[str]) -> float:
-    means = [mean_ms(since, duration) for duration in durations]
-    return NO_NUMBER if NO_NUMBER in means else round(sum(means), 3)
-
-
-def mean_batch(since: Sequence[ModelStatistics]) -> float:
-    """Rows of a batch, on average."""
-    executions = sum(each.execution_count for each in since)
-    rows = sum(batch.batch_size * batch.compute_infer.count for each in since for batch in each.batches)
-    return round(rows / executions, 2) if executions else NO_NUMBER
-
-
 def sequence_view(status: SequenceStatus, story: Story | None) -> SequenceView:
     return SequenceView(
-        id=status.id,
+        id=str(status.id),
+        is_text=isinstance(status.id, str),
         model=status.model,
         version=status.version,
         requested_version=status.requested_version,
@@ -322,6 +270,7 @@ def sequence_view(status: SequenceStatus, story: Story | None) -> SequenceView:
         begun_ms=status.begun_ms,
         used_ms=status.used_ms,
         idle_left_ms=-1 if status.idle_left_ms is None else status.idle_left_ms,
+        paused_until_ms=-1 if status.paused_until_ms is None else status.paused_until_ms,
         changed_ms=story.changed_ms if story is not None else 0,
         came_from=story.came_from if story is not None and story.changed_ms else "",
     )
@@ -333,20 +282,6 @@ def watched_view(status: SequenceStatus | None, story: Story | None) -> WatchedV
     return WatchedView(
         sequence_view(shown, story) if shown is not None else None, tuple(story.lines) if story is not None else ()
     )
-
-
-class ChartPoints:
-    """The points of the charts, oldest first."""
-
-    def __init__(self) -> None:
-        self._points: deque[ChartPoint] = deque(maxlen=POINTS_KEPT)
-
-    @property
-    def points(self) -> list[ChartPoint]:
-        return list(self._points)
-
-    def add(self, point: ChartPoint) -> None:
-        self._points.append(point)
 
 
 def _share(part: int, whole: int) -> float:

@@ -50,8 +50,8 @@ class UpSettings(MeshSettings):
     )
     console_token: str = setting(
         "",
-        help="Who gives it to the console may act there: kill an executor. By default one is made at random, and "
-        "printed with the console's address.",
+        help="Who gives it to the console may act there: end, pause and move sequences, drain and kill executors. By "
+        "default one is made at random, and printed with the console's address.",
         group="Console",
         secret=True,
     )

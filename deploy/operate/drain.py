@@ -38,9 +38,15 @@ async def run(settings: OperatorSettings, executors: tuple[str, ...], *, show: b
         raise click.UsageError("which executor? Give its name or id; --list shows them")
     async with found_mesh(settings) as mesh:
         if undo:
-            await take_back(mesh, executors)
+            for who in executors:
+                if not (said := await serve_again(mesh, who)):
+                    drained = ", ".join(await mesh.membership.drained()) or "none"
+                    raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
+                click.echo(f"{who}: {said}")
         elif executors:
-            names = await ask(mesh, executors)
+            names, bound = await ask(mesh, executors)
+            for line in bound:
+                click.echo(line)
             if wait:
                 await empty(mesh, names)
         if show:
@@ -48,15 +54,19 @@ async def run(settings: OperatorSettings, executors: tuple[str, ...], *, show: b
             click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
 
 
-async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> list[str]:
-    """Requests that executors are drained. Returns the names under which the requests are kept."""
+async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Requests that executors are drained. Safe to repeat. Raises click.ClickException for one that is not there.
+
+    Returns the names under which the requests are kept, and a line for each model that nobody else serves.
+    """
     known = await holdings(mesh)
     names = [wish_name(who, known) for who in executors]
     for name in names:
         await mesh.membership.drain(name, time.time_ns() // 1_000_000)
-    for model, served in sorted(alone(names, known).items()):
-        click.echo(f"no other executor serves '{model}': {sequences(served)} of it will wait for one")
-    return names
+    return names, [
+        f"no other executor serves '{model}': {sequences(served)} of it will wait for one"
+        for model, served in sorted(alone(names, known).items())
+    ]
 
 
 def wish_name(who: str, known: list[ExecutorHolding]) -> str:
@@ -112,14 +122,12 @@ def progress(name: str, ones: Iterable[ExecutorHolding]) -> str:
     return f"{name}: {sequences(total)} left{ends_here}"
 
 
-async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
-    known = await holdings(mesh)
-    for who in executors:
-        names = {who, *(one.registration.name for one in matching(who, known))}
-        if not any([await mesh.membership.undrain(name) for name in sorted(names)]):
-            drained = ", ".join(await mesh.membership.drained()) or "none"
-            raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
-        click.echo(f"{who}: serves again{condition(matching(who, known))}")
+async def serve_again(mesh: OperatedMesh, who: str) -> str:
+    """Takes a drain back, and says so; "" for an executor that is not drained. Safe to repeat."""
+    meant = matching(who, await holdings(mesh))
+    names = {who, *(one.registration.name for one in meant)}
+    was_drained = any([await mesh.membership.undrain(name) for name in sorted(names)])
+    return f"serves again{condition(meant)}" if was_drained else ""
 
 
 def condition(ones: Iterable[ExecutorHolding]) -> str:

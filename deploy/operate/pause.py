@@ -8,6 +8,7 @@ from deploy.operate import completion
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.errors import Code
+from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.sequences import PauseError, Sequences
 
@@ -41,11 +42,8 @@ async def pause(
         wrong: list[str] = []
         for correlation_id in correlation_ids:
             try:
-                status = await _sequences(mesh).pause(
-                    named(model, correlation_id, version=version, string=string), 1000 * seconds
-                )
-                waiting = f", {status.open_steps} open steps wait" if status.open_steps else ""
-                click.echo(f"{correlation_id}: paused for {seconds} s at most{waiting}")
+                said = await pause_one(mesh, named(model, correlation_id, version=version, string=string), seconds)
+                click.echo(f"{correlation_id}: {said}")
             except PauseError as error:
                 wrong.append(_told(correlation_id, error))
     if wrong:
@@ -60,12 +58,25 @@ async def resume(
         wrong: list[str] = []
         for correlation_id in correlation_ids:
             try:
-                await _sequences(mesh).resume(named(model, correlation_id, version=version, string=string))
-                click.echo(f"{correlation_id}: goes on")
+                said = await resume_one(mesh, named(model, correlation_id, version=version, string=string))
+                click.echo(f"{correlation_id}: {said}")
             except PauseError as error:
                 wrong.append(_told(correlation_id, error))
     if wrong:
         raise click.ClickException("\n".join(wrong))
+
+
+async def pause_one(mesh: OperatedMesh, sequence: SequenceId, seconds: int) -> str:
+    """Pauses a sequence, and says so. Raises PauseError if it is not paused. Safe to repeat."""
+    status = await _sequences(mesh).pause(sequence, 1000 * seconds)
+    waiting = {0: "", 1: ", 1 open step waits"}.get(status.open_steps, f", {status.open_steps} open steps wait")
+    return f"paused for {seconds} s at most{waiting}"
+
+
+async def resume_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
+    """Resumes a sequence, and says so. Raises PauseError if it is not open. Safe to repeat."""
+    await _sequences(mesh).resume(sequence)
+    return "goes on"
 
 
 def _told(correlation_id: str, error: PauseError) -> str:

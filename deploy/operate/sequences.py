@@ -115,14 +115,20 @@ async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str
     async with found_mesh(settings) as mesh:
         unknown: list[str] = []
         for correlation_id in correlation_ids:
-            code = await sequences_of(mesh).end(named(model, correlation_id, **naming))
-            if code is EndCode.NOTHING:
-                unknown.append(correlation_id)
+            if said := await end_one(mesh, named(model, correlation_id, **naming)):
+                click.echo(f"{correlation_id}: {said}")
             else:
-                removed = code is EndCode.REMOVED
-                click.echo(f"{correlation_id}: {'ended before it had a slot' if removed else 'ends now'}")
+                unknown.append(correlation_id)
     if unknown:
         raise click.ClickException(f"{', '.join(unknown)}: {NO_SUCH}")
+
+
+async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
+    """Ends a sequence, and says what becomes of it; "" if there is none that is open. Safe to repeat."""
+    code = await sequences_of(mesh).end(sequence)
+    if code is EndCode.NOTHING:
+        return ""
+    return "ended before it had a slot" if code is EndCode.REMOVED else "ends now"
 
 
 async def fork(

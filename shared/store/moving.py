@@ -33,12 +33,18 @@ class MoveError(Exception):
         self.code = code
 
 
-async def moved(redis: Redis, keys: Keyspace, members: Sequence[Member], sequence: SequenceId, to: str) -> str:
+async def moved(
+    redis: Redis, keys: Keyspace, members: Sequence[Member], sequence: SequenceId, to: str, *, leaving: str = ""
+) -> str:
     """Moves a sequence to the executor of that name or id, or, if it is "", to any other one.
 
+    leaving  id of the executor that it is to leave: a sequence that has left it already stays where it is, so a wish
+             that is uttered twice moves it once. "": the one that has it now
     Returns what has happened. Raises MoveError with the reason for a sequence that has not moved.
     """
     owner = await _owner_of(redis, keys, sequence)
+    if leaving and owner is not None and owner != leaving:
+        return f"the sequence has left {leaving} already: it is on {owner}"
     if owner is None and not to:
         return NO_SLOT
     executor = destination(members, model_of(sequence), owner, to)

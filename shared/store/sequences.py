@@ -319,9 +319,10 @@ class Sequences:
             )
         return status
 
-    async def move(self, sequence: SequenceId, to: str = "") -> str:
+    async def move(self, sequence: SequenceId, to: str = "", *, leaving: str = "") -> str:
         """Moves a sequence (see `shared.store.moving.moved`)."""
-        return await moved(self._redis, self._keys, await self._membership.members(), sequence, to)
+        members = await self._membership.members()
+        return await moved(self._redis, self._keys, members, sequence, to, leaving=leaving)
 
     async def wish_move(self, sequence: SequenceId) -> None:
         """Tells the model's leader that a sequence is to be on another executor, and does not wait."""

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from deploy.console.events import MeshNews
-from deploy.console.view import ChartPoint, ExecutorView, MeshView, ServedView
+from deploy.console.history import ChartPoint
+from deploy.console.view import ExecutorView, MeshView, ServedView
 from deploy.local.live_view import EXECUTORS_SHOWN, MeshLines, blocks
 
 encode = msgspec.json.encode
@@ -40,10 +41,8 @@ def executor(
 
 def view(executors: Sequence[ExecutorView] = (), **figures: float) -> bytes:
     """The console's message of a mesh, as the console writes it."""
-    nothing = dict.fromkeys(ChartPoint.__struct_fields__, 0)
-    no_means = {"request_ms": -1.0, "queue_ms": -1.0, "compute_ms": -1.0, "batch": -1.0}
-    point = msgspec.convert({**nothing, **no_means, **figures}, ChartPoint)
-    return encode(MeshView(0, 0.0, tuple(executors), (), (), (), True, point, ()))
+    point = msgspec.convert({"at_ms": 0, **figures}, ChartPoint)
+    return encode(MeshView(0, 0.0, tuple(executors), (), (), (), (), True, point, ()))
 
 
 def news(number: int, text: str) -> MeshNews:

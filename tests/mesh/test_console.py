@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -122,6 +124,106 @@ def sequence_of(name: str) -> SequenceId:
     return sequence_id("sum", "", name)
 
 
+async def test_a_sequence_is_paused_moved_and_ended_on_the_page_and_an_executor_drained(
+    mesh: RunningMesh, browser: Browser
+) -> None:
+    expect.set_options(timeout=PATIENCE_MS)
+    problems: list[str] = []
+    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
+    caller = GrpcCaller(mesh.grpc())
+    number = 2**63 - 5  # More than the 53 bits of a browser's numbers.
+    for name in (MARKUP, number):
+        await caller("sum", Step(name, 1, start=True))
+    page = await opened(browser, address, problems)
+    second = await opened(browser, address, problems)
+    for each in (page, second):
+        await each.locator(f"[data-sequence={MARKUP!r}]").click()
+    said = page.locator(".notice")
+
+    # Paused, its step waits; resumed, it is answered.
+    await page.get_by_role("button", name="Pause …").click()
+    assert "" == await barriers(page)
+    await page.get_by_role("button", name="Pause it").click()
+    await expect(said).to_contain_text(f"Sequence {MARKUP}: paused for 3600 s at most")
+    await expect(second.get_by_text("An operator paused it")).to_be_visible()
+    answer = asyncio.create_task(caller("sum", Step(MARKUP, 2)))
+    await expect(page.get_by_text("2, 1 of them open")).to_be_visible()
+    assert not answer.done()
+    await second.get_by_role("button", name="Resume").click()
+    assert 3 == await answer
+    await page.get_by_role("button", name="Pause …").wait_for()
+
+    # Moved by two people at once, it moves once.
+    owner = mesh.record(sequence_of(MARKUP))["ow"]
+    for each in (page, second):
+        await each.get_by_role("button", name="Move …").click()
+    for each in (page, second):
+        await each.get_by_role("button", name="Move it").click()
+    there = {await each.locator(".notice").inner_text() for each in (page, second)}
+    other = mesh.record(sequence_of(MARKUP))["ow"]
+    assert owner != other
+    assert {f"moved from {owner} to {other}", f"the sequence has left {owner} already: it is on {other}"} == {
+        text.partition(": ")[2].partition(".\n")[0] for text in there
+    }
+    assert 6 == await caller("sum", Step(MARKUP, 3))
+
+    # Ended by two people, it is over, and both are told so.
+    for each in (page, second):
+        await each.get_by_role("button", name="End …").click()
+    for each in (page, second):
+        await each.get_by_role("button", name="End it").click()
+        await expect(each.locator(".notice")).to_contain_text(re.compile("ends now|was over already"))
+    await expect(page.get_by_text("The sequence was cancelled.")).to_be_visible()
+    await expect(page.get_by_role("button", name="End …")).to_have_count(0)
+
+    # A number that a browser would round is found and ended.
+    await page.get_by_role("link", name="Overview").click()
+    await page.locator(f"[data-sequence='{number}']").click()
+    await page.get_by_role("button", name="End …").click()
+    await page.get_by_role("button", name="End it").click()
+    await expect(said).to_contain_text(f"Sequence {number}: ends now")
+
+    # An executor is drained, is gone, and serves again.
+    await page.get_by_role("link", name="Overview").click()
+    await page.get_by_role("button", name="Drain executor-1").click()
+    await page.get_by_role("button", name="Drain it").click()
+    await eventually(lambda: {"executor-2"} == {one.name for one in mesh.alive()}, "executor-1 is drained")
+    await expect(page.get_by_text("executor-1 is drained: it takes no sequence.")).to_be_visible()
+    assert "" == await barriers(page)
+    await page.get_by_role("button", name="Let executor-1 serve again").click()
+    await expect(page.get_by_role("button", name="Drain executor-1")).to_be_visible()
+
+    await caller.close()
+    assert [] == problems
+
+
+async def test_charts_of_a_model_show_its_phases_as_lines_and_as_tables(mesh: RunningMesh, browser: Browser) -> None:
+    expect.set_options(timeout=PATIENCE_MS)
+    problems: list[str] = []
+    (address,) = re.findall(r"console (http://\S+)#token=[\w-]+;", mesh.log("launcher"))
+    page = await opened(browser, f"{address}#/models", problems)
+    await page.locator("[data-model=sum]").get_by_role("link", name="Charts").click()
+    await expect(page.get_by_role("heading", name="Where the time goes")).to_be_visible()
+
+    caller = GrpcCaller(mesh.grpc())
+    shown = page.locator("figure", has=page.get_by_role("heading", name="Checkpoint", exact=True))
+    for value in itertools.count(1):
+        await caller("sum", Step("charted", value, start=value == 1))
+        if re.search(r"p50 [\d.]+ m?s", " ".join((await shown.inner_text()).split())):
+            break
+    await caller("sum", Step("charted", 1, end=True))
+    await caller.close()
+    await shown.get_by_text("As a table").click()
+    await expect(shown.get_by_role("row").nth(1)).to_contain_text(re.compile(r"\d+:\d\d:\d\d\s*[\d.]+ m?s"))
+    assert "" == await barriers(page)
+    await page.get_by_role("button", name="1 hour").click()
+    await expect(page).to_have_url(re.compile("model=sum&version=1&range=1h"))
+    await expect(page.get_by_role("button", name="1 hour")).to_have_attribute("aria-pressed", "true")
+    await page.get_by_label("Of", exact=True).select_option(label="the whole mesh")
+    await expect(shown.get_by_text("p50").first).to_be_visible()
+    assert [] == problems
+
+
 async def test_without_the_token_the_page_shows_and_does_not_act_on_a_phone_in_the_dark_too(
     mesh: RunningMesh, browser: Browser
 ) -> None:
@@ -132,12 +234,13 @@ async def test_without_the_token_the_page_shows_and_does_not_act_on_a_phone_in_t
     await page.goto(address)
 
     await expect(page.get_by_text("No sequence lives.")).to_be_visible()
+    assert 0 == await page.get_by_role("button", name="Drain").count()
     await page.get_by_role("button", name="Kill executor-1").click()
     await page.get_by_label("Token").fill("a wrong one")
     await page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
     await expect(page.get_by_text("This is not the token of this console.")).to_be_visible()
     await page.keyboard.press("Escape")
-    for name in ("Sequences", "Models", "Events", "Overview"):
+    for name in ("Sequences", "Models", "Charts", "Events", "Overview"):
         await page.get_by_role("link", name=name, exact=True).click()
         await expect(page.locator("h1")).to_have_count(1)
         width = await page.evaluate("document.documentElement.scrollWidth")

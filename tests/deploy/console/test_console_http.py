@@ -8,15 +8,18 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import quote
 
 import aiohttp
 import numpy as np
 import pytest
 from hypercorn.asyncio import serve as serve_http  # pyright: ignore[reportUnknownVariableType]
+from yarl import URL
 
 from deploy.console import app as module
 from deploy.console import live as live_module
 from deploy.console.access import Access
+from deploy.console.actions import Actions
 from deploy.console.app import ConsoleRoutes, Lookups, build_app, page_files
 from deploy.console.live import LiveMesh
 from deploy.console.reader import FOLLOWED_MAX, MeshReader
@@ -24,6 +27,7 @@ from deploy.console.service import config_of, listen, serve
 from deploy.console.settings import ConsoleSettings
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
+from shared.contract.record import CANCELLED, DURABLE, STATE
 from shared.origins import Origins
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.commands import Redis
@@ -57,6 +61,12 @@ class Served:
                 kind = (await answer.content.readuntil(b"\n")).decode().removeprefix("event: ").strip()
                 found[kind] = json.loads((await answer.content.readuntil(b"\n\n")).decode().removeprefix("data: "))
         return found
+
+    async def told(self, path: str) -> tuple[int, str]:
+        """The status of an action by who is signed in, and what is said."""
+        async with self.client.post(URL(path, encoded=True), headers=SIGNED_IN) as answer:
+            said = await answer.json()
+            return answer.status, said["said" if answer.ok else "error"]
 
 
 @pytest.fixture
@@ -99,11 +109,11 @@ async def test_a_page_is_told_of_executors_models_and_sequences(console: Served)
 
     view = found["view"]
     assert [("alice", "serving", False)] == [(one["name"], one["state"], one["killable"]) for one in view["executors"]]
-    assert {42, SCRIPT} == {one["id"] for one in view["sequences"]}
+    assert {("42", False), (SCRIPT, True)} == {(one["id"], one["is_text"]) for one in view["sequences"]}
     assert [("sum", "sequences", 8, 2, 1)] == [
         (one["name"], one["kind"], one["slots"], one["used"], one["waiting"]) for one in view["models"]
     ]
-    assert ("live", 42) == (found["story"]["sequence"]["state"], found["story"]["sequence"]["id"])
+    assert ("live", "42") == (found["story"]["sequence"]["state"], found["story"]["sequence"]["id"])
     assert not found["begin"]["can_kill"]
 
 
@@ -113,11 +123,21 @@ async def test_a_sequence_is_found_by_its_id_and_by_the_begin_of_it(console: Ser
             assert 200 == answer.status
             return [one["id"] for one in (await answer.json())["sequences"]]
 
-    assert [42] == await ids("id=42")
+    assert ["42"] == await ids("id=42")
     assert ["waits"] == await ids("id=waits")
     assert [] == await ids("id=nobody")
     assert ["waits"] == await ids("model=sum&prefix=wa")
-    assert {42, SCRIPT, "waits"} == set(await ids("model=sum"))
+    assert {"42", SCRIPT, "waits"} == set(await ids("model=sum"))
+
+
+async def test_charts_are_told_to_the_pages_that_show_them(console: Served) -> None:
+    whole = await console.messages("/api/live?range=5m", "begin", "chart", "point", "view")
+    model = await console.messages("/api/live?range=1h&chart=sum&chart_version=1", "chart", "point")
+    none = await console.messages("/api/live", "view")
+
+    assert (1000, 12_000) == (whole["chart"]["every_ms"], model["chart"]["every_ms"])
+    assert [(1, {})] * 2 == [(one["point"]["waiting"], one["point"]["times"]) for one in (whole, model)]
+    assert none.keys().isdisjoint(("chart", "point"))
 
 
 async def test_configurations_are_shown(console: Served) -> None:
@@ -130,6 +150,7 @@ async def test_configurations_are_shown(console: Served) -> None:
     [
         ("/api/sequences?model=none", 404, "no model 'none' in this mesh"),
         ("/api/models/none", 404, "no model 'none' in this mesh"),
+        ("/api/live?range=1y", 400, "'range' is one of: 5m, 1h"),
         (f"/api/sequences?id={'x' * 600}", 400, "'id' has more than 512 characters"),
     ],
 )
@@ -147,28 +168,163 @@ async def test_the_page_comes_with_headers_that_keep_foreign_content_out(console
             assert "set-cookie" not in answer.headers
 
 
-@pytest.mark.parametrize(
-    ("headers", "words"),
-    [
+ACTIONS = (
+    "/api/sequences/end?model=sum&id=42",
+    "/api/sequences/pause?model=sum&id=42&seconds=60",
+    "/api/sequences/resume?model=sum&id=42",
+    "/api/sequences/move?model=sum&id=42&leaving=alice-1",
+    "/api/executors/alice/drain",
+    "/api/executors/alice/undrain",
+    "/api/executors/alice/kill",
+)
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+async def test_nothing_is_done_without_the_token_or_by_a_foreign_page(
+    console: Served, mesh: ScriptedMesh, redis: Redis, path: str
+) -> None:
+    before = await redis.hgetall(mesh.keys.sequence(mesh.sequence(42)).record)
+    for headers, words in (
         ({}, "sign in"),
         ({"authorization": "Bearer wrong"}, "sign in"),
-        (SIGNED_IN, "this console can kill nothing"),
         ({**SIGNED_IN, "origin": "https://evil.example"}, "web pages of other origins may not use this server"),
         ({**SIGNED_IN, "sec-fetch-site": "cross-site"}, "web pages of other sites"),
         ({**SIGNED_IN, "host": "evil.example:8003"}, "does not go by the name 'evil.example'"),
+    ):
+        async with console.client.post(path, headers=headers) as answer:
+            assert 403 == answer.status
+            assert words in (await answer.json())["error"]
+    async with console.client.get(path, headers=SIGNED_IN) as answer:
+        assert 405 == answer.status
+
+    assert before == await redis.hgetall(mesh.keys.sequence(mesh.sequence(42)).record)
+    assert [] == await Membership(redis, mesh.keys).drained()
+
+
+async def test_a_kill_needs_a_launcher(console: Served) -> None:
+    assert (403, "this console can kill nothing: only the one that `seqmesh up` starts can, in its own mesh") == (
+        await console.told("/api/executors/alice/kill")
+    )
+
+
+async def test_sequences_are_ended_whatever_they_are_called_and_by_two_people_at_once(
+    console: Served, mesh: ScriptedMesh
+) -> None:
+    markup, waits = (f"/api/sequences/end?model=sum&id={quote(name)}" for name in (SCRIPT, "waits"))
+
+    assert [(200, "ends now")] * 2 == await asyncio.gather(console.told(markup), console.told(markup))
+    assert (200, "ended before it had a slot") == await console.told(waits)
+    assert {} == await mesh.record("waits")
+    status, said = await console.told(waits)
+    assert (404, "the mesh knows no such sequence: it may have ended meanwhile") == (status, said)
+    told = await console.messages("/api/live", "begin")
+    assert f"Sequence {SCRIPT} of sum: ends now (told from the console)" in [
+        line["text"] for line in told["begin"]["events"]
+    ]
+
+
+async def test_a_sequence_that_is_over_already_is_told_so(console: Served, mesh: ScriptedMesh, redis: Redis) -> None:
+    await redis.hset(mesh.keys.sequence(mesh.sequence(42)).record, STATE, CANCELLED)
+
+    assert (200, "was over already (cancelled)") == await console.told("/api/sequences/end?model=sum&id=42")
+    for action in ("pause?seconds=60&", "resume?"):
+        told = await console.told(f"/api/sequences/{action}model=sum&id=42")
+        assert (404, "there is no such open sequence") == told
+    assert CANCELLED.decode() == (await mesh.record(42))["st"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("end?model=sum&id=nobody", 404, "the mesh knows no such sequence"),
+        ("end?model=gone&id=42", 404, "the mesh knows no such sequence"),
+        ("end?model=sum&id=42&type=string", 404, "the mesh knows no such sequence"),
+        ("end?model=sum%7C%7Cs&id=42", 404, "the mesh knows no such sequence"),
+        (f"end?model=sum&id={'9' * 20}", 404, "the mesh knows no such sequence"),
+        (f"end?model=sum&id={'9' * 500}", 404, "the mesh knows no such sequence"),
+        (f"end?model=sum&id={'x' * 513}", 400, "'id' has more than 512 characters"),
+        ("end?model=sum&id=%00%0a%ff%ed%a0%80", 404, "the mesh knows no such sequence"),
+        ("end?model=sum", 400, "'model' and 'id' name the sequence"),
+        ("pause?model=sum&id=nobody&seconds=60", 404, "there is no such open sequence"),
+        ("pause?model=sum&id=waits&seconds=60", 400, "it waits for its first slot"),
+        *(
+            (f"pause?model=sum&id=42&seconds={each}", 400, "'seconds'")
+            for each in ("", "-1", "1e3", "%D9%A3", "9" * 30)
+        ),
+        *((f"pause?model=sum&id=42&seconds={each}", 400, "a pause takes 1 to 604800 s") for each in ("0", "604801")),
+        ("resume?model=gone&id=42", 404, "there is no such open sequence"),
+        ("move?model=sum&id=42", 400, "'leaving' names the executor"),
+        ("move?model=sum&id=nobody&leaving=alice-1", 400, "no such live sequence"),
+        ("move?model=sum&id=waits&leaving=alice-1", 400, "the sequence waits for a slot"),
+        ("move?model=sum&id=42&leaving=alice-1", 400, "no other executor serves 'sum'"),
+        ("move?model=sum&id=42&leaving=alice-1&to=%3Cb%3E", 400, "no executor '<b>' serves 'sum'"),
+        ("move?model=sum&id=42&leaving=bob-1", 200, "the sequence has left bob-1 already: it is on alice-1"),
+        ("fork?model=sum&id=42", 404, "a sequence can be told to"),
     ],
 )
-async def test_a_kill_needs_the_token_a_launcher_and_a_page_of_our_own(
-    console: Served, headers: dict[str, str], words: str
+async def test_what_cannot_be_done_is_told_and_changes_nothing(
+    console: Served, mesh: ScriptedMesh, redis: Redis, query: str, status: int, words: str
 ) -> None:
-    async with console.client.post("/api/executors/alice/kill", headers=headers) as answer:
-        assert 403 == answer.status
-        assert words in (await answer.json())["error"]
+    before = [await redis.hgetall(mesh.keys.sequence(mesh.sequence(name)).record) for name in (42, SCRIPT, "waits")]
+
+    found, said = await console.told(f"/api/sequences/{query}")
+
+    assert status == found
+    assert words in said
+    assert before == [
+        await redis.hgetall(mesh.keys.sequence(mesh.sequence(name)).record) for name in (42, SCRIPT, "waits")
+    ]
 
 
-async def test_a_kill_is_no_get(console: Served) -> None:
-    async with console.client.get("/api/executors/alice/kill", headers=SIGNED_IN) as answer:
-        assert 405 == answer.status
+async def test_a_wish_that_no_scheduler_fulfils_is_told_and_a_pause_is_taken_back(
+    console: Served, mesh: ScriptedMesh, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.store.sequences.LEADER_S", 0.2)
+    monkeypatch.setattr("deploy.console.actions.ANSWER_S", 1.0)
+    await redis.hset(mesh.keys.sequence(mesh.sequence(42)).record, DURABLE, 1)
+    await Membership(redis, mesh.keys).register(
+        ExecutorRegistration(
+            ExecutorId("bob-1"), "bob", host="h", pid=2, started_ms=0, models=(ServedModel("sum", "1", 1, 8),)
+        ),
+        lease_ms=60_000,
+    )
+    starts = mesh.keys.starts(mesh.keys.shard_of(mesh.sequence(42)), "sum")
+    before = len(await redis.xrange(starts))
+
+    paused = await console.told("/api/sequences/pause?model=sum&id=42&seconds=60")
+    assert (503, "no scheduler leads its model now: try again") == paused
+    assert before == len(await redis.xrange(starts))
+    status, said = await console.told("/api/sequences/move?model=sum&id=42&leaving=alice-1&to=bob")
+    assert 503 == status
+    assert "not done after 1 s, and it may still be" in said
+
+
+async def test_an_executor_is_drained_and_serves_again_however_often_it_is_told(
+    console: Served, mesh: ScriptedMesh, redis: Redis
+) -> None:
+    membership = Membership(redis, mesh.keys)
+    drained = (
+        "hands over its sequences, and takes none; no other executor serves 'sum': 2 sequences of it will wait for one"
+    )
+
+    for _ in range(2):
+        assert (200, drained) == await console.told("/api/executors/alice-1/drain")
+        assert ["alice"] == await membership.drained()
+    assert (200, "serves again") == await console.told("/api/executors/alice-1/undrain")
+    assert (200, "serves: it was not drained") == await console.told("/api/executors/alice/undrain")
+    assert [] == await membership.drained()
+    status, said = await console.told("/api/executors/%3Cimg%20src=x%3E/drain")
+    assert 400 == status
+    assert "no executor '<img src=x>' in this mesh; there are: alice" in said
+    assert (404, "an executor can be told to: drain, undrain") == await console.told("/api/executors/alice/stop")
+
+
+async def test_actions_at_once_are_bounded(console: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.console.actions.AT_ONCE_MAX", 0)
+
+    assert (503, "too many actions at once: try again in a moment") == await console.told(
+        "/api/sequences/resume?model=sum&id=42"
+    )
 
 
 async def test_a_name_that_was_made_to_lead_here_reads_nothing(console: Served) -> None:
@@ -213,7 +369,7 @@ async def test_a_browser_that_does_not_read_is_dropped(monkeypatch: pytest.Monke
     reader = cast("MeshReader", Readings())
     live = LiveMesh(reader, "0")
     access = Access(TOKEN, Origins(is_loopback=True), is_loopback=True)
-    app = build_app(ConsoleRoutes(access, live, reader, Lookups(), None), page_files())
+    app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), None), page_files())
     listening = listen("127.0.0.1", 0)
     port: int = listening.getsockname()[1]
     stop = asyncio.Event()

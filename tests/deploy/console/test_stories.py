@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from deploy.console.snapshot import Snapshot, id_of
 from deploy.console.stories import LINES_MAX, STORIES_MAX, Stories, StoryLine
+from shared.store.sequences import OPEN_STATES
 from tests.deploy.console.readings import executor, reading, status
 
 
@@ -85,3 +87,15 @@ def test_stories_and_their_lines_are_bounded() -> None:
     assert stories.of(id_of(status(0))) is None
     assert last is not None
     assert LINES_MAX == len(last.lines)
+
+
+@pytest.mark.parametrize("state", OPEN_STATES)
+def test_every_state_of_an_open_sequence_has_its_words(state: str) -> None:
+    first, then = ("paged", state) if state == "live" else ("live", state)
+    alive = executor("a")
+
+    lines = story(*(reading(at, alive, sequences=(status(state=now),)) for at, now in ((1, first), (2, then))))
+
+    assert ["began", "seen"] == [line.kind for line in lines[:2]]
+    assert 3 == len(lines)
+    assert lines[2].text

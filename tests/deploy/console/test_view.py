@@ -4,53 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 
-from deploy.console.snapshot import id_of
+from deploy.console.history import NO_NUMBER, grown, moments_between
+from deploy.console.snapshot import Snapshot, id_of
 from deploy.console.stories import Stories
-from deploy.console.view import NO_NUMBER, POINTS_KEPT, ChartPoints, mesh_view, watched_view
+from deploy.console.view import MeshView, mesh_view, watched_view
 from shared.statistics.reports import ExecutorReport, HostReport, ModelReport
 from tests.deploy.console.readings import counted, executor, reading, status
 
 
-def test_rates_and_means_are_of_the_time_between_two_readings() -> None:
+def view_of(now: Snapshot, stories: Stories | None = None, *, killable: frozenset[str] = frozenset()) -> MeshView:
+    return mesh_view(now, {}, moments_between(None, now, {}), stories or Stories(), killable=killable)
+
+
+def test_a_model_is_shown_with_its_rates_and_what_it_did_since_its_load() -> None:
     before = reading(10_000, executor("a"), counts=counted(steps=100, batches=10, rows=2, ms=90))
     now = reading(12_000, executor("a"), counts=counted(steps=160, batches=25, rows=2, ms=90))
+    since = grown(before, now)
 
-    view = mesh_view(before, now, Stories(), killable=frozenset())
+    view = mesh_view(now, since, moments_between(before, now, since), Stories())
 
     (model,) = view.models
-    assert (30.0, 2.0, 90.0, 5.0, 4.0) == (
-        view.point.steps_per_s,
-        view.point.batch,
-        view.point.request_ms,
-        view.point.queue_ms,
-        view.point.compute_ms,
-    )
     assert ((2, 15),) == view.batches
-    assert (30.0, 160, "sequences", 8) == (model.steps_per_s, model.succeeded, model.kind, model.slots)
-
-
-def test_nothing_is_said_of_the_time_before_the_first_reading_or_across_a_gap() -> None:
-    first = reading(10_000, executor("a"), counts=counted(steps=100, batches=10, rows=2))
-    late = reading(60_000, executor("a"), counts=counted(steps=900, batches=90, rows=2))
-
-    for before, now in ((None, first), (first, late)):
-        view = mesh_view(before, now, Stories(), killable=frozenset())
-
-        assert (0.0, NO_NUMBER, NO_NUMBER, ()) == (
-            view.point.steps_per_s,
-            view.point.request_ms,
-            view.point.batch,
-            view.batches,
-        )
-
-
-def test_a_load_that_is_new_counts_for_nothing_yet() -> None:
-    before = reading(10_000, executor("a"))
-    now = reading(11_000, executor("a"), counts=counted(steps=300, batches=3, rows=1))
-
-    view = mesh_view(before, now, Stories(), killable=frozenset())
-
-    assert (0.0, NO_NUMBER, 300) == (view.point.steps_per_s, view.point.batch, view.models[0].succeeded)
+    assert (30.0, 90.0, 2.0, 160, "sequences", 8) == (
+        model.steps_per_s,
+        model.request_ms,
+        model.batch,
+        model.succeeded,
+        model.kind,
+        model.slots,
+    )
 
 
 def test_executors_are_shown_with_what_they_report_and_whether_they_can_be_killed_here() -> None:
@@ -60,7 +42,7 @@ def test_executors_are_shown_with_what_they_report_and_whether_they_can_be_kille
     seen = reading(10_000, executor("a", held=2), executor("b", alive=False, held=1))
     now = dataclasses.replace(seen, reports={"a-1": report})
 
-    one, other = mesh_view(None, now, Stories(), killable=frozenset("ab")).executors
+    one, other = view_of(now, killable=frozenset("ab")).executors
 
     assert ("serving", True, 0.5, 0.4) == (one.state, one.killable, one.cpu, one.memory)
     assert (2, 3, (1, 4)) == (one.models[0].held, one.models[0].pending, one.models[0].batches)
@@ -76,7 +58,7 @@ def test_a_sequence_that_came_from_a_lost_executor_says_so() -> None:
     ):
         stories.see(now)
 
-    (shown,) = mesh_view(None, now, stories, killable=frozenset()).sequences
+    (shown,) = view_of(now, stories).sequences
 
     assert ("b-1", "a-1", 3000) == (shown.executor, shown.came_from, shown.changed_ms)
 
@@ -92,10 +74,20 @@ def test_a_forgotten_sequence_keeps_the_story_that_was_seen() -> None:
     assert ["began", "seen"] == [line.kind for line in seen.lines]
 
 
-def test_charts_are_bounded() -> None:
-    history = ChartPoints()
-    point = mesh_view(None, reading(1, executor("a")), Stories(), killable=frozenset()).point
-    for _ in range(POINTS_KEPT + 50):
-        history.add(point)
+def test_ids_reach_a_browser_whole_and_with_their_type() -> None:
+    """A number of JavaScript has 53 bits, and 42 is not "42"."""
+    now = reading(1000, executor("a"), sequences=(status(2**64 - 1), status(str(2**64 - 1))))
 
-    assert POINTS_KEPT == len(history.points)
+    shown = view_of(now).sequences
+
+    assert [(str(2**64 - 1), False), (str(2**64 - 1), True)] == [(one.id, one.is_text) for one in shown]
+
+
+def test_executors_that_were_drained_and_are_gone_are_named() -> None:
+    seen = reading(1000, executor("a", leaving=True), executor("b", alive=False), executor("d"))
+    now = dataclasses.replace(seen, drained=frozenset(("a", "b", "c")))
+
+    view = view_of(now)
+
+    assert ("b", "c") == view.drained
+    assert [True, True, False] == [one.drained for one in view.executors]

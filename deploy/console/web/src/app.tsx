@@ -1,18 +1,20 @@
 import mark from "./mark.svg";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Events } from "./events";
-import { namedBy } from "./format";
+import { chartedBy, namedBy } from "./format";
+import { Charts } from "./measures";
 import { Models } from "./models";
 import { Overview } from "./overview";
 import { SequencePage, Sequences } from "./sequences";
 import { SignIn } from "./signin";
 import { hasToken, signOut } from "./session";
-import { useStore, watch, type State } from "./store";
+import { forgetNotice, useStore, watch, type State } from "./store";
 
 const PAGES: [string, string][] = [
   ["", "Overview"],
   ["sequences", "Sequences"],
   ["models", "Models"],
+  ["charts", "Charts"],
   ["events", "Events"],
 ];
 
@@ -33,17 +35,27 @@ export function App() {
   const [signedIn, setSignedIn] = useState(hasToken);
   const main = useRef<HTMLElement>(null);
   const watches = at.page === "sequence" ? `${at.query}` : "";
+  const charts = at.page === "" || at.page === "charts" ? `${at.query}` : null;
 
   useEffect(() => {
+    let before = place().page;
     const onHash = () => {
-      setAt(place());
+      const now = place();
+      setAt(now);
+      // Another choice on the same page leaves the focus where it is.
+      if (now.page === before && now.page === "charts") return;
+      before = now.page;
+      forgetNotice();
       window.scrollTo(0, 0);
       main.current?.focus({ preventScroll: true });
     };
     window.addEventListener("hashchange", onHash);
     return () => window.removeEventListener("hashchange", onHash);
   }, []);
-  useEffect(() => watch(watches ? namedBy(new URLSearchParams(watches)) : null), [watches, signedIn]);
+  useEffect(() => {
+    const charted = charts === null ? null : chartedBy(new URLSearchParams(charts));
+    watch(watches ? namedBy(new URLSearchParams(watches)) : null, charted);
+  }, [watches, charts, signedIn]);
   useEffect(() => {
     const name = PAGES.find(([path]) => path === at.page)?.[1] ?? "Sequence";
     document.title = `${name} · seqmesh console`;
@@ -86,6 +98,14 @@ export function App() {
             <strong>The mesh cannot be read.</strong> {state.problem} The page goes on by itself when it can.
           </p>
         )}
+        <div aria-live="polite" class={state.notice ? `notice ${state.notice.tone}` : "sr-only"}>
+          {state.notice && (
+            <>
+              <span class="notice-text">{state.notice.text}</span>
+              <button class="quiet" onClick={forgetNotice}>Close</button>
+            </>
+          )}
+        </div>
         {mustSignIn ? (
           <section class="empty">
             <h1>Sign in to see this mesh</h1>
@@ -124,8 +144,9 @@ function Page({ at, state, signedIn, signIn }: { at: Place; state: State; signed
   }
   const shown = { view: state.view, state };
   if (at.page === "sequences") return <Sequences {...shown} />;
-  if (at.page === "sequence") return <SequencePage {...shown} named={namedBy(at.query)} />;
+  if (at.page === "sequence") return <SequencePage {...shown} named={namedBy(at.query)} signedIn={signedIn} signIn={signIn} />;
   if (at.page === "models") return <Models {...shown} />;
+  if (at.page === "charts") return <Charts {...shown} charted={chartedBy(at.query)} />;
   if (at.page === "events") return <Events events={state.events} />;
   return <Overview {...shown} signedIn={signedIn} signIn={signIn} />;
 }

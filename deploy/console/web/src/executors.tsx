@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
-import { compact, count, duration, hueOf, idText, linkOf, percent } from "./format";
+import { DrainDialog, serveAgain } from "./actions";
+import { compact, count, duration, hueOf, idText, keyOf, linkOf, percent } from "./format";
 import { KillDialog } from "./kill";
 import { sequencesOf } from "./store";
 import type { Executor, Sequence, Served, View } from "./types";
@@ -22,6 +23,7 @@ interface Props {
 /** killed: id of the executor that was killed from this page last, "" if none was */
 export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
   const [killing, setKilling] = useState<Executor | null>(null);
+  const [draining, setDraining] = useState<Executor | null>(null);
   const empty = view.sequences.length === 0 && view.point.live === 0;
   return (
     <section aria-labelledby="executors">
@@ -54,13 +56,32 @@ export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
             one={one}
             view={view}
             killed={one.id === killed && one.state !== "dead"}
+            drain={signedIn && one.state !== "dead" && !one.drained ? () => setDraining(one) : null}
+            undrain={signedIn && one.drained ? () => void serveAgain(one.name, one.id) : null}
             kill={canKill && one.killable && one.id !== killed ? () => (signedIn ? setKilling(one) : signIn()) : null}
           />
         ))}
       </ul>
+      <Drained names={view.drained} signedIn={signedIn} />
       <Unplaced view={view} />
+      {draining && <DrainDialog executor={draining} close={() => setDraining(null)} />}
       {killing && <KillDialog executor={killing} close={() => setKilling(null)} />}
     </section>
+  );
+}
+
+/** Executors that an operator has drained, and that are gone from the mesh until they may serve again. */
+function Drained({ names, signedIn }: { names: string[]; signedIn: boolean }) {
+  if (names.length === 0) return null;
+  return (
+    <ul class="card drained" aria-label="Drained executors">
+      {names.map((name) => (
+        <li key={name} class="row">
+          <span><b>{name}</b> is drained: it takes no sequence.</span>
+          {signedIn && <button class="quiet" onClick={() => void serveAgain(name, name)}>Let {name} serve again</button>}
+        </li>
+      ))}
+    </ul>
   );
 }
 
@@ -68,14 +89,17 @@ export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
 function Unplaced({ view }: { view: View }) {
   const found = view.sequences.filter((one) => one.state !== "live");
   if (found.length === 0) return null;
-  const moving = found.filter((one) => one.state === "moving").length;
+  const number = (state: string) => found.filter((one) => one.state === state).length;
+  const said = [
+    [number("paged"), "paged: their state rests in Redis until their next step"],
+    [number("paused"), "paused by an operator"],
+    [number("moving"), "on the way to another slot"],
+  ] as const;
   return (
     <div class="card served">
       <div class="row tight">
         <h3>Without a slot</h3>
-        <span class="muted">
-          {found.length - moving} paged: their state rests in Redis until their next step{moving > 0 && `; ${moving} on the way to another slot`}
-        </span>
+        <span class="muted">{said.flatMap(([each, words]) => (each ? [`${each} ${words}`] : [])).join("; ")}</span>
       </div>
       <Named found={found.slice(0, NAMED_MAX)} empty={0} label="no executor" at={view.at_ms} />
     </div>
@@ -89,7 +113,16 @@ const STATES: Record<Executor["state"], [string, string, string]> = {
   dead: ["bad", "✕", "lost"],
 };
 
-function ExecutorCard({ one, view, kill, killed }: { one: Executor; view: View; kill: (() => void) | null; killed: boolean }) {
+interface CardProps {
+  one: Executor;
+  view: View;
+  killed: boolean;
+  kill: (() => void) | null;
+  drain: (() => void) | null;
+  undrain: (() => void) | null;
+}
+
+function ExecutorCard({ one, view, killed, kill, drain, undrain }: CardProps) {
   const [tone, glyph, word] = killed ? ["warn", "✕", "killed, its lease still holds"] : STATES[one.state];
   const withSequences = one.models.filter((served) => served.slots > 0);
   const stateless = one.models.filter((served) => served.slots === 0);
@@ -98,8 +131,10 @@ function ExecutorCard({ one, view, kill, killed }: { one: Executor; view: View; 
       <div class="row">
         <h3>{one.name}</h3>
         <span class={`badge ${tone}`}>
-          <span aria-hidden="true">{glyph}</span> {one.drained ? `${word}, drained` : word}
+          <span aria-hidden="true">{glyph}</span> {!one.drained ? word : one.state === "leaving" ? "draining" : `${word}, drained`}
         </span>
+        {drain && <button class="small" onClick={drain} aria-label={`Drain ${one.name}`}>Drain</button>}
+        {undrain && <button class="small" onClick={undrain} aria-label={`Let ${one.name} serve again`}>Serve again</button>}
         {kill && <button class="danger-quiet" onClick={kill} aria-label={`Kill ${one.name}`}>Kill</button>}
       </div>
       <p class="facts">
@@ -160,7 +195,7 @@ function Named({ found, empty, label, at }: { found: Sequence[]; empty: number; 
       {found.map((one, index) => {
         const fresh = isFresh(one, at);
         return (
-          <li key={`${one.requested_version}${typeof one.id}${one.id}`}>
+          <li key={keyOf(one)}>
             <a
               href={linkOf(one)}
               class={`slot${one.open ? " open" : ""}${fresh ? " fresh" : ""}`}
@@ -168,7 +203,7 @@ function Named({ found, empty, label, at }: { found: Sequence[]; empty: number; 
               aria-label={describe(one, fresh)}
               title={describe(one, fresh)}
               style={{ "--hue": String(hueOf(one)) }}
-              data-sequence={String(one.id)}
+              data-sequence={one.id}
             >
               {fresh && <span aria-hidden="true">↷</span>}
               <span class="slot-id">{idText(one)}</span>
@@ -193,7 +228,7 @@ function Squares({ found, held, slots, label, at }: { found: Sequence[]; held: n
       {found.map((one, index) => {
         const fresh = isFresh(one, at);
         return (
-          <li key={`${one.requested_version}${typeof one.id}${one.id}`}>
+          <li key={keyOf(one)}>
             <a
               href={linkOf(one)}
               class={`square${one.open ? " open" : ""}${fresh ? " fresh" : ""}`}
@@ -229,7 +264,7 @@ function BatchStrip({ served, view }: { served: Served; view: View }) {
   return (
     <div class="batches" role="img" aria-label={words} title={words}>
       <span class="muted" aria-hidden="true">batches</span>
-      <svg viewBox={`0 0 ${served.batches.length * 5} 16`} width={served.batches.length * 5} height="16" aria-hidden="true">
+      <svg viewBox={`0 0 ${served.batches.length * 5} 16`} width={served.batches.length * 5} height="16" preserveAspectRatio="xMaxYMax slice" aria-hidden="true">
         {served.batches.map((rows, index) => {
           const height = Math.max(2, (rows / most) * 16);
           return <rect key={index} x={index * 5} y={16 - height} width="4" height={height} rx="1" />;

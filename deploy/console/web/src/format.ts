@@ -1,4 +1,4 @@
-import type { Named, Sequence } from "./types";
+import { RANGES, type Charted, type Named, type Range, type Sequence } from "./types";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -15,12 +15,12 @@ export function compact(value: number): string {
 export function measure(value: number): string {
   if (value < 0) return "–";
   if (value >= 100 || Number.isInteger(value)) return compact(value);
-  return value.toFixed(value >= 10 ? 1 : 2);
+  return value.toFixed(value >= 10 ? 1 : 2).replace(/\.?0+$/, "");
 }
 
 export function milliseconds(value: number): string {
   if (value < 0) return "–";
-  return value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${measure(value)} ms`;
+  return value >= 1000 ? `${measure(value / 1000)} s` : `${measure(value)} ms`;
 }
 
 export function duration(ms: number): string {
@@ -41,13 +41,17 @@ export function percent(share: number): string {
 
 /** Name of a sequence, the same over its life: model, version that its client names, id with its type. */
 export function keyOf(one: Sequence): string {
-  return `${one.model}|${one.requested_version}|${typeof one.id}|${one.id}`;
+  return `${one.model}|${one.requested_version}|${one.is_text ? "s" : "i"}${one.id}`;
+}
+
+/** What names a sequence in an address. */
+export function queryOf(one: Sequence): Record<string, string> {
+  const named = { model: one.model, id: one.id, version: one.requested_version };
+  return one.is_text ? { ...named, type: "string" } : named;
 }
 
 export function linkOf(one: Sequence): string {
-  const named = { model: one.model, id: String(one.id), version: one.requested_version };
-  const type: Record<string, string> = typeof one.id === "string" ? { type: "string" } : {};
-  return `#/sequence?${new URLSearchParams({ ...named, ...type })}`;
+  return `#/sequence?${new URLSearchParams(queryOf(one))}`;
 }
 
 export function namedBy(query: URLSearchParams): Named | null {
@@ -56,9 +60,15 @@ export function namedBy(query: URLSearchParams): Named | null {
   return { model, id, version: query.get("version") ?? "", string: query.get("type") === "string" };
 }
 
+/** What the address of the charts names; anything else is the whole mesh, and the last minutes. */
+export function chartedBy(query: URLSearchParams): Charted {
+  const range = RANGES.find((each): each is Range => each === query.get("range")) ?? RANGES[0];
+  return { model: query.get("model") ?? "", version: query.get("version") ?? "", range };
+}
+
 /** An id as people read it: a text that looks like a number stands in quotes, because 42 and "42" differ. */
 export function idText(one: Sequence): string {
-  return typeof one.id === "string" && /^\d+$/.test(one.id) ? `"${one.id}"` : String(one.id);
+  return one.is_text && /^\d+$/.test(one.id) ? `"${one.id}"` : one.id;
 }
 
 /** A hue by which a sequence is recognised when it moves. Never the only sign: its id stands beside it. */

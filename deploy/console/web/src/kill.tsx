@@ -1,42 +1,29 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { Confirm } from "./dialog";
 import { ask } from "./session";
 import { beginKill, forgetKill, type Kill } from "./store";
 import type { Executor } from "./types";
 
 /** Asks once more, then has the launcher kill an executor. */
 export function KillDialog({ executor, close }: { executor: Executor; close: () => void }) {
-  const dialog = useRef<HTMLDialogElement>(null);
-  const [wrong, setWrong] = useState("");
   const held = executor.models.reduce((sum, one) => sum + one.held, 0);
-  useEffect(() => dialog.current?.showModal(), []);
 
-  async function kill(event: Event): Promise<void> {
-    event.preventDefault();
+  async function kill(): Promise<void> {
     beginKill(executor.name, executor.id);
     try {
       await ask(`/api/executors/${encodeURIComponent(executor.name)}/kill`, "POST");
-      dialog.current?.close();
     } catch (refused) {
       forgetKill();
-      setWrong(refused instanceof Error ? refused.message : String(refused));
+      throw refused;
     }
   }
 
   return (
-    <dialog ref={dialog} onClose={close} aria-labelledby="kill-title">
-      <form onSubmit={(event) => void kill(event)}>
-        <h2 id="kill-title">Kill {executor.name}?</h2>
-        <p>
-          It gets SIGKILL, as if it had crashed. When its lease has ended, the others go on with its{" "}
-          {held === 1 ? "one sequence" : `${held} sequences`} from Redis. Then <code>seqmesh up</code> starts it again.
-        </p>
-        <p class="wrong" role="alert">{wrong}</p>
-        <div class="buttons">
-          <button type="button" class="quiet" onClick={() => dialog.current?.close()}>Cancel</button>
-          <button type="submit" class="danger">Kill it</button>
-        </div>
-      </form>
-    </dialog>
+    <Confirm title={`Kill ${executor.name}?`} word="Kill it" danger act={kill} close={close}>
+      <p>
+        It gets SIGKILL, as if it had crashed. When its lease has ended, the others go on with its{" "}
+        {held === 1 ? "one sequence" : `${held} sequences`} from Redis. Then <code>seqmesh up</code> starts it again.
+      </p>
+    </Confirm>
   );
 }
 

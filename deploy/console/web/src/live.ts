@@ -1,6 +1,6 @@
 // The stream of events. Read with fetch and not with EventSource, which cannot send the token.
 import { authorization } from "./session";
-import type { Named } from "./types";
+import type { Charted, Named } from "./types";
 
 const PAUSE_FIRST_MS = 500;
 const PAUSE_LAST_MS = 8000;
@@ -16,8 +16,8 @@ export interface Listener {
   connection(state: Connection): void;
 }
 
-/** Listens until the returned function is called. watches: the sequence whose story is wanted */
-export function listen(watches: Named | null, listener: Listener): () => void {
+/** Listens until the returned function is called. watches: the sequence whose story is wanted; charted: what is charted */
+export function listen(watches: Named | null, charted: Charted | null, listener: Listener): () => void {
   let control = new AbortController();
   let ended = false;
   let pause = PAUSE_FIRST_MS;
@@ -27,7 +27,7 @@ export function listen(watches: Named | null, listener: Listener): () => void {
   async function run(): Promise<void> {
     control = new AbortController();
     try {
-      const response = await fetch(`/api/live${query(watches)}`, {
+      const response = await fetch(`/api/live?${query(watches, charted)}`, {
         headers: authorization(),
         signal: control.signal,
         cache: "no-store",
@@ -74,10 +74,17 @@ export function listen(watches: Named | null, listener: Listener): () => void {
   };
 }
 
-function query(watches: Named | null): string {
-  if (watches === null) return "";
-  const { model, id, version, string } = watches;
-  return `?${new URLSearchParams({ model, id, version, type: string ? "string" : "" })}`;
+function query(watches: Named | null, charted: Charted | null): URLSearchParams {
+  const wanted = new URLSearchParams();
+  if (watches !== null) {
+    const { model, id, version, string } = watches;
+    for (const [name, value] of Object.entries({ model, id, version, type: string ? "string" : "" })) wanted.set(name, value);
+  }
+  if (charted !== null) {
+    const { model, version, range } = charted;
+    for (const [name, value] of Object.entries({ chart: model, chart_version: version, range })) wanted.set(name, value);
+  }
+  return wanted;
 }
 
 async function readAll(body: ReadableStream<Uint8Array>, control: AbortController, listener: Listener): Promise<void> {

@@ -49,6 +49,7 @@ function ModelCard({ one }: { one: Model }) {
           </>
         )}
       </dl>
+      <p><a href={`#/charts?${new URLSearchParams({ model: one.name, version: one.version })}`}>Charts<span class="sr-only"> of {one.name}</span></a></p>
       <Configuration name={one.name} />
     </li>
   );

@@ -1,8 +1,8 @@
-import { Batches, Lines } from "./charts";
 import { EventList } from "./events";
 import { Executors } from "./executors";
 import { compact, measure, milliseconds } from "./format";
 import { KillReport } from "./kill";
+import { LastMinutes } from "./measures";
 import type { State } from "./store";
 import type { View } from "./types";
 
@@ -30,20 +30,7 @@ export function Overview({ view, state, signedIn, signIn }: Props) {
       </dl>
       <KillReport kill={state.kill} />
       <Executors view={view} canKill={state.begin?.can_kill ?? false} signedIn={signedIn} signIn={signIn} killed={state.kill?.id ?? ""} />
-      <section aria-labelledby="charts">
-        <h2 id="charts">The last minutes</h2>
-        <div class="charts">
-          <Lines title="Steps per second" points={state.points} series={[["steps", "steps_per_s"]]} unit="" />
-          <Lines
-            title="Mean time of a request"
-            points={state.points}
-            series={[["in all", "request_ms"], ["waiting", "queue_ms"], ["computing", "compute_ms"]]}
-            unit="ms"
-          />
-          <Lines title="Sequences" points={state.points} series={[["live", "live"], ["waiting for a slot", "waiting"]]} unit="" />
-          <Batches batches={view.batches} />
-        </div>
-      </section>
+      <LastMinutes view={view} state={state} />
       <section aria-labelledby="latest">
         <div class="row">
           <h2 id="latest">Latest events</h2>

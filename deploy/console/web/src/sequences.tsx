@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { isOpen, SequenceActions } from "./actions";
 import { clock, count, duration, idText, keyOf, linkOf } from "./format";
 import { ask } from "./session";
 import type { State } from "./store";
@@ -133,7 +134,15 @@ function Table({ sequences, at }: { sequences: Sequence[]; at: number }) {
   );
 }
 
-export function SequencePage({ view, state, named }: { view: View; state: State; named: Named | null }) {
+interface PageProps {
+  view: View;
+  state: State;
+  named: Named | null;
+  signedIn: boolean;
+  signIn: () => void;
+}
+
+export function SequencePage({ view, state, named, signedIn, signIn }: PageProps) {
   const watched = state.watched;
   if (named === null) return <p class="empty-line">This address names no sequence. <a href="#/sequences">Search one.</a></p>;
   return (
@@ -145,7 +154,12 @@ export function SequencePage({ view, state, named }: { view: View; state: State;
       {watched !== null && watched.sequence === null && (
         <p class="empty-line">The mesh does not know this sequence: it has not begun, or it was over more than a minute ago.</p>
       )}
-      {watched !== null && watched.sequence !== null && <Facts one={watched.sequence} at={view.at_ms} />}
+      {watched !== null && watched.sequence !== null && (
+        <>
+          <Facts one={watched.sequence} at={view.at_ms} />
+          <SequenceActions one={watched.sequence} view={view} signedIn={signedIn} signIn={signIn} />
+        </>
+      )}
       {watched !== null && watched.lines.length > 0 && (
         <>
           <h2>Its story</h2>
@@ -175,11 +189,14 @@ function Facts({ one, at }: { one: Sequence; at: number }) {
     ["State kept", one.recoverable ? `by the mesh${one.behind ? `; a takeover runs ${one.behind} steps again` : ""}` : "by its executor alone"],
     ["Began", one.begun_ms ? `${clock(one.begun_ms)}, ${duration(at - one.begun_ms)} ago` : "not known"],
     ["Last step", one.used_ms ? `${duration(at - one.used_ms)} ago` : "none yet"],
-    ["Expires", one.idle_left_ms >= 0 ? `in ${duration(one.idle_left_ms)}, unless a step comes` : "not while a step is open"],
+    one.state === "paused"
+      ? ["Resumed", `in ${duration(one.paused_until_ms - at)}, if nobody does it before`]
+      : ["Expires", one.idle_left_ms >= 0 ? `in ${duration(one.idle_left_ms)}, unless a step comes` : "not while a step is open"],
   ];
+  const ofOpen = new Set(["Executor", "State kept", "Expires"]);
   return (
     <dl class="facts-grid card">
-      {facts.map(([name, value]) => (
+      {facts.filter(([name]) => isOpen(one) || !ofOpen.has(name)).map(([name, value]) => (
         <div key={name}>
           <dt>{name}</dt>
           <dd>{value}</dd>

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { keyOf } from "./format";
 import { listen, type Connection } from "./live";
-import type { Begin, Named, News, Point, Sequence, View, Watched } from "./types";
+import type { Begin, Chart, Charted, Named, News, Point, Sequence, View, Watched } from "./types";
 
 const POINTS_MAX = 300;
 const EVENTS_MAX = 300;
@@ -19,15 +19,23 @@ export interface Kill {
   tookMs: number;
 }
 
+/** What an action did. */
+export interface Notice {
+  tone: "good" | "bad";
+  text: string;
+}
+
 export interface State {
   connection: Connection;
   problem: string;
   begin: Begin | null;
   view: View | null;
   points: Point[];
+  everyMs: number;
   events: News[];
   watched: Watched | null;
   kill: Kill | null;
+  notice: Notice | null;
 }
 
 let state: State = {
@@ -36,9 +44,11 @@ let state: State = {
   begin: null,
   view: null,
   points: [],
+  everyMs: 1000,
   events: [],
   watched: null,
   kill: null,
+  notice: null,
 };
 const subscribers = new Set<() => void>();
 let stop: () => void = () => undefined;
@@ -58,21 +68,25 @@ export function useStore(): State {
   return state;
 }
 
-/** Listens anew, with another sequence to watch. */
-export function watch(named: Named | null): void {
+/** Listens anew, with another sequence to watch, or other charts. */
+export function watch(named: Named | null, charted: Charted | null): void {
   stop();
-  change({ watched: null, connection: "connecting" });
-  stop = listen(named, { message: take, connection: (connection) => change({ connection }) });
+  change({ watched: null, points: [], connection: state.connection === "live" ? "live" : "connecting" });
+  stop = listen(named, charted, { message: take, connection: (connection) => change({ connection }) });
 }
 
 function take(kind: string, data: unknown): void {
   if (kind === "begin") {
     const begin = data as Begin;
-    change({ begin, points: begin.points, events: begin.events });
+    change({ begin, events: begin.events });
+  } else if (kind === "chart") {
+    const { points, every_ms } = data as Chart;
+    change({ points, everyMs: every_ms });
+  } else if (kind === "point") {
+    change({ points: withPoint(state.points, data as Point, state.everyMs) });
   } else if (kind === "view") {
     const view = data as View;
-    const points = [...state.points, view.point].slice(-POINTS_MAX);
-    change({ view, points, problem: "", kill: followed(state.kill, view) });
+    change({ view, problem: "", kill: followed(state.kill, view) });
   } else if (kind === "events") {
     change({ events: [...state.events, ...(data as News[])].slice(-EVENTS_MAX) });
   } else if (kind === "story") {
@@ -80,6 +94,13 @@ function take(kind: string, data: unknown): void {
   } else if (kind === "problem") {
     change({ problem: (data as { text: string }).text });
   }
+}
+
+/** A point takes the place of the one before it, while both are of the same piece of the time. */
+function withPoint(points: Point[], point: Point, everyMs: number): Point[] {
+  const last = points[points.length - 1];
+  const isSame = last !== undefined && Math.floor(last.at_ms / everyMs) === Math.floor(point.at_ms / everyMs);
+  return [...(isSame ? points.slice(0, -1) : points), point].slice(-POINTS_MAX);
 }
 
 export function sequencesOf(view: View, executor: string, model: string): Sequence[] {
@@ -90,7 +111,16 @@ export function sequencesOf(view: View, executor: string, model: string): Sequen
 
 export function beginKill(name: string, id: string): void {
   const had = new Set((state.view?.sequences ?? []).filter((one) => one.executor === id).map(keyOf));
-  change({ kill: { executor: name, id, at: Date.now(), had, goneOn: 0, resting: 0, over: 0, tookMs: 0 } });
+  change({ notice: null, kill: { executor: name, id, at: Date.now(), had, goneOn: 0, resting: 0, over: 0, tookMs: 0 } });
+}
+
+/** Says what an action did, until the next one, or until it is closed. */
+export function say(tone: Notice["tone"], text: string): void {
+  change({ notice: { tone, text } });
+}
+
+export function forgetNotice(): void {
+  change({ notice: null });
 }
 
 export function forgetKill(): void {

@@ -47,7 +47,8 @@ export interface Model {
 }
 
 export interface Sequence {
-  id: number | string;
+  id: string;
+  is_text: boolean;
   model: string;
   version: string;
   requested_version: string;
@@ -63,6 +64,7 @@ export interface Sequence {
   begun_ms: number;
   used_ms: number;
   idle_left_ms: number;
+  paused_until_ms: number;
   changed_ms: number;
   came_from: string;
 }
@@ -72,11 +74,11 @@ export interface Point {
   steps_per_s: number;
   failed_per_s: number;
   request_ms: number;
-  queue_ms: number;
-  compute_ms: number;
   batch: number;
+  fill: number;
   live: number;
   waiting: number;
+  times: Record<string, [number, number, number]>;
 }
 
 export interface News {
@@ -91,6 +93,7 @@ export interface View {
   at_ms: number;
   took_ms: number;
   executors: Executor[];
+  drained: string[];
   services: [string, string, string][];
   models: Model[];
   sequences: Sequence[];
@@ -99,8 +102,12 @@ export interface View {
   batches: [number, number][];
 }
 
-export interface Begin {
+export interface Chart {
+  every_ms: number;
   points: Point[];
+}
+
+export interface Begin {
   events: News[];
   every_ms: number;
   can_kill: boolean;
@@ -124,4 +131,14 @@ export interface Named {
   id: string;
   version: string;
   string: boolean;
+}
+
+export const RANGES = ["5m", "1h"] as const;
+export type Range = (typeof RANGES)[number];
+
+/** What the charts of a page are of: a version of a model, or the whole mesh, whose name is empty. */
+export interface Charted {
+  model: string;
+  version: string;
+  range: Range;
 }
