@@ -37,7 +37,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
-from shared.store.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
+from shared.store.redis_client import CONNECTION_LOST, connect, joined
 from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
@@ -216,8 +216,7 @@ class Scheduler:
         asked_at = self._clock()
         if not self.leaders:
             return
-        members = await self._mesh.membership.members()
-        now_ms = await redis_now_ms(self._mesh.redis)
+        members, now_ms = await self._mesh.membership.look()
         # While nothing changes the same object is kept: `Leader.observe` compares by identity.
         if members != self._poll.members:
             self._poll = Poll(members)

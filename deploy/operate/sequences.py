@@ -17,7 +17,7 @@ import msgspec
 from deploy.operate import completion, move, pause, replay
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, aligned, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
-from shared.contract.ids import correlation_id_from, sequence_id
+from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import EndCode

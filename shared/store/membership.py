@@ -49,6 +49,7 @@ class Membership:
         self._keys = keys
         self._read: dict[str, tuple[bytes, ModelRecord | None]] = {}
         self._decoded: dict[tuple[bytes, bytes], ExecutorRegistration] = {}
+        self._known: list[ExecutorId] = []
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
         """Writes an executor's registration and takes its lease, both atomically."""
@@ -118,20 +119,30 @@ class Membership:
 
     async def members(self) -> list[Member]:
         """Every registered executor, dead ones too, ordered by id."""
-        raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.executors)
-        # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever change.
-        self._decoded = {entry: self._decoded.get(entry) or self._registration(*entry) for entry in raw.items()}
-        registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
-        if not registrations:
-            return []
-        pipe = self._redis.pipeline(transaction=False)
-        for registration in registrations:
-            pipe.exists(self._keys.executor_lease(registration.executor))
-        leases: list[int] = await pipe.execute()
-        return [
-            Member(registration, alive=lease == 1 and not is_unknown(registration))
-            for registration, lease in zip(registrations, leases, strict=True)
-        ]
+        members, _ = await self.look()
+        return members
+
+    async def look(self) -> tuple[list[Member], int]:
+        """The members, and the clock of Redis then, ms. One round trip, or two if executors have come or gone."""
+        while True:
+            known = self._known
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(self._keys.executors)
+            for executor in known:
+                pipe.exists(self._keys.executor_lease(executor))
+            pipe.time()
+            raw, *leases, (seconds, microseconds) = await pipe.execute()
+            # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever
+            # change.
+            self._decoded = {entry: self._decoded.get(entry) or self._registration(*entry) for entry in raw.items()}
+            registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
+            self._known = [registration.executor for registration in registrations]
+            if self._known == known:
+                members = [
+                    Member(registration, alive=lease == 1 and not is_unknown(registration))
+                    for registration, lease in zip(registrations, leases, strict=True)
+                ]
+                return members, seconds * 1000 + microseconds // 1000
 
     def _registration(self, name: bytes, data: bytes) -> ExecutorRegistration:
         executor = ExecutorId(text_of(name))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
+from shared.store.redis_client import redis_now_ms
 from tests.gateway.fake_executor import running_sum
 
 
@@ -48,6 +50,36 @@ async def test_a_registration_is_decoded_once_and_again_when_it_has_changed(redi
     assert [True] == [member.registration.leaving for member in await membership.members()]
     await membership.remove(registration.executor)
     assert [] == await membership.members()
+
+
+async def test_a_look_takes_one_round_trip_unless_an_executor_has_come_or_gone(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    membership = Membership(redis, Keyspace(key_prefix))
+    trips, pipeline = [0], redis.pipeline
+
+    def counted(transaction: bool = True) -> Any:
+        trips[0] += not transaction
+        return pipeline(transaction)
+
+    async def look() -> tuple[list[tuple[str, bool]], int]:
+        trips[0] = 0
+        members, now_ms = await membership.look()
+        assert abs(now_ms - await redis_now_ms(redis)) < 60_000
+        return [(member.registration.executor, member.alive) for member in members], trips[0]
+
+    monkeypatch.setattr(redis, "pipeline", counted)
+    first, second = (ExecutorRegistration(ExecutorId(name), name, "host", 1, 0, ()) for name in ("e1", "e2"))
+    assert ([], 1) == await look()
+    await membership.register(second, lease_ms=60_000)
+    assert ([("e2", True)], 2) == await look()
+    assert ([("e2", True)], 1) == await look()
+    await membership.register(first, lease_ms=60_000)
+    assert ([("e1", True), ("e2", True)], 2) == await look()
+    await membership.give_up(second.executor)
+    assert ([("e1", True), ("e2", False)], 1) == await look()
+    await membership.remove(second.executor)
+    assert ([("e1", True)], 2) == await look()
 
 
 async def test_who_registers_is_alive_at_once_and_for_as_long_as_it_says(redis: Any, key_prefix: str) -> None:
