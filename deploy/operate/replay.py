@@ -21,11 +21,12 @@ from shared.store.sequences import NOT_JOURNALED, Sequences
 
 DIFFERENT, TROUBLE = 1, 2
 """Exit statuses, as those of diff."""
-HELP = """Runs the steps of a sequence once more, as a new sequence, and compares the answers.
+HELP = """Runs the steps of a sequence once more, and compares the answers.
 
-The model must keep journals (model parameter journal_steps). The steps since START go through a gateway to the version
-that clients get now, or to --to-version or --to-model. The sequence may be open, or over and remembered
-(--tombstone-seconds); with --file it is one that `seqmesh seq export` wrote, perhaps in another mesh.
+They run as a new sequence. The model must keep journals (model parameter journal_steps). The steps since START go
+through a gateway to the version that clients get now, or to --to-version or --to-model. The sequence may be open, or
+over and remembered (--tombstone-seconds); with --file it is one that `seqmesh seq export` wrote, perhaps in another
+mesh.
 
 Integers, booleans and texts must be the same. Numbers with a fraction may differ by --atol and --rtol times the number.
 The exit status is 0 if nothing is different, 1 if something is, and 2 if nothing could be compared.
