@@ -189,7 +189,7 @@ async def measured(
     return benches
 
 
-async def report(url: str, folder: Path | None, rounds: int, *, journal: bool) -> str:
+async def report(url: str, folder: Path | None, rounds: int, *, journal: bool = False) -> str:
     """A table: us per step of each script."""
     redis = cast("Any", connect(url))
     rows: list[list[Any]] = []
