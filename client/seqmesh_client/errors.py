@@ -12,7 +12,7 @@
         ├── StepMismatch    the sequence is elsewhere than its caller believes
         │   └── SequenceExists, WrongStep, AnswerDropped
         └── TryLater        repeated already until the time was over; the same call again is right
-            └── StepLate, SequenceBusy, BacklogFull
+            └── StepLate, SequenceBusy, BacklogFull, WaitTooLong
 
 Every class has a `remedy`. `REASONS` names the class of each reason that a mesh gives.
 """
@@ -178,6 +178,12 @@ class BacklogFull(TryLater):
     """Too many sequences of the model wait for a slot."""
 
     reason = "backlog_full"
+
+
+class WaitTooLong(TryLater):
+    """The sequence would wait for a slot for longer than the request's `sequence_wait_max_ms`."""
+
+    reason = "wait_too_long"
 
 
 REASONS: Mapping[str, type[StepRefused]] = {

@@ -22,6 +22,7 @@ from seqmesh_client import (
     SequenceEnded,
     StepLate,
     StepRefused,
+    WaitTooLong,
     WrongAnswer,
     WrongStep,
 )
@@ -157,6 +158,7 @@ def test_a_step_that_the_model_fails_has_its_number() -> None:
     [
         ("busy", "RESOURCE_EXHAUSTED", "same", SequenceBusy),
         ("backlog_full", "UNAVAILABLE", "same", BacklogFull),
+        ("wait_too_long", "UNAVAILABLE", "same", WaitTooLong),
         ("late", "INVALID_ARG", "no", StepLate),
         ("a_word_of_tomorrow", "UNAVAILABLE", "same", StepRefused),
         ("", "UNAVAILABLE", "", StepRefused),

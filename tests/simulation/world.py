@@ -534,8 +534,10 @@ async def _run(make: Callable[[], World]) -> World:
     world = make()
 
     def pool(connections: int, wait_s: float, *, connection_class: object, **options: Any) -> BlockingConnectionPool:
-        # Where the server is, and how its socket is made, means nothing here.
-        kept = {name: options[name] for name in ("client_name", "redis_connect_func", "retry", "retry_on_error")}
+        # Where the server is, and how its socket is made, means nothing here. Without `socket_timeout` redis-py would
+        # take its default and write within `asyncio.wait_for`, which swallows cancellations.
+        names = ("client_name", "redis_connect_func", "retry", "retry_on_error", "socket_timeout")
+        kept = {name: options[name] for name in names}
         made: Any = BlockingConnectionPool(
             connections,
             wait_s,
