@@ -159,6 +159,8 @@ async def test_a_sequence_is_paused_moved_and_ended_on_the_page_and_an_executor_
         await each.get_by_role("button", name="Move …").click()
     for each in (page, second):
         await each.get_by_role("button", name="Move it").click()
+    for each in (page, second):
+        await expect(each.locator(".notice")).to_contain_text(re.compile("moved from|has left"))
     there = {await each.locator(".notice").inner_text() for each in (page, second)}
     other = mesh.record(sequence_of(MARKUP))["ow"]
     assert owner != other

@@ -15,6 +15,7 @@ import threading
 import time
 import venv
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowRes
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process.engine import ProcessEngine
+from executor.engine.python.process.instance_process import InstanceProcess
 from shared.contract.errors import LoadError
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import from_numpy, to_numpy
@@ -381,6 +383,7 @@ ORPHAN = """
 import sys, time
 sys.path[:0] = {path!r}
 from pathlib import Path
+from typing import Any
 from tests.executor.engine.test_process_engine import DECLARED, loaded, sum_config, pid_of
 from tests.executor.engine.model_workshop import Workshop
 workshop = Workshop(Path({directory!r}))
@@ -482,7 +485,18 @@ def test_a_model_runs_in_an_environment_of_its_own(workshop: Workshop, packed: b
     assert 42 == to_numpy(result.outputs[0]).item()
 
 
-def test_an_environment_that_lacks_something_says_what(workshop: Workshop) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "called after its end"])
+def test_an_environment_that_lacks_something_says_what(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    def after_its_end(process: InstanceProcess, *arguments: Any) -> Any:
+        while process.is_alive:
+            time.sleep(0.01)
+        return call(process, *arguments)
+
+    call = InstanceProcess.call
+    if late:
+        monkeypatch.setattr(InstanceProcess, "call", after_its_end)
     workshop.python("foreign", IN_ENVIRONMENT)
     make_environment(workshop.directory / "env")
     config = plain_config("foreign", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "INT32", (1,))])

@@ -128,7 +128,9 @@ class InstanceProcess:
         that answered with nonsense. CannotStartError can only come of the first call.
         """
         try:
-            self._frames.send(messages.encode(call))
+            # A process that has ended may have said before why it cannot run: `receive` finds that, or that it has ended.
+            with suppress(EndedError):
+                self._frames.send(messages.encode(call))
             if not self._comes_within(limit_s):
                 raise self._late(limit_s)
             answer = self._frames.receive(_decoded)
