@@ -128,7 +128,7 @@ class InstanceProcess:
         that answered with nonsense. CannotStartError can only come of the first call.
         """
         try:
-            # A process that has ended may have said before why it cannot run: `receive` finds that, or that it has ended.
+            # A process that has ended may have said why before: `receive` finds that, or that it has ended.
             with suppress(EndedError):
                 self._frames.send(messages.encode(call))
             if not self._comes_within(limit_s):
