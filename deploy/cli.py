@@ -45,6 +45,7 @@ LAZY_COMMANDS = {
         "deploy.operate.runtime_settings",
         "Shows what was changed in logging and tracing, and by whom.",
     ),
+    "tenants": ("deploy.operate.tenants", "What each tenant may do."),
     "demo": ("deploy.demo.command", "Streams texts while an executor is killed."),
     "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most."),
     "chaos": ("deploy.chaos.command", "Kills a mesh under load, and checks every answer."),

@@ -38,6 +38,7 @@ from gateway.models.observation import Observation
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
+from gateway.requests.allowances import Allowances
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.inference import Inference
@@ -60,6 +61,7 @@ from gateway.rest.shared_memory import SystemSharedMemory
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
+from shared.contract.tenants import TenantLimits
 from shared.origins import Origins, is_loopback
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
@@ -71,9 +73,10 @@ from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
-from shared.store.scripts import Scripts
+from shared.store.scripts import Drawn, Scripts
 from shared.store.sequences import Sequences
 from shared.store.server_run import ServerRun
+from shared.store.tenants import KnownTenants, StoredTenants
 from shared.store.totals import Tallies
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
@@ -158,6 +161,12 @@ async def running_core(
         measures = Measures()
         scripts = Scripts(redis, keys, trips=measures.trips)
         metering = Metering(scripts, keys, measures.meters)
+        tenants = KnownTenants(StoredTenants(redis, keys))
+
+        async def draw(tenant: str, limits: TenantLimits, wanted: int) -> Drawn:
+            return await scripts.run(scripts.draw(tenant, limits, wanted))
+
+        allowances = Allowances(lambda: tenants.now, draw)
         dispatch = Dispatch(
             redis,
             scripts,
@@ -168,6 +177,7 @@ async def running_core(
             backlog_max=settings.backlog_max,
             live_max=settings.live_max,
             early_wait_s=settings.early_step_wait_ms / 1000,
+            tenants=lambda: tenants.now,
             summaries=parse_metrics_config(settings.metrics_config).summary_latencies,
         )
         cache_bytes = parse_cache_config(settings.cache_config)
@@ -192,12 +202,14 @@ async def running_core(
             timeout_ms=settings.request_timeout_ms,
             cache_bytes=cache_bytes,
             measures=measures,
+            allowances=allowances,
         )
         stored_settings = StoredSettings(redis, keys)
         process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
         company = Company(redis, keys, "gateway", name)
         await replies.open()
         await catalog.refresh()
+        await tenants.refresh()
         background = [
             tasks.start(replies.run(), name="replies"),
             tasks.start(replies.heartbeat(), name="heartbeat"),
@@ -209,6 +221,7 @@ async def running_core(
             tasks.start(catalog.run(), name="catalog"),
             tasks.start(Unserved(catalog, lambda: replies.unanswered, dispatch.withdraw).run(), name="unserved"),
             tasks.start(process.run(), name="settings"),
+            tasks.start(tenants.run(), name="tenants"),
             tasks.start(tell(redis, keys), name="unreadable values"),
             tasks.start(company.run(), name="company"),
             tasks.start(metering.run(), name="measurements"),

@@ -174,6 +174,8 @@ def waiting(entry: StreamEntry) -> SequenceWaits:
         timeout_us=int(entry.fields[b"u"] or 0),
         cause=f"starts {wait}",
         returning=entry.fields[b"k"] == b"r",
+        # Entries of a release that knew no tenants have none.
+        tenant=text_of(entry.fields.get(b"o", b"")),
     )
 
 

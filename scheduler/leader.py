@@ -7,13 +7,13 @@ followed from it. A leader that meets an unexpected error ends; `scheduler.servi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
 from scheduler.core.actions import Action
 from scheduler.core.decide import decide, drain_all, is_due
-from scheduler.core.events import ClockRead, Event, Tick, VersionsWithdrawn
+from scheduler.core.events import ClockRead, Event, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events, withdrawn
@@ -30,8 +30,9 @@ MAILBOX_MAX = 8_192
 class Leader:
     """The leader of one model in one term.
 
-    check  check the whole state's invariants after every turn
-    sweep  go over every sequence's record before leading (`scheduler.sweep`)
+    shares  of tenants, as they are now (`shared.contract.tenants`)
+    check   check the whole state's invariants after every turn
+    sweep   go over every sequence's record before leading (`scheduler.sweep`)
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Leader:
         *,
         policy: Policy,
         tombstone_ms: int,
+        shares: Callable[[], Mapping[str, int]] = dict[str, int],
         check: bool = False,
         sweep: bool = False,
     ) -> None:
@@ -49,6 +51,7 @@ class Leader:
         self.term = term
         self.state = LeaderState(policy)
         self._mesh = mesh
+        self._shares = shares
         self._check = check
         self._sweep = sweep
         self._performer = EffectPerformer(mesh, model, term, tombstone_ms=tombstone_ms)
@@ -148,6 +151,8 @@ class Leader:
         polled, self._polled = self._polled, False
         poll, now_ms = self._poll, self._now_ms
         events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
+        if (shares := self._shares()) != self.state.shares:
+            events = [SharesSeen(shares, "settings"), *events]
         if polled and poll is not None:
             current = poll.offers(self.model)
             # Losses go before starts, so that no sequence is assigned to an executor that is known to be gone.

@@ -17,7 +17,7 @@ from scheduler.core.events import Event, SequenceFound, Tick
 from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, member_events
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
-from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, VERSION
+from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, TENANT, VERSION
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
@@ -26,7 +26,7 @@ from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
 """Sequence records that are read in one round trip."""
-FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH)
+FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH, TENANT)
 """Fields that are read of each record."""
 
 
@@ -79,11 +79,11 @@ async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -
 
 
 def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
-    _, owner, version, instance, slot, epoch = record
+    _, owner, version, instance, slot, epoch, tenant = record
     address = SlotAddress(
         ExecutorId(owner.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
     )
-    return SequenceFound(sequence, address, Epoch(int(epoch)), "rebuild")
+    return SequenceFound(sequence, address, Epoch(int(epoch)), "rebuild", text_of(tenant or b""))
 
 
 async def _pipelined(redis: Redis, commands: Iterable[tuple[str, ...]]) -> list[Any]:

@@ -41,6 +41,7 @@ from shared.store.redis_client import CONNECTION_LOST, connect, joined
 from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
+from shared.store.tenants import KnownTenants, StoredTenants
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import setup
 
@@ -136,12 +137,14 @@ class Scheduler:
         self._rebuilding = asyncio.Semaphore(REBUILDS_MAX)
         self._poll = Poll(())
         self._spoilt = SpoiltKeys(mesh.redis, mesh.keys)
+        self._tenants = KnownTenants(StoredTenants(mesh.redis, mesh.keys))
         self._to_sweep: set[str] = set()
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
         period_s = self._settings.lease_ms / 1000 / ROUNDS_PER_LEASE
         tick_s = self._settings.tick_ms / 1000
+        self._loops.append(self._tasks.start(self._tenants.run(), name="tenants"))
         for name, turn, pause_s, block_s in (
             ("contend", self._contend, period_s, 0.0),
             ("watch", self._watch, tick_s, 0.0),
@@ -251,6 +254,7 @@ class Scheduler:
                 term,
                 policy=self._policy,
                 tombstone_ms=self._settings.tombstone_seconds * 1000,
+                shares=lambda: self._tenants.now.shares,
                 check=self._settings.check_invariants,
                 sweep=model in self._to_sweep,
             )

@@ -34,6 +34,7 @@ SHARED_MESHES: dict[str, tuple[str, ...]] = {
         "tests/mesh/test_seed_documents.py",
         "tests/mesh/test_sequences.py",
         "tests/mesh/test_slot_waits.py",
+        "tests/mesh/test_tenants.py",
     ),
     "shared_victim": (
         "tests/mesh/test_client.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -21,10 +21,11 @@ from shared.contract.ids import (
     InstanceIndex,
     SequenceId,
     SlotIndex,
+    StepNumber,
     Term,
     sequence_id,
 )
-from shared.contract.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
+from shared.contract.messages import InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor, from_numpy
 from shared.store.commands import Redis
@@ -34,8 +35,11 @@ from shared.store.scripts import (
     Assignment,
     CancelCode,
     Cancellation,
+    CommitCode,
     Pausing,
     Scripts,
+    StepCommit,
+    StepOutcome,
     Submission,
     Submitted,
     VacateCode,
@@ -43,6 +47,9 @@ from shared.store.scripts import (
 )
 
 GATEWAY = "g-test"
+IDLE_MS = 60_000
+STATE = encode(from_numpy("h", np.array([7], np.int32)))
+"""The state in the checkpoints of `ScriptedMesh.commit`."""
 
 
 class ScriptedMesh:
@@ -176,6 +183,36 @@ class ScriptedMesh:
     async def resume(self, correlation_id: CorrelationId) -> bool:
         (resumed,) = await self.scripts.run(self.scripts.resume([self.sequence(correlation_id)]))
         return resumed
+
+    async def commit(
+        self,
+        correlation_id: CorrelationId,
+        executor: ExecutorId,
+        fields: Sequence[tuple[str, bytes]] = (("s:h", STATE),),
+    ) -> None:
+        """Makes the only step in the inbox final. fields: of its checkpoint"""
+        sequence = self.sequence(correlation_id)
+        shard = self.keys.shard_of(sequence)
+        entries = [inbox_entry(*entry) for entry in await self.redis.xrange(self.keys.inbox(shard, executor))]
+        (step,) = [one for one in entries if isinstance(one, InboxStep) and one.sequence == sequence]
+        done = StepCommit(
+            sequence,
+            Epoch(step.epoch),
+            step.step,
+            step.flags,
+            StepOutcome.DONE,
+            step.gateway,
+            step.token,
+            b"reply",
+            entries=[step.entry],
+            checkpoint=fields,
+            base=StepNumber(step.step),
+        )
+        call = self.scripts.commit(
+            [done], shard=shard, executor=executor, model=self.model, idle_ms=IDLE_MS, tombstone_ms=10_000, load=None
+        )
+        (code,) = await self.scripts.run(call)
+        assert code in (CommitCode.COMMITTED, CommitCode.OVER)
 
     async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""

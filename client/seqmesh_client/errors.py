@@ -12,7 +12,7 @@
         ├── StepMismatch    the sequence is elsewhere than its caller believes
         │   └── SequenceExists, WrongStep, AnswerDropped
         └── TryLater        repeated already until the time was over; the same call again is right
-            └── StepLate, SequenceBusy, BacklogFull, WaitTooLong
+            └── StepLate, SequenceBusy, BacklogFull, WaitTooLong, OverQuota
 
 Every class has a `remedy`. `REASONS` names the class of each reason that a mesh gives.
 """
@@ -184,6 +184,12 @@ class WaitTooLong(TryLater):
     """The sequence would wait for a slot for longer than the request's `sequence_wait_max_ms`."""
 
     reason = "wait_too_long"
+
+
+class OverQuota(TryLater):
+    """The tenant of the request (header `seqmesh-tenant`) has as many sequences, or sends as much, as it may."""
+
+    reason = "quota"
 
 
 REASONS: Mapping[str, type[StepRefused]] = {

@@ -6,7 +6,8 @@ begin anew, and changes nothing if it was done before: a command that was killed
 
 1. The sequences are taken from their executors, as a leader takes them from an executor that has left.
 2. What belongs to one sequence, or to one queue of stateless work, is renamed.
-3. What many sequences share is divided anew, for each model in one transaction: its waiting line and its deadlines.
+3. What many sequences share is divided anew: for each model its waiting line and its deadlines, in one transaction, and
+   the sequences of each tenant.
 4. Statistics of shards that are no more are added to those of the first one. What only running processes need, and the
    response cache, is removed.
 """
@@ -150,6 +151,7 @@ class Resharding:
         for model in sorted({one.rest for one in found if one.kind in ("starts", "line", "deadlines")}):
             await self._divide_line(model, found)
             await self._divide_deadlines(model, found)
+        await self._divide_tenants(found)
         await self._add_up(found)
         await self._remove(await self._keys())
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -352,6 +354,19 @@ class Resharding:
                         if shard != one.shard:
                             pipe.zadd(self._to.deadlines(shard, model), {member: score})
                             pipe.zrem(one.name, member)
+                    await pipe.execute()
+
+    async def _divide_tenants(self, found: Iterable[ShardKey]) -> None:
+        for one in found:
+            if one.kind != "tenant":
+                continue
+            for part in parts(sorted(await self._redis.smembers(one.name))):
+                async with self._redis.pipeline(transaction=True) as pipe:
+                    for member in part:
+                        shard = self._to.shard_of(SequenceId(text_of(member)))
+                        if shard != one.shard:
+                            pipe.sadd(self._to.tenant(shard, one.rest), member)
+                            pipe.srem(one.name, member)
                     await pipe.execute()
 
     async def _add_up(self, found: Iterable[ShardKey]) -> None:

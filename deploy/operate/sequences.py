@@ -219,6 +219,8 @@ def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[t
     lines.append(("state", f"{one.state}, accepts nothing but a START" if one.closed else one.state))
     if one.place is not None:
         lines.append(("place in the line", f"{one.place}, {expected_wait(one)}"))
+    if one.tenant:
+        lines.append(("tenant", one.tenant))
     if one.executor:
         lines.append(("executor", f"{one.executor}, instance {one.instance}, slot {one.slot}, epoch {one.epoch}"))
     if one.last_step:
@@ -287,6 +289,7 @@ command = click.Group(
             ),
             click.Option(["--executor"], default="", help="Owned by this executor: its name or id."),
             click.Option(["--version"], default="", help="That run on this version."),
+            click.Option(["--tenant"], default="", help="Of this tenant."),
             click.Option(["--prefix"], default="", help="Whose id begins with this."),
             click.Option(
                 ["--sort"],

@@ -111,6 +111,7 @@ def decode_request(
         wants_empty_final=wants_empty_final,
         wait_info=wait_info,
         wait_max_ms=wait_max_ms,
+        tenant=metadata.tenant,
         endpoint=endpoint,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.requests.forwarding import forwarded
 from shared.contract.calls import CALL_KEY, CallOrigin, read_call
+from shared.contract.tenants import TENANT_HEADER, tenant_of
 
 TRACE_KEYS = frozenset({"traceparent", "tracestate"})
 """W3C trace context; gRPC's metadata keys are lower-case already."""
@@ -22,6 +23,7 @@ class CallMetadata:
     """The metadata keys that have a meaning for the mesh. All others are ignored.
 
     forwarded  keys and values that become parameters of each request
+    tenant     on whose behalf the call comes; "": it does not say
     call       of a call that a model made: its name and who waits for it; None for a client's
     """
 
@@ -30,6 +32,7 @@ class CallMetadata:
     status_on_error: bool = False
     forwarded: Mapping[str, str] = field(default_factory=dict[str, str])
     call: CallOrigin | None = None
+    tenant: str = ""
 
 
 NO_METADATA = CallMetadata({})
@@ -42,11 +45,13 @@ def call_metadata(
     """Reads a call's metadata. Binary values (of keys that end in -bin) are ignored.
 
     forward  keys that match this pattern become parameters
-    raises   RequestError for such a key that already has a meaning as a parameter, and for what is no call's origin
+    raises   RequestError for such a key that already has a meaning as a parameter, and for what is no call's origin or
+             no tenant
     """
     trace: dict[str, str] = {}
     call: CallOrigin | None = None
     session_id: str | None = None
+    tenant = ""
     status_on_error = False
     texts = [(key, value) for key, value in pairs or () if isinstance(value, str)]
     for key, value in texts:
@@ -56,12 +61,14 @@ def call_metadata(
             session_id = value
         elif key == STATUS_ON_ERROR_KEY:
             status_on_error = value.lower() == "true"
+        elif key == TENANT_HEADER:
+            tenant = tenant_of(value)
         elif key == CALL_KEY:
             call = read_call(value)
     parameters = forwarded(texts, forward) if forward is not None else {}
-    if not trace and session_id is None and not status_on_error and not parameters and call is None:
+    if not trace and session_id is None and not status_on_error and not parameters and call is None and not tenant:
         return NO_METADATA
-    return CallMetadata(trace, session_id, status_on_error, parameters, call)
+    return CallMetadata(trace, session_id, status_on_error, parameters, call, tenant)
 
 
 def with_deadline(metadata: CallMetadata, left_s: float | None, now_ns: int) -> CallMetadata:

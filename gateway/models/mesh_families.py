@@ -17,6 +17,7 @@ from shared.statistics.meter import (
     BATCH_ROWS,
     CHECKPOINT_BYTES,
     CHECKPOINTS,
+    OVER_QUOTA,
     REPEATED_STEPS,
     REPLAYED_STEPS,
     REQUEST_TIME,
@@ -208,6 +209,26 @@ def _slot_waits(models: Sequence[Shown]) -> list[Family]:
             found = histogram_of(each.statistics.counts, f"{SLOT_WAIT}{cause}", SLOT_WAIT_BOUNDS_S)
             waits.add({**each.labels, "cause": cause}, found)
     return waits.families
+
+
+def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Family]:
+    """What tenants with limits of their own have, and what they were refused. sequences: those that are not over"""
+    refused = {name.removeprefix(OVER_QUOTA): of_mesh[name] for name in of_mesh if name.startswith(OVER_QUOTA)}
+    families = [
+        Family(
+            "seqmesh_tenant_sequences",
+            "gauge",
+            "Sequences of tenants that have limits of their own, from the first step on until they are over",
+            [Sample("", {"tenant": tenant}, count) for tenant, count in sorted(sequences.items())],
+        ),
+        Family(
+            "seqmesh_tenant_refusals_total",
+            "counter",
+            "Requests refused because of their tenant's limits; *: of a tenant that has none of its own",
+            [Sample("", {"tenant": tenant}, count) for tenant, count in sorted(refused.items())],
+        ),
+    ]
+    return [family for family in families if family.samples]
 
 
 def executor_families(observed: Observed) -> list[Family]:

@@ -23,6 +23,7 @@ from gateway.models.mesh_families import (
     redis_families,
     request_families,
     sequence_families,
+    tenant_families,
 )
 from gateway.models.metric_families import (
     cache_families,
@@ -107,6 +108,7 @@ class Metrics:
             *sequence_families(models, observed.led),
             *cache_families(models, observed),
             *hardware_families(observed),
+            *tenant_families(observed.tenants, of_mesh),
             *executor_families(observed),
             *redis_families(observed.redis, of_mesh),
             *custom_families(observed),

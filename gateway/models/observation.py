@@ -25,6 +25,7 @@ from shared.store.membership import Member
 from shared.store.reading import read_counts, tell_now, value_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.reporting import Reports
+from shared.store.tenants import StoredTenants
 from shared.store.waiting_line import WaitingLine, read_lines
 
 Place = tuple[str, str]
@@ -59,6 +60,7 @@ class Observed:
     unreadable  values in Redis that could not be read so far, by kind of key
     executors   how many there are in each of `EXECUTOR_STATES`
     led         sequence models that a scheduler leads
+    tenants     sequences of each tenant that has limits of its own
     redis       what the server tells of itself; None if it does not
     """
 
@@ -71,6 +73,7 @@ class Observed:
     executors: Mapping[str, int] = field(default_factory=dict[str, int])
     led: frozenset[str] = frozenset()
     redis: RedisFigures | None = None
+    tenants: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Observation:
@@ -81,6 +84,7 @@ class Observation:
         self._keys = keys
         self._catalog = catalog
         self._reports = Reports(redis, keys)
+        self._tenants = StoredTenants(redis, keys)
         self._cache_bytes = cache_bytes
 
     async def look(self) -> Observed:
@@ -98,13 +102,14 @@ class Observation:
             states = await self._executors()
             led = await self._led(sequence_models)
             redis = await read_figures(self._redis)
+            tenants = await self._tenants.sequences()
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
         for model, line in lines.items():
             pending.update({(model, version): steps for version, steps in line.steps.items()})
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
-        return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis)
+        return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis, tenants)
 
     async def reports(self) -> list[ExecutorReport]:
         """The report of every living executor. Raises redis.ConnectionError when the connection is lost."""

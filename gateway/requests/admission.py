@@ -77,6 +77,7 @@ class InferCall(msgspec.Struct, frozen=True):
     first_answer     request parameter `sequence_answer`: of a decoupled model's answers, the first one that the caller
                      lacks
     wants_empty_final  of a decoupled model, the caller wants a last answer that has nothing to give
+    tenant           on whose behalf it comes (`shared.contract.tenants`); "": it does not say
     wait_info        request parameter `sequence_wait_info`: the caller wants to hear of its wait for a slot
     wait_max_ms      request parameter `sequence_wait_max_ms`: how long the caller waits for a sequence's first slot; 0:
                      it has not said so
@@ -104,6 +105,7 @@ class InferCall(msgspec.Struct, frozen=True):
     wants_empty_final: bool = False
     wait_info: bool = False
     wait_max_ms: int = 0
+    tenant: str = ""
 
 
 class Queueing(msgspec.Struct, frozen=True):

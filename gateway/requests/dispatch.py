@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum, auto
 from typing import Any
 
@@ -39,6 +39,7 @@ from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import ACCEPTED, BIRTH
 from shared.contract.step_digest import step_digest
+from shared.contract.tenants import NO_TENANTS, Tenants
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -94,6 +95,7 @@ class Dispatch:
                    one model version
     live_max       sequences of one model and shard that have had a slot, and are not over
     early_wait_s   how long a numbered step waits here for the steps before it
+    tenants        the limits of tenants as they are now
     summaries      whether durations of cache lookups are counted for Triton's summary metrics
     """
 
@@ -109,6 +111,7 @@ class Dispatch:
         backlog_max: int,
         live_max: int,
         early_wait_s: float = 0.0,
+        tenants: Callable[[], Tenants] = lambda: NO_TENANTS,
         summaries: bool = False,
     ) -> None:
         self._scripts = scripts
@@ -123,6 +126,7 @@ class Dispatch:
         self._live_max = live_max
         self._early = EarlySteps(self._resend, wait_s=early_wait_s)
         self.waits = SlotWaits(Forecasts(redis, keys), self.withdraw)
+        self._tenants = tenants
         self._summaries = summaries
         self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
@@ -479,6 +483,8 @@ class Dispatch:
             timeout_us=patience_us(pending),
             message=encode(message),
             since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms),
+            tenant=call.tenant,
+            tenant_max=-(-self._tenants().of(call.tenant).live_max // self._keys.shards) if call.tenant else 0,
         )
 
     def _item(self, pending: PendingRequest) -> WorkItem:

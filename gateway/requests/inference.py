@@ -18,6 +18,7 @@ from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, InferCall, admit
+from gateway.requests.allowances import Allowances
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
@@ -28,7 +29,7 @@ from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
-from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
+from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord, StepFlag
 from shared.store.keyspace import Keyspace
@@ -70,7 +71,9 @@ class Inference:
         timeout_ms: int = 0,
         cache_bytes: int = 0,
         measures: Measures | None = None,
+        allowances: Allowances | None = None,
     ) -> None:
+        self._allowances = allowances
         self._measures = measures
         self._catalog = catalog
         self._dispatch = dispatch
@@ -95,7 +98,7 @@ class Inference:
     @property
     def in_flight(self) -> int:
         """Requests that wait for an answer."""
-        return len(self._replies) + len(self._held)
+        return len(self._replies) + len(self._held) + (len(self._allowances) if self._allowances is not None else 0)
 
     def connection(self) -> ConnectionSequences:
         """The sequences of a new connection. While this gateway stops, the connection's end leaves no orphans."""
@@ -128,15 +131,49 @@ class Inference:
         except MeshError as error:
             future.set_exception(error.released())
             return future
-        if call.model in self._held_models:
-            self._hold(call, future, connection, on_open)
+        if call.tenant and self._allowances is not None:
+            future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
+            self._allowances.enter(call.tenant, partial(self._allowed, call, future, connection, on_open))
         else:
-            self._enter(call, future, connection, on_open, may_hold=True)
+            self._arrive(call, future, connection, on_open)
         if future.done():
             self.budget.give_back(size)
         else:
             future.add_done_callback(lambda _: self.budget.give_back(size))
         return future
+
+    def _allowed(
+        self,
+        call: InferCall,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+        on_open: OnOpen | None,
+        refusal: MeshError | None,
+    ) -> None:
+        """The request's tenant may send it now, or may not. A future that is done was cancelled meanwhile."""
+        if future.done():
+            return
+        if refusal is not None:
+            future.set_exception(refusal.released())
+        else:
+            self._arrive(call, future, connection, on_open)
+
+    def _count_refusal(self, tenant: str, future: asyncio.Future[Answer]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, SequenceError) and error.reason == Reason.QUOTA and self._measures is not None:
+            self._measures.over_quota(tenant)
+
+    def _arrive(
+        self,
+        call: InferCall,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+        on_open: OnOpen | None,
+    ) -> None:
+        if call.model in self._held_models:
+            self._hold(call, future, connection, on_open)
+        else:
+            self._enter(call, future, connection, on_open, may_hold=True)
 
     def _check_size(self, call: InferCall, size: int) -> None:
         """Refuses a request that Redis would not take.

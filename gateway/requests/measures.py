@@ -7,7 +7,7 @@ process's other measurements, once a second (`shared.store.metering`).
 from __future__ import annotations
 
 from shared.contract.messages import ModelRecord
-from shared.statistics.meter import OF_MESH, REPEATED_STEPS, REQUEST_TIME, LoadMeter, Phase, RoundTripMeter
+from shared.statistics.meter import OF_MESH, OVER_QUOTA, REPEATED_STEPS, REQUEST_TIME, LoadMeter, Phase, RoundTripMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.scripts import SubmitCode
 
@@ -50,6 +50,10 @@ class Measures:
     def __init__(self) -> None:
         self.trips = RoundTripMeter("gateway")
         self._loads: dict[tuple[str, str], LoadMeasures] = {}
+
+    def over_quota(self, tenant: str) -> None:
+        """A request was refused because of its tenant's limits. tenant: its name, or `*`"""
+        self.trips.meter.counts[f"{OVER_QUOTA}{tenant}"] += 1
 
     def of(self, record: ModelRecord, version: str) -> LoadMeasures:
         """Those of the load that is served. What is left of the load before it is dropped, as its counts are."""

@@ -36,6 +36,9 @@ def _text(pending: PendingRequest, outcome: Submitted) -> str:
             if outcome.extra != b"live":
                 full = f"the backlog of {model} is full"
             return f"{full}: {sequence} was not started, try again later"
+        case SubmitCode.QUOTA:
+            whose = f"tenant '{pending.call.tenant}' has as many live sequences as it may"
+            return f"{whose}: {sequence} of {model} was not started, end one or try again later"
         case SubmitCode.BUSY:
             return f"{sequence} of {model} has too many open steps: wait for an answer, then try again"
         case SubmitCode.LATE:

@@ -13,6 +13,7 @@ from gateway.bounds.inflate import gathered
 from gateway.rest.compression import is_packed, too_large, unpacked
 from gateway.rest.json_values import Json, parse_object, parsing_bytes
 from shared.contract.errors import Code, MeshError, RequestError
+from shared.contract.tenants import tenant_of
 
 BULKY_BYTES = 1 << 18
 """JSON beyond this size is parsed and written in a thread: 64 MiB of numbers would block the event loop for seconds."""
@@ -32,11 +33,12 @@ class Headers:
     accept_encoding: str = ""
     header_length: int | None = None
     session_id: str | None = None
+    tenant: str = ""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def read_headers(scope: Scope) -> Headers:
-    """The headers of a request. Raises RequestError for a length that is no number."""
+    """The headers of a request. Raises RequestError for a length that is no number, and for what is no tenant."""
     headers = Headers()
     trace: dict[str, str] = {}
     for name, value in scope["headers"]:
@@ -51,6 +53,8 @@ def read_headers(scope: Scope) -> Headers:
                 headers.accept_encoding = value.decode("latin-1")
             case b"inference-session-id":
                 headers.session_id = value.decode("utf-8", "replace")
+            case b"seqmesh-tenant":
+                headers.tenant = tenant_of(value.decode("latin-1"))
             case b"traceparent" | b"tracestate":
                 trace[name.decode()] = value.decode("latin-1")
             case _:

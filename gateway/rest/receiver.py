@@ -56,6 +56,7 @@ class Receiver:
             path["model"],
             path.get("version", ""),
             session_id=headers.session_id,
+            tenant=headers.tenant,
             trace_headers=headers.trace,
             endpoint=Endpoint.INFER,
         )

@@ -48,6 +48,7 @@ LIMIT, LIMIT_MAX, OFFSET_MAX = 100, 1000, 2**31
 LIST_QUERY: Mapping[str, Schema] = {
     "state": {"type": "string", "description": f"States, separated by commas: {', '.join(OPEN_STATES)}."},
     "executor": {"type": "string", "description": "Name or id of the owner."},
+    "tenant": {"type": "string", "description": "Whose they are."},
     "prefix": {"type": "string", "description": "How the id begins, as text."},
     "sort": {"type": "string", "description": f"One of {', '.join(SORT_KEYS)}; behind `-` the other way round."},
     "limit": {"type": "integer", "minimum": 0, "maximum": LIMIT_MAX, "default": LIMIT},
@@ -117,6 +118,7 @@ class SequenceRoutes:
             states=frozenset(_known(query, "state", OPEN_STATES)),
             executor=query.get("executor", ""),
             version=version,
+            tenant=query.get("tenant", ""),
             prefix=query.get("prefix", ""),
             sort=query.get("sort", "id"),
         )

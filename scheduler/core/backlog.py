@@ -1,4 +1,9 @@
-"""The backlog: sequences that wait for a slot. Moving sequences come first, then all others; older before younger.
+"""The backlog: sequences that wait for a slot. Moving sequences come first, older before younger. Then tenants take
+turns.
+
+The next slot goes to the tenant that would have the fewest slots for its share with it, and of its sequences to the one
+that has waited for longest. So where slots are short, each tenant has slots in proportion to its share, however many of
+its sequences wait. Sequences without a tenant are one tenant; without tenants the older sequence comes first.
 
 A paged sequence that has a new step waits among the new sequences, by the age of that step. So neither kind can starve
 the other. The backlog needs no bound of its own: `submit` refuses a START when too many sequences wait for their first
@@ -7,6 +12,7 @@ slot or too many are live, and there are never more moving sequences than slots.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -25,11 +31,12 @@ class Entry(NamedTuple):
 
 
 class BacklogEntry(NamedTuple):
-    """One waiting sequence. Compares by its turn."""
+    """One waiting sequence. Compares by its turn among those of its tenant."""
 
     rank: int
     entry: Entry
     sequence: SequenceId
+    tenant: str = ""
 
 
 MOVING_RANK = 0
@@ -37,19 +44,41 @@ MOVING_RANK = 0
 WAITING_RANK = 1
 
 COMPACT_SLACK = 64
-"""The heap may hold this many withdrawn sequences more than it holds waiting ones, before it is built again."""
+"""A heap may hold this many withdrawn sequences more than all that wait, before it is built again."""
+
+MOVING_LINE = None
+"""Of all tenants' moving sequences; the other lines are those of tenants, by name."""
+
+
+class Turns(NamedTuple):
+    """What decides which tenant is next.
+
+    slots   that each tenant has; 0 for one that is not named
+    shares  of each tenant, from 1; 1 for one that is not named
+    """
+
+    slots: Mapping[str, int]
+    shares: Mapping[str, int]
+
+    def after(self, tenant: str, more: int = 0) -> float:
+        """The slots that a tenant would have for its share with the next one. more: slots beside those in `slots`"""
+        return (self.slots.get(tenant, 0) + more + 1) / self.shares.get(tenant, 1)
+
+
+NO_TURNS = Turns({}, {})
 
 
 class Backlog:
     """The waiting sequences of one version.
 
-    A withdrawal leaves its entry in the heap, because finding it there would cost a search. The entry is dropped when
-    it comes to the top, or when the withdrawn ones are more than half of the heap.
+    A withdrawal leaves its entry in its heap, because finding it there would cost a search. The entry is dropped when
+    it comes to the top, or when the withdrawn ones are more than half of all.
     """
 
     def __init__(self) -> None:
-        self._line: list[BacklogEntry] = []
+        self._lines: dict[str | None, list[BacklogEntry]] = {}
         self._members: dict[SequenceId, BacklogEntry] = {}
+        self._size = 0  # entries in all lines, withdrawn ones too
 
     def __len__(self) -> int:
         return len(self._members)
@@ -57,25 +86,67 @@ class Backlog:
     def __contains__(self, sequence: SequenceId) -> bool:
         return sequence in self._members
 
-    def add(self, sequence: SequenceId, entry: Entry, *, moving: bool) -> None:
+    def add(self, sequence: SequenceId, entry: Entry, *, moving: bool, tenant: str = "") -> None:
         assert sequence not in self._members
-        queued = BacklogEntry(MOVING_RANK if moving else WAITING_RANK, entry, sequence)
-        self._members[sequence] = queued
-        heappush(self._line, queued)
+        self._put(BacklogEntry(MOVING_RANK if moving else WAITING_RANK, entry, sequence, tenant))
+
+    def _put(self, queued: BacklogEntry) -> None:
+        self._members[queued.sequence] = queued
+        line = self._lines.setdefault(MOVING_LINE if queued.rank == MOVING_RANK else queued.tenant, [])
+        heappush(line, queued)
+        self._size += 1
 
     def withdraw(self, sequence: SequenceId) -> None:
         """Takes a sequence out, wherever it stands."""
         del self._members[sequence]
-        if len(self._line) > 2 * len(self._members) + COMPACT_SLACK:
-            self._line = list(self._members.values())
-            heapify(self._line)
+        if self._size > 2 * len(self._members) + COMPACT_SLACK:
+            members = list(self._members.values())
+            self._lines, self._size = {}, 0
+            for queued in members:
+                self._put(queued)
 
-    def first(self) -> SequenceId | None:
+    def first(self, turns: Turns = NO_TURNS) -> SequenceId | None:
         """The sequence whose turn it is; None if none waits."""
-        while self._line and self._members.get(self._line[0].sequence) != self._line[0]:
-            heappop(self._line)
-        return self._line[0].sequence if self._line else None
+        for name in list(self._lines):
+            self._drop_withdrawn(name)
+        if not self._lines:
+            return None
+        if MOVING_LINE in self._lines:
+            return self._lines[MOVING_LINE][0].sequence
+        return min((turns.after(line[0].tenant), line[0]) for line in self._lines.values())[1].sequence
 
-    def in_order(self) -> list[BacklogEntry]:
-        """All waiting sequences, next first."""
-        return sorted(self._members.values())
+    def _drop_withdrawn(self, name: str | None) -> None:
+        """Makes the first entry of a line one that waits, and removes a line without any."""
+        line = self._lines[name]
+        while line and self._members.get(line[0].sequence) != line[0]:
+            heappop(line)
+            self._size -= 1
+        if not line:
+            del self._lines[name]
+
+    def in_order(self, turns: Turns = NO_TURNS) -> list[BacklogEntry]:
+        """All waiting sequences in the order in which they would get slots if no slot became free meanwhile but those
+        that they get; next first."""
+        lines: dict[str | None, list[BacklogEntry]] = {}
+        for queued in sorted(self._members.values()):
+            lines.setdefault(MOVING_LINE if queued.rank == MOVING_RANK else queued.tenant, []).append(queued)
+        moving = lines.pop(MOVING_LINE, [])
+        given: dict[str, int] = {}
+        for queued in moving:
+            given[queued.tenant] = given.get(queued.tenant, 0) + 1
+        return [*moving, *_taking_turns([iter(line) for line in lines.values()], turns, given)]
+
+
+def _taking_turns(lines: list[Iterator[BacklogEntry]], turns: Turns, given: dict[str, int]) -> Iterator[BacklogEntry]:
+    """One entry after the other from tenants' lines. given: slots that each tenant gets before the first of them"""
+    heads = [
+        (turns.after(head.tenant, given.get(head.tenant, 0)), head, line) for line in lines for head in [next(line)]
+    ]
+    heapify(heads)
+    while heads:
+        _, head, line = heappop(heads)
+        yield head
+        given[head.tenant] = given.get(head.tenant, 0) + 1
+        following = next(line, None)
+        if following is not None:
+            heappush(heads, (turns.after(head.tenant, given[head.tenant]), following, line))

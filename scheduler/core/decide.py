@@ -26,6 +26,7 @@ from scheduler.core.events import (
     SequenceFound,
     SequenceOver,
     SequenceWaits,
+    SharesSeen,
     Tick,
     Vacated,
     VersionsWithdrawn,
@@ -75,6 +76,9 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return assigned(state, event)
         case SequenceOver():
             return sequence_over(state, event)
+        case SharesSeen():
+            state.shares = event.shares
+            return []
         case Vacated():
             return vacated(state, event)
         case ClockRead():
@@ -122,10 +126,18 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
         # Redis lets a sequence wait only when it holds no slot. So its earlier life is over, and the event that says so
         # is still to come.
         actions = end(state, known, "superseded", event.cause)
-    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving, event.returning)
+    sequence = Sequence(
+        event.sequence,
+        event.version,
+        SequencePhase.ABSENT,
+        event.entry,
+        event.moving,
+        event.returning,
+        event.tenant,
+    )
     state.sequences[event.sequence] = sequence
     state.move(sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
-    state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving)
+    state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving, tenant=event.tenant)
     if event.timeout_us > 0 and not event.moving:
         expiry.watch(state, event.sequence, event.entry, expiry.deadline_ms(event.entry, event.timeout_us))
     return actions + serve(state, event.version, event.cause)
@@ -180,8 +192,8 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     is_paged = event.kind == PAGED
     if is_paged:
         # A commit has freed one of the slots that it was told to free.
-        tenants = state.tenants(sequence.version)
-        tenants.wanted = max(0, tenants.wanted - 1)
+        holders = state.slot_holders(sequence.version)
+        holders.wanted = max(0, holders.wanted - 1)
     if sequence.phase is SequencePhase.ASSIGNING:
         # The epoch that is being given is not known yet, so this may be its end: `assigned` compares the two.
         sequence.over_epoch = max(sequence.over_epoch, event.epoch)
@@ -200,7 +212,7 @@ def vacated(state: LeaderState, event: Vacated) -> list[Action]:
     if event.freed:
         return end(state, sequence, "paged", event.cause)
     state.move(sequence, "kept", event.cause)
-    state.tenants(sequence.version).busy += 1
+    state.slot_holders(sequence.version).busy += 1
     return paging.ask_for_slots(state, sequence.version, event.cause)
 
 
@@ -230,17 +242,19 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
     table = state.ring(version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
         return take_all(state, executor, event.cause)
-    sequence = Sequence(event.sequence, version, SequencePhase.ABSENT, place=event.place, epoch=event.epoch)
+    sequence = Sequence(
+        event.sequence, version, SequencePhase.ABSENT, tenant=event.tenant, place=event.place, epoch=event.epoch
+    )
     state.sequences[event.sequence] = sequence
     state.move(sequence, "found", event.cause)
     return []
 
 
 def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
-    """Gives free slots to waiting sequences, in their order, until there are no slots or no sequences left."""
+    """Gives free slots to waiting sequences, in their turn, until there are no slots or no sequences left."""
     actions: list[Action] = []
     backlog = state.backlog(version)
-    while (sequence := backlog.first()) is not None:
+    while (sequence := backlog.first(state.turns(version))) is not None:
         table, ended_wish = balance.placement(state, state.sequences[sequence])
         if table is None:
             actions += paging.ask_for_slots(state, version, cause)
@@ -426,7 +440,7 @@ def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Act
     actions: list[Action] = []
     for version in event.versions:
         message = f"Request for unknown model: '{event.model}' version {version} is not at ready state"
-        waiting = [each.sequence for each in state.backlog(version).in_order()]
+        waiting = [each.sequence for each in state.backlog(version).in_order(state.turns(version))]
         actions += [reject(state, sequence, message, event.cause) for sequence in waiting]
     return actions
 

@@ -5,6 +5,7 @@ cause   names the stream entry, tick or call that an event came from; it goes in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
@@ -31,12 +32,13 @@ class ExecutorLost:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFound:
-    """While rebuilding: Redis says that a sequence holds this slot."""
+    """While rebuilding: Redis says that a sequence holds this slot. tenant: whose it is"""
 
     sequence: SequenceId
     place: SlotAddress
     epoch: Epoch
     cause: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class SequenceWaits:
 
     timeout_us  how long it may wait, 0 for ever; counts for the wait of a new sequence only (triton-spec 1.7)
     returning   it was paged
+    tenant      whose it is; "": nobody's in particular
     """
 
     sequence: SequenceId
@@ -54,6 +57,7 @@ class SequenceWaits:
     timeout_us: int = 0
     cause: str = ""
     returning: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,14 @@ class IdleSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SharesSeen:
+    """The operator has set how slots are shared among tenants. shares: from 1; 1 for a tenant that is not named"""
+
+    shares: Mapping[str, int]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaimed:
     """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds no step of one."""
 
@@ -240,6 +252,7 @@ Event = (
     | PauseWished
     | ForecastAsked
     | IdleSeen
+    | SharesSeen
     | Reclaimed
     | Forgotten
     | VersionsWithdrawn

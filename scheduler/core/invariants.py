@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler.core.slots import SlotAddress, SlotTable
-from scheduler.core.state import CONFIRMED, IN_LINE, ExecutorPhase, LeaderState, SequencePhase
+from scheduler.core.state import CONFIRMED, IN_LINE, WITH_SLOT, ExecutorPhase, LeaderState, SequencePhase
 from shared.contract.ids import SequenceId
 
 
@@ -16,7 +18,7 @@ def check(state: LeaderState) -> None:
     check_slots(state)
     check_sequences(state)
     check_backlogs(state)
-    check_tenants(state)
+    check_slot_holders(state)
     check_executors(state)
 
 
@@ -68,15 +70,18 @@ def check_backlogs(state: LeaderState) -> None:
         demand(not len(backlog) or not state.ring(version).has_free_slot(), f"version {version}: a free slot is idle")
 
 
-def check_tenants(state: LeaderState) -> None:
-    """The tenants of a version are exactly its LIVE sequences, and `asked` is the number of its YIELDING ones."""
-    for version, tenants in state.holders.items():
+def check_slot_holders(state: LeaderState) -> None:
+    """Of a version exactly the LIVE sequences can be asked for their slots, `asked` is the number of YIELDING ones, and
+    `by_tenant` counts all that have a slot."""
+    for version, holders in state.holders.items():
         phases = [s.phase for s in state.sequences.values() if s.version == version]
         live = [s.sequence for s in state.sequences.values() if s.version == version and s.phase is SequencePhase.LIVE]
-        demand(len(live) == len(tenants), f"version {version}: {len(tenants)} can be asked, {len(live)} are live")
-        demand(all(sequence in tenants for sequence in live), f"version {version}: somebody live cannot be asked")
+        demand(len(live) == len(holders), f"version {version}: {len(holders)} can be asked, {len(live)} are live")
+        demand(all(sequence in holders for sequence in live), f"version {version}: somebody live cannot be asked")
         asked = phases.count(SequencePhase.YIELDING)
-        demand(asked == tenants.asked, f"version {version}: {asked} are yielding, {tenants.asked} were asked")
+        demand(asked == holders.asked, f"version {version}: {asked} are yielding, {holders.asked} were asked")
+        slots = Counter(s.tenant for s in state.sequences.values() if s.version == version and s.phase in WITH_SLOT)
+        demand(slots == holders.by_tenant, f"version {version}: tenants hold {slots}, not {holders.by_tenant}")
 
 
 def check_executors(state: LeaderState) -> None:

@@ -20,29 +20,29 @@ def ask_for_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
 
     Call it only when every table of the version is full.
     """
-    backlog, tenants = state.backlog(version), state.tenants(version)
+    backlog, holders = state.backlog(version), state.slot_holders(version)
     if not len(backlog) or not is_paged(state, version):
         return []
     actions: list[Action] = []
-    while tenants.asked < len(backlog) and (asked := tenants.next_to_ask()) is not None:
+    while holders.asked < len(backlog) and (asked := holders.next_to_ask()) is not None:
         sequence = state.sequences[asked]
         assert sequence.place is not None
         state.move(sequence, "asked", cause)
         actions.append(Vacate(asked, sequence.place, sequence.epoch, cause))
-    return actions if actions or tenants.asked else want_slots(state, version, cause)
+    return actions if actions or holders.asked else want_slots(state, version, cause)
 
 
 def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
     """All holders are busy: tells commits how many slots to free."""
-    tenants, count = state.tenants(version), len(state.backlog(version))
+    holders, count = state.slot_holders(version), len(state.backlog(version))
     # Commits still have at least half of what is wanted to free. Telling them only then saves a command per wait.
-    if 2 * tenants.wanted >= count:
+    if 2 * holders.wanted >= count:
         return []
-    is_news, tenants.wanted, tenants.told = not tenants.wanted, count, True
+    is_news, holders.wanted, holders.told = not holders.wanted, count, True
     actions: list[Action] = [WantSlots(version, count, cause)]
     if is_news:
         # A step that was committed before `commit` was told has left its sequence idle in its slot: ask all once more.
-        tenants.busy = 0
+        holders.busy = 0
         actions += ask_for_slots(state, version, cause)
     return actions
 
@@ -50,11 +50,11 @@ def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
 def look_again(state: LeaderState, cause: str) -> list[Action]:
     """At a tick: asks the holders again, who may be idle by now, and renews what `commit` was told, which expires."""
     actions: list[Action] = []
-    for version, tenants in sorted(state.holders.items()):
+    for version, holders in sorted(state.holders.items()):
         count = len(state.backlog(version))
-        tenants.busy = 0
-        if tenants.told:
-            tenants.wanted, tenants.told = count, count > 0
+        holders.busy = 0
+        if holders.told:
+            holders.wanted, holders.told = count, count > 0
             actions.append(WantSlots(version, count, cause))
         if not state.ring(version).has_free_slot():
             actions += ask_for_slots(state, version, cause)

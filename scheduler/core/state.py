@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.core.backlog import Backlog, Entry
+from scheduler.core.backlog import Backlog, Entry, Turns
 from scheduler.core.freed_slots import FreedSlots
 from scheduler.core.history import History
 from scheduler.core.placement import Ring
+from scheduler.core.slot_holders import SlotHolders
 from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
-from scheduler.core.tenants import Tenants
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -43,6 +43,7 @@ class SequencePhase(StrEnum):
 IN_LINE = frozenset({SequencePhase.WAITING, SequencePhase.MOVING, SequencePhase.RETURNING})
 CONFIRMED = frozenset({SequencePhase.LIVE, SequencePhase.YIELDING})
 """Phases in which the sequence holds a slot in Redis, as far as the leader has heard."""
+WITH_SLOT = CONFIRMED | {SequencePhase.ASSIGNING}
 
 
 class ExecutorPhase(StrEnum):
@@ -147,6 +148,7 @@ class Sequence:
     entry         its entry in the starts stream; None when it was found live at a rebuild
     moving        its state comes from another executor
     returning     it was paged
+    tenant        whose it is; "": nobody's in particular
     place         its slot; None while it is in the backlog
     over_epoch    while ASSIGNING: the highest epoch of which an end was heard, possibly the one that is being given
     times_stayed  how often it could not be taken out of its slot
@@ -159,6 +161,7 @@ class Sequence:
     entry: Entry | None = None
     moving: bool = False
     returning: bool = False
+    tenant: str = ""
     place: SlotAddress | None = None
     epoch: Epoch = NO_EPOCH
     over_epoch: Epoch = NO_EPOCH
@@ -196,6 +199,7 @@ class LeaderState:
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
     freed            by version
+    shares           of tenants; 1 for one that is not named
     forecast_until_ms, forecast_next_ms  until when forecasts are wanted, and when the next one is due
     """
 
@@ -206,12 +210,13 @@ class LeaderState:
     sequences: dict[SequenceId, Sequence] = field(default_factory=dict[SequenceId, Sequence])
     rings: dict[str, Ring] = field(default_factory=dict[str, Ring])
     backlogs: dict[str, Backlog] = field(default_factory=dict[str, Backlog])
-    holders: dict[str, Tenants] = field(default_factory=dict[str, Tenants])
+    holders: dict[str, SlotHolders] = field(default_factory=dict[str, SlotHolders])
     timeouts: list[tuple[int, Entry, SequenceId]] = field(default_factory=list[tuple[int, Entry, SequenceId]])
     underway: dict[SequenceId, tuple[str, int]] = field(default_factory=dict[SequenceId, tuple[str, int]])
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
     freed: dict[str, FreedSlots] = field(default_factory=dict[str, FreedSlots])
+    shares: Mapping[str, int] = field(default_factory=dict[str, int])
     forecast_until_ms: int = 0
     forecast_next_ms: int = 0
     history: History = field(default_factory=History)
@@ -227,9 +232,13 @@ class LeaderState:
         """The sequences that wait for a slot of a version."""
         return self.backlogs.setdefault(version, Backlog())
 
-    def tenants(self, version: str) -> Tenants:
+    def slot_holders(self, version: str) -> SlotHolders:
         """The sequences that hold slots of a version."""
-        return self.holders.setdefault(version, Tenants())
+        return self.holders.setdefault(version, SlotHolders())
+
+    def turns(self, version: str) -> Turns:
+        """What decides which tenant gets the next slot of a version."""
+        return Turns(self.slot_holders(version).by_tenant, self.shares)
 
     def freed_slots(self, version: str) -> FreedSlots:
         """How often slots of a version become free."""
@@ -248,16 +257,18 @@ class LeaderState:
         return [self.sequences[sequence] for table in self.tables(executor) for _, sequence in table.holders()]
 
     def move(self, sequence: Sequence, how: str, cause: str) -> None:
-        """Changes the phase of a sequence by the table, and keeps its version's `Tenants` in step with it."""
+        """Changes the phase of a sequence by the table, and keeps its version's `SlotHolders` in step with it."""
         before = sequence.phase
         after = SequencePhase(self.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause))
         sequence.phase = after
-        tenants = self.tenants(sequence.version)
+        holders = self.slot_holders(sequence.version)
         if before is SequencePhase.LIVE:
-            tenants.remove(sequence.sequence)
+            holders.remove(sequence.sequence)
         if after is SequencePhase.LIVE:
-            tenants.add(sequence.sequence)
-        tenants.asked += (after is SequencePhase.YIELDING) - (before is SequencePhase.YIELDING)
+            holders.add(sequence.sequence)
+        if change := (after in WITH_SLOT) - (before in WITH_SLOT):
+            holders.count(sequence.tenant, change)
+        holders.asked += (after is SequencePhase.YIELDING) - (before is SequencePhase.YIELDING)
 
     def move_executor(self, executor: Executor, how: str, cause: str) -> None:
         """Changes the phase of an executor by the table."""

@@ -77,6 +77,7 @@ class Reason(StrEnum):
     EXISTS = "exists"
     ANSWERED = "answered"
     WAIT_TOO_LONG = "wait_too_long"
+    QUOTA = "quota"
 
 
 def code_of(text: str) -> Code:
@@ -193,6 +194,13 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
         "started.",
         "Send the same request again later: `wait_ms` says when, if it is known.",
     ),
+    Reason.QUOTA: ReasonMeaning(
+        Code.RESOURCE_EXHAUSTED,
+        Retry.SAME,
+        "The request's tenant has as many live sequences as it may, or sends more requests a second than it may "
+        "(`seqmesh tenants`). Nothing was begun or run.",
+        "End a sequence, or send the same request again later: `wait_ms` says when, if it is known.",
+    ),
 }
 """The one table of reasons; `gateway.requests.status` turns codes into statuses of HTTP and gRPC. Two answers have
 another code, that of the step's own fate: a step that was cancelled before it ran (`cancelled`, CANCELLED), and a step
@@ -225,11 +233,13 @@ class MeshError(Exception):
 
     accepted  True: the request had been accepted, and this is its answer; False: it was refused
     outlook   of a request that has asked about its wait for a slot: what was known of it when it was refused; else None
+    wait_ms   when the same request would be taken, if that is known without an outlook
     """
 
     code: Code = Code.UNKNOWN
     accepted: bool = False
     outlook: Outlook | None = None
+    wait_ms: int | None = None
 
     def __init__(self, message: str, code: Code | None = None) -> None:
         self.message = sendable(message)
@@ -240,12 +250,14 @@ class MeshError(Exception):
     @property
     def facts(self) -> dict[str, str | int]:
         """The machine-readable part beside code and text, in both protocols."""
-        return dict(self.outlook.facts) if self.outlook is not None else {}
+        if self.outlook is not None:
+            return dict(self.outlook.facts)
+        return {} if self.wait_ms is None else {"wait_ms": self.wait_ms}
 
     @property
     def retry_after_s(self) -> int | None:
         """When it is worth trying again, whole seconds from 1; None: nobody knows."""
-        wait_ms = self.outlook.wait_ms if self.outlook is not None else None
+        wait_ms = self.outlook.wait_ms if self.outlook is not None else self.wait_ms
         return None if wait_ms is None else max(1, (wait_ms + 999) // 1000)
 
     def within(self, where: str) -> Self:
@@ -271,11 +283,11 @@ class SequenceError(RequestError):
 
     reason     a `Reason`; or, from a service of a newer release, a word that this release does not know
     last_step  the last step that the mesh had accepted of the sequence, 0 if there was none; in the answer to an
-               accepted step that was not done, the step before it
+               accepted step that was not done, the step before it. None: nobody has looked
     code       the reason's own (`OUTCOMES`) unless another one is given
     """
 
-    def __init__(self, message: str, reason: str, last_step: int = 0, code: Code | None = None) -> None:
+    def __init__(self, message: str, reason: str, last_step: int | None = 0, code: Code | None = None) -> None:
         outcome = OUTCOMES.get(reason)
         code = code or (outcome.code if outcome else Code.INTERNAL)
         super().__init__(message, code)
@@ -286,8 +298,8 @@ class SequenceError(RequestError):
     @property
     def facts(self) -> dict[str, str | int]:
         """Also reason, last step, and whether to send the request again."""
-        about = {"reason": str(self.reason), "last_step": self.last_step, "retry": self._retry.value}
-        return {**about, **super().facts}
+        known = {} if self.last_step is None else {"last_step": self.last_step}
+        return {"reason": str(self.reason), **known, "retry": self._retry.value, **super().facts}
 
 
 class UnavailableError(MeshError):

@@ -42,6 +42,7 @@ GIVEN_UP = "gu"
 WAIT_ENTRY = "be"
 PAUSE = "ps"
 DEADLINE_ENTRY = "dn"
+TENANT = "tn"
 
 WAITING, LIVE, MOVING, PAGED = b"w", b"l", b"m", b"p"
 ENDED, EXPIRED, FAILED, LOST, CANCELLED = b"e", b"x", b"f", b"o", b"c"

@@ -61,6 +61,8 @@ STEP_OUTCOME = "step_outcome_"
 """Begins the name of a count of steps, which ends with how they went (`shared.store.scripts.StepOutcome`)."""
 REPEATED_STEPS = "repeated_step_count_"
 """Begins the name of a count of retries, which ends with how they were answered."""
+OVER_QUOTA = "over_quota/"
+"""Begins the name of a count of refused requests, which ends with their tenant; it belongs to no model."""
 SLOT_WAIT = "slot_wait_"
 """Begins the name of a distribution, which ends with one of `SLOT_WAITS`; `assign.lua` measures it, in ms."""
 SLOT_WAITS = ("start", "takeover", "page")

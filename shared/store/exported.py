@@ -13,13 +13,15 @@ import msgspec
 
 from shared.contract.errors import Code
 from shared.contract.ids import CorrelationId
-from shared.contract.record import KEPT_REPLIES, MARK, OLDER_IDS, RECENT_IDS, REPLY
+from shared.contract.record import KEPT_REPLIES, MARK, OLDER_IDS, RECENT_IDS, REPLY, TENANT
 from shared.contract.state_fields import checkpointed_states
 from shared.store.journals import JournalError, read_journal
 from shared.store.reading import FAILURES
 
 HEAD = b"seqmesh sequence, format 1\n"
 DIGEST_BYTES = hashlib.sha256().digest_size
+OF_STATE = frozenset((MARK, TENANT))
+"""What belongs to the sequence under any id."""
 REPLY_FIELDS = frozenset((KEPT_REPLIES, RECENT_IDS, OLDER_IDS))
 """What a retry of an answered step needs, beside the replies themselves."""
 
@@ -37,7 +39,7 @@ class ExportedSequence(msgspec.Struct, frozen=True):
 
     version      the version of the model that it ran on
     last_step    number of the last step in the record, and of its checkpoint; start_step: of the latest START
-    record       other fields of its record, by their names in docs/reference/keys.md: `mk`, and what retries need
+    record       other fields of its record, by their names in docs/reference/keys.md: `mk`, `tn`, and what retries need
     checkpoint   its checkpoint's fields, without `n`
     journal      its journal's fields, without `run`; empty if its model keeps none
     exported_ms  when, Redis' clock; release: of the program that wrote it
@@ -61,12 +63,14 @@ class ExportedSequence(msgspec.Struct, frozen=True):
 
     def without_replies(self) -> ExportedSequence:
         """The same for another id: its steps are other clients' than those who retry."""
-        return msgspec.structs.replace(self, record={name: self.record[name] for name in self.record if name == MARK})
+        return msgspec.structs.replace(
+            self, record={name: self.record[name] for name in self.record if name in OF_STATE}
+        )
 
 
 def is_portable(field: str) -> bool:
     """Whether a record's field goes with an exported sequence."""
-    return field == MARK or field in REPLY_FIELDS or field.startswith(REPLY)
+    return field in OF_STATE or field in REPLY_FIELDS or field.startswith(REPLY)
 
 
 def to_file(exported: ExportedSequence) -> bytes:

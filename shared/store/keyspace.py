@@ -33,12 +33,14 @@ TYPES = {
     kind: type_
     for type_, kinds in {
         "hash": "seq checkpoint journal line work:meta work:messages work:held work:takers work:early cache:entries "
-        "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls",
-        "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway forecast",
+        "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls "
+        "tenants",
+        "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway forecast "
+        "allowance",
         "stream": "parked starts feed inbox replies control",
         "zset": "deadlines work:queue work:deadlines work:order cache:used",
         "list": "work:wake tally",
-        "set": "owned",
+        "set": "owned tenant",
     }.items()
     for kind in kinds.split()
 }
@@ -112,6 +114,7 @@ class Keyspace:
         self.kept = f"{self._mesh_base}kept"
         self.settings = f"{self._mesh_base}settings"
         self.calls = f"{self._mesh_base}calls"
+        self.tenants = f"{self._mesh_base}tenants"
 
     def shard_ids(self) -> list[ShardId]:
         return [ShardId(shard) for shard in range(self.shards)]
@@ -160,6 +163,10 @@ class Keyspace:
 
     def deadlines(self, shard: ShardId, model: str) -> str:
         return f"{self._shard_bases[shard]}deadlines:{model}"
+
+    def tenant(self, shard: ShardId, tenant: str) -> str:
+        """The sequences of a tenant that are not over."""
+        return f"{self._shard_bases[shard]}tenant:{tenant}"
 
     def inbox(self, shard: ShardId, executor: ExecutorId) -> str:
         return f"{self._shard_bases[shard]}inbox:{executor}"
@@ -213,6 +220,10 @@ class Keyspace:
 
     def forecast(self, model: str) -> str:
         return f"{self._mesh_base}forecast:{model}"
+
+    def allowance(self, tenant: str) -> str:
+        """Of a tenant whose steps per second are limited."""
+        return f"{self._mesh_base}allowance:{tenant}"
 
     def scheduler(self, name: str) -> str:
         return f"{self._mesh_base}scheduler:{name}"

@@ -46,6 +46,7 @@ REMEDIES = {
     "executors": "none: the executor registers anew; until then its sequences go on elsewhere",
     "models": "none: an executor that serves the model publishes it again",
     "settings": "set it again by the logging or trace extension; until then the default holds",
+    "tenants": "set the tenant's limits again: `seqmesh tenants set`; until then those of '*' hold",
     "wanted": "load or unload the model again",
     "kept": "load or unload the model again",
     "mesh": "stop the mesh and remove the key, or use another SEQMESH_KEY_PREFIX",

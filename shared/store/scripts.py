@@ -44,6 +44,7 @@ from shared.contract.limits import (
     RETRY_REPLY_BYTES,
 )
 from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.contract.tenants import TenantLimits
 from shared.statistics.meter import RoundTripMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -72,6 +73,7 @@ class SubmitCode(IntEnum):
     LATE = -11
     ANSWERED = -12
     EXISTS = -13
+    QUOTA = -14
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -82,6 +84,8 @@ class Submission(msgspec.Struct, frozen=True):
     message        encoded `InferMessage`
     since_ms       when the step was first sent (clock of Redis), if the gateway sends it again without knowing what
                    became of it; else -1
+    tenant         whose sequence it is, if it begins one; "": nobody's in particular
+    tenant_max     most live sequences of the tenant in this shard; 0: any number
     """
 
     sequence: SequenceId
@@ -94,6 +98,8 @@ class Submission(msgspec.Struct, frozen=True):
     timeout_us: int
     message: bytes
     since_ms: int = -1
+    tenant: str = ""
+    tenant_max: int = 0
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -108,6 +114,13 @@ class Submitted(msgspec.Struct, frozen=True):
     step: int
     extra: bytes
     run: str = ""
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """How many requests a tenant may send now, at most as many as it wanted, and in how many us the next one."""
+
+    granted: int
+    next_us: int
 
 
 class OfSequence(msgspec.Struct, frozen=True):
@@ -387,6 +400,7 @@ PRELUDES: Mapping[str, tuple[str, ...]] = {
             "orphan",
             "lead",
             "resign",
+            "draw",
             "total",
             "lose",
             "reopen",
@@ -571,6 +585,8 @@ class Scripts:
                 step.timeout_us,
                 step.message,
                 step.since_ms,
+                step.tenant,
+                step.tenant_max,
             )
         return Call("submit", self._of_sequences(step.sequence for step in steps), args, _read_submitted)
 
@@ -841,6 +857,11 @@ class Scripts:
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
         """Gives the lead of a model back (term 0: whatever the term is); False if another scheduler has it."""
         return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)
+
+    def draw(self, tenant: str, limits: TenantLimits, wanted: int) -> Call[Drawn]:
+        """Takes requests from what a tenant may send now. limits: with `steps_per_s` above 0; wanted: from 1"""
+        args = [wanted, round(1e6 / limits.steps_per_s), limits.burst_max]
+        return Call("draw", [self._keys.allowance(tenant)], args, lambda reply: Drawn(*map(int, reply)))
 
     def total(
         self, loads: Sequence[ModelLoad], *, shard: ShardId, at_most: int = TOTAL_MAX, read: bool = True

@@ -45,6 +45,7 @@ from shared.contract.record import (
     SLOT,
     START,
     STATE,
+    TENANT,
     TOMBSTONES,
     VERSION,
     WAIT_ENTRY,
@@ -89,7 +90,7 @@ READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
 FIELDS_READ = (
     *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
-    *(DURABLE, LATEST, FIRST_EPOCH, WAIT_ENTRY, PAUSE),
+    *(DURABLE, LATEST, FIRST_EPOCH, WAIT_ENTRY, PAUSE, TENANT),
 )
 ENDED_BY_OPERATOR = encode(
     ReplyMessage(
@@ -132,6 +133,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
     idle_left_ms       how much of its idle time is left; absent with open steps, in a pause, and when it is over
     paused_until_ms    end of the pause, ms since 1970; absent unless the sequence is paused
+    tenant             whose it is, "" if nobody's in particular
     place              in the line of its version, from 1; absent unless it waits for a slot
     wait_ms            how long it will still wait, about; absent if nothing is known
     wait_low_ms, wait_high_ms  four of five such waits end between them; absent if nothing is known
@@ -156,6 +158,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_left_ms: int | None = None
     has_moved: bool = False
     paused_until_ms: int | None = None
+    tenant: str = ""
     place: int | None = None
     wait_ms: int | None = None
     wait_low_ms: int | None = None
@@ -179,6 +182,7 @@ class Wanted:
     states    their states; empty: every one
     executor  the owner's name or id; "": any
     version   the version that they run on; "": any
+    tenant    whose they are; "": anybody's
     prefix    the begin of the id, written as text
     sort      one of `SORT_KEYS`; with `-` before it the other way round
     """
@@ -186,11 +190,14 @@ class Wanted:
     states: frozenset[str] = frozenset()
     executor: str = ""
     version: str = ""
+    tenant: str = ""
     prefix: str = ""
     sort: str = "id"
 
     def shows(self, one: SequenceStatus) -> bool:
         if one.state not in (self.states or OPEN_STATES) or (self.version and one.version != self.version):
+            return False
+        if self.tenant and one.tenant != self.tenant:
             return False
         # An executor's id is its name and a random part.
         return not self.executor or self.executor in (one.executor, one.executor.rpartition("-")[0])
@@ -490,9 +497,8 @@ def _id_text(sequence: SequenceId) -> str:
 
 def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
     """Raises one of `FAILURES` for a record that cannot be read."""
-    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest, first_epoch, waits, pause = (
-        record
-    )
+    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest = record[:-4]
+    first_epoch, waits, pause, tenant = record[-4:]
     is_paused = waits == NO_ENTRY
     if state is None:
         return None
@@ -519,4 +525,5 @@ def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_m
         idle_left_ms=idle_left_ms if idle_left_ms >= 0 and not is_paused else None,
         has_moved=None not in (epoch, first_epoch) and epoch != first_epoch,
         paused_until_ms=int((pause or b"").split()[0]) if is_paused else None,
+        tenant=text_of(tenant or b""),
     )

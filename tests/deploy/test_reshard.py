@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import click
+import msgspec
 import numpy as np
 import pytest
 
@@ -27,6 +28,7 @@ from tests.scripted_mesh import ScriptedMesh
 
 FIRST, SECOND = ExecutorId("first"), ExecutorId("second")
 INPUT = {"INPUT": np.array([1], np.int32)}
+TENANT = "acme"
 LIVE, OPEN, PAGED, NEW = range(1, 9), range(9, 17), range(17, 25), range(25, 41)
 IDLE_MS = 3_600_000
 
@@ -101,7 +103,8 @@ async def begun(redis: Redis, shards: int) -> dict[int, Submission]:
     mesh, opened = ScriptedMesh(redis, keys, "sum"), dict[int, Submission]()
     await mesh.open()
     for number in (*LIVE, *OPEN, *PAGED):
-        await mesh.submit(mesh.submission(number, INPUT, StepFlag.START | StepFlag.PAGEABLE))
+        submission = mesh.submission(number, INPUT, StepFlag.START | StepFlag.PAGEABLE)
+        await mesh.submit(msgspec.structs.replace(submission, tenant=TENANT))
         await mesh.assign(number, FIRST, slot=number)
         await committed(mesh, number, 1)
     for number in PAGED:
@@ -183,6 +186,11 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
     assert 20 == sum(int(one.get(b"success_count", 0)) for one in counts)
     assert 8 == sum([await redis.llen(keys.tally(shard, "sum", "1", "0")) for shard in keys.shard_ids()])
     assert b"b" == await redis.hget(keys.work_queue("add", "1").meta, "a")
+
+    for shard in keys.shard_ids():
+        own = {mesh.sequence(number) for number in (*LIVE, *OPEN, *PAGED)}
+        expected = {sequence.encode() for sequence in own if shard == keys.shard_of(sequence)}
+        assert expected == await redis.smembers(keys.tenant(shard, TENANT))
 
     epochs = set[int]()
     for number in (*LIVE, *PAGED, *NEW, *OPEN):

@@ -29,7 +29,7 @@ from deploy.chaos.command import chaos
 from deploy.console.settings import ConsoleSettings
 from deploy.demo.command import demo
 from deploy.demo.vad.command import vad
-from deploy.operate import drain, reshard, runtime_settings, sequences
+from deploy.operate import drain, reshard, runtime_settings, sequences, tenants
 from executor.settings import ExecutorSettings
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
@@ -69,6 +69,7 @@ SEQMESH: Mapping[str, click.Command] = {
     "seq": sequences.command,
     "reshard": reshard.command,
     "settings": runtime_settings.command,
+    "tenants": tenants.command,
     "demo": demo,
     "demo vad": vad,
     "analyze": analyze,

@@ -41,7 +41,7 @@ def test_the_defaults_of_parameters_are_the_configurations() -> None:
 
 
 def test_the_page_of_keys_lists_every_key_under_its_name_with_its_type() -> None:
-    names = ("model", "version", "generation", "load", "executor", "gateway", "name", "sequence")
+    names = ("model", "version", "generation", "load", "executor", "gateway", "name", "sequence", "tenant")
     arguments: dict[str, Any] = {name: f"<{name}>" for name in names} | {"shard": 0}
     base = f"{DEFAULT_PREFIX}:{SCHEMA_VERSION}:"
     made = (key.removeprefix(base).replace("{0}", "{<shard>}") for key in every_key(Keyspace(shards=1), arguments))
@@ -64,7 +64,9 @@ def test_the_scripts_that_are_said_to_write_and_read_keys_exist() -> None:
 
 def test_every_kind_of_entry_that_a_script_writes_is_explained() -> None:
     folder = Path(__file__).resolve().parents[2] / "shared" / "store" / "lua"
-    written = {kind for path in folder.glob("*.lua") for kind in re.findall(r"'k',\s*'(\w+)'", path.read_text())}
+    told = r"'k',\s*'(\w+)'|line_up\([\w.]+, '(\w)'"
+    found = [pair for path in folder.glob("*.lua") for pair in re.findall(told, path.read_text())]
+    written = {kind for pair in found for kind in pair if kind}
 
     assert {"w", "owned", "p"} <= written
     assert set() == written - ENTRY_KINDS

@@ -44,7 +44,8 @@ DISTURBS = frozenset(
 HARMLESS = frozenset(
     {
         *("wanted-slots", "tally", "counts", "report", "mesh", "drained", "scheduler", "control", "wanted", "kept"),
-        *("load", "services", "settings", "gateway", "unreadable", "calls", "forecast"),
+        *("load", "services", "settings", "gateway", "unreadable", "calls", "forecast", "tenants", "tenant"),
+        "allowance",
     }
 )
 """Kinds without which everything goes on: nobody may notice anything."""
@@ -178,6 +179,7 @@ class RedisValues:
             "gateway": GatewayId(chance.choice(gateways or ["nobody-1"])),
             "name": chance.choice(self._mesh.names("scheduler")),
             "sequence": name,
+            "tenant": "acme",
         }
         for key in every_key(keys, arguments):
             if kind_of(key) == kind:

@@ -240,6 +240,14 @@ MUTANTS = (
         tuple(Edit(name, r"redis.call\('SREM', keys.owned, sid\)") for name in ("commit", "expire")),
     ),
     Mutant(
+        "tenant",
+        "a sequence that is over still counts for its tenant",
+        tuple(
+            Edit(name, r"leave_tenant\(keys.record, sid\)\n  (?=redis.call\('ZREM', keys.deadlines)")
+            for name in ("commit", "expire")
+        ),
+    ),
+    Mutant(
         "inbox first",
         "steps in a lost executor's inbox wait until it is forgotten",
         code={"scheduler.effects.EffectPerformer._take_over": inbox_before_sequences},

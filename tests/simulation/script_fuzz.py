@@ -55,6 +55,8 @@ ROUNDS_MAX = 200
 WORK_MOVES = 16
 """Of all that is done, in runs with decoupled models."""
 GATEWAYS = (GatewayId("g1"), GatewayId("g2"))
+TENANTS = ("", "acme", "blue")
+"""Whose the steps are, in turn. A sequence is that of its first step."""
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 
 
@@ -170,6 +172,7 @@ class Fuzz:
             token=token,
             timeout_us=timeout_us,
             message=b"%d %d" % (number, kind != "plain"),
+            tenant=TENANTS[number % len(TENANTS)],
         )
         asked = Asked(number, sequence, submission, self.bench.now_us // 1000)
         self.asked.append(asked)

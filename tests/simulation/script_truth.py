@@ -22,7 +22,7 @@ from typing import Any
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
-from shared.contract.record import NO_ENTRY
+from shared.contract.record import NO_ENTRY, TOMBSTONES
 from shared.store.journals import RUN
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
@@ -487,6 +487,16 @@ class Truth:
         }
         if owned != (expected := {(r[b"ow"], s.encode()) for s, r in live.items()}):
             self.violate(f"owned is {owned}, not {expected}")
+        prefix = f"{self._keys.base(SHARD)}tenant:".encode()
+        tenants = {
+            (key.removeprefix(prefix), member)
+            for key in self._store.present()
+            if key.startswith(prefix) and isinstance(value := self._store.value(key), SetValue)
+            for member in value
+        }
+        open_ones = {s: r for s, r in records.items() if r[b"st"] not in TOMBSTONES}
+        if tenants != (expected := {(r[b"tn"], s.encode()) for s, r in open_ones.items() if b"tn" in r}):
+            self.violate(f"tenants have {tenants}, not {expected}")
         starts = self._store.value(self._keys.starts(SHARD, MODEL).encode())
         fields_of = starts.fields if isinstance(starts, Stream) else {}
         entries = {b"%d-%d" % entry: dict(_pairs(fields)) for entry, fields in fields_of.items()}

@@ -212,7 +212,7 @@ class EnsembleProgress:
             return isinstance(error, NotNowError)
         if error.reason == Reason.WRONG_STEP and index != self._plan.anchor and self._stand is not None:
             # The steps before this one are on their way, through this gateway or another one.
-            return error.last_step + 1 < self._stand.step
+            return (error.last_step or 0) + 1 < self._stand.step
         outcome = OUTCOMES.get(error.reason)
         return outcome is not None and outcome.retry is Retry.SAME
 

@@ -256,6 +256,8 @@ class StageRun:
             start=start,
             expected_step=call.expected_step if step.stand is None else step.stand.step,
             session_id=call.session_id if step.stand is None else None,
+            # The ensemble's sequence is the anchor's: it counts once for the tenant, and no follower is refused.
+            tenant=call.tenant if step.stand is None else "",
             part=self._part(planned, step.stand),
         )
 

@@ -227,6 +227,25 @@ local function is_sound(state, accepted, committed, start, version)
     and start >= 0 and accepted < 9007199254740992 and accepted % 1 == 0 and committed % 1 == 0 and start % 1 == 0
 end
 
+-- The set of a tenant's sequences that are not over, in this shard.
+local function sequences_of(tenant) return BASE .. 'tenant:' .. tenant end
+
+-- Whose a sequence is; '' if it has no tenant.
+local function tenant_of(record) return redis.call('HGET', record, 'tn') or '' end
+
+-- A sequence is over: it counts for its tenant no longer.
+local function leave_tenant(record, sid)
+  local tenant = tenant_of(record)
+  if tenant ~= '' then redis.call('SREM', sequences_of(tenant), sid) end
+end
+
+-- Puts a sequence into the line of those that wait for a slot. Returns the entry.
+-- kind: w new, r was paged, m has lost its slot; timeout: us, 0: none
+local function line_up(sid, kind, version, timeout, tenant)
+  return redis.call('XADD', BASE .. 'starts:' .. model_of(sid), '*', 'q', sid, 'v', version, 'u', timeout, 'k', kind,
+    'o', tenant)
+end
+
 -- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
 -- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la) and from the parked steps.
 local function tell_lost(record, parked)
@@ -270,6 +289,7 @@ local function lose(record, cause)
       redis.call('HINCRBY', BASE .. 'line:' .. model, 's:' .. got[4], -waiting)
     end
   end
+  leave_tenant(record, sid)
   redis.call('UNLINK', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid, journal_of(sid))
   redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
@@ -357,8 +377,7 @@ local function go_on(keys, sid)
     redis.call('HDEL', keys.record, 'be')
     page(keys.record, BASE .. 'line:' .. model, got[1])
   else
-    local entry = redis.call('XADD', BASE .. 'starts:' .. model, '*', 'q', sid, 'v', got[1], 'u', '0', 'k', 'm')
-    redis.call('HSET', keys.record, 'be', entry)
+    redis.call('HSET', keys.record, 'be', line_up(sid, 'm', got[1], '0', tenant_of(keys.record)))
   end
   return 1
 end
@@ -388,6 +407,7 @@ local function release(keys, sid, kind, epoch, version, tombstone_ms)
   -- The checkpoint of a state that grows has thousands of fields: another thread of Redis frees them.
   redis.call('UNLINK', keys.idle, keys.parked, keys.checkpoint)
   redis.call('PEXPIRE', journal_of(sid), tonumber(tombstone_ms))
+  leave_tenant(keys.record, sid)
   redis.call('ZREM', keys.deadlines, sid)
   if keys.owned then
     redis.call('SREM', keys.owned, sid)

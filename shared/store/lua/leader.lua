@@ -17,7 +17,7 @@ if seen < term then redis.call('SET', KEYS[1], term) end
 -- A sequence has lost its owner. Its entry is of kind m, which is served before new sequences; `assign` gives it the
 -- next owner.
 local function move_on(record, sid, version)
-  local entry = redis.call('XADD', STARTS, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
+  local entry = line_up(sid, 'm', version, '0', tenant_of(record))
   redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', EPOCHS))
   redis.call('HDEL', record, 'ow', 'in', 'sl')
 end

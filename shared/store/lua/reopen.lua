@@ -13,18 +13,21 @@
 local sid, version, idle_ms, may_page, last, fields = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[5] == '1', ARGV[6],
   tonumber(ARGV[8])
 local keys, model = sequence_keys(1), model_of(ARGV[1])
-local deadlines, starts = BASE .. 'deadlines:' .. model, BASE .. 'starts:' .. model
+local deadlines = BASE .. 'deadlines:' .. model
 
 local state = redis.call('HGET', keys.record, 'st')
 if state and not TOMBSTONES[state] then return 0 end
 if redis.call('ZCARD', deadlines) >= tonumber(ARGV[4]) then return -1 end
 
 redis.call('DEL', keys.record, keys.checkpoint, journal_of(sid))
-local entry = redis.call('XADD', starts, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
+if fields > 0 then redis.call('HSET', keys.record, unpack(ARGV, 9, 8 + fields)) end
+local tenant = tenant_of(keys.record)
+if tenant ~= '' then redis.call('SADD', sequences_of(tenant), sid) end
+local entry = line_up(sid, 'm', version, '0', tenant)
 redis.call('HSET', keys.record, 'nx', last, 'cm', last, 'ck', last, 'sn', ARGV[7], 'cl', 0, 'vr', version, 'du', 1, 'bn',
-  entry, 'la', clock_ms() .. ' - -', unpack(ARGV, 9, 8 + fields))
+  entry, 'la', clock_ms() .. ' - -')
 if may_page then
-  redis.call('XDEL', starts, entry)
+  redis.call('XDEL', BASE .. 'starts:' .. model, entry)
   redis.call('HSET', keys.record, 'st', 'p', 'pg', 1)
   count_line(BASE .. 'line:' .. model, 'out:' .. version, 1)
 else

@@ -13,7 +13,8 @@
 --                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
 --                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
---                  knowing what became of it, else -1
+--                  knowing what became of it, else -1,
+--                  its tenant, and most live sequences of the tenant in this shard (0: any number)
 -- reply  per step {code, step, extra, run}. For a refusal, step is the last accepted step (since START): it does not
 --        depend on how far the owner has come with the accepted ones.
 --        run names what began with a START: the record's birth, a dot, the number of its latest START. No other run of
@@ -29,6 +30,7 @@
 --       -11 late: other steps were accepted since it was first sent, so it may have been accepted and forgotten
 --       -12 it was answered, and its reply is kept no longer
 --       -13 the sequence exists, and is beyond its first step
+--       -14 its tenant has as many live sequences as it may
 -- atomic each step's number, its place in the inbox and the record change together.
 
 local WAITING_MAX, OPEN_MAX, REMEMBERED, LIVE_MAX, JOINED_MAX, GAVE_WAY
@@ -37,7 +39,7 @@ local WAITING_MAX, OPEN_MAX, REMEMBERED, LIVE_MAX, JOINED_MAX, GAVE_WAY
 local DELIVERED, WAITING, REPEATED, JOINED = 0, 1, 2, 3
 local NEVER_SEEN, ENDED, EXPIRED, FAILED, LOST = -1, -2, -3, -4, -5
 local BACKLOG_FULL, BUSY, WRONG_STEP, CANCELLED = -6, -7, -8, -9
-local LATE, ANSWERED, EXISTS = -11, -12, -13
+local LATE, ANSWERED, EXISTS, QUOTA = -11, -12, -13, -14
 
 -- Reply code by the state of a tombstone.
 local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
@@ -273,6 +275,30 @@ local function lower_deadline(step, record)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
+-- Members of a tenant's set that are looked at when the tenant has as many sequences as it may.
+local LOOKED_AT = 16
+
+-- Removes sequences that are over from a tenant's set. Nothing but what cannot be read leaves one there (`lose`), or a
+-- set that was made by hand.
+local function clear(tenant)
+  local sequences = sequences_of(tenant)
+  for _, sid in ipairs(redis.call('SRANDMEMBER', sequences, LOOKED_AT)) do
+    local got = redis.call('HMGET', BASE .. 'seq:' .. sid, 'st', 'tn')
+    if not got[1] or TOMBSTONES[got[1]] or got[2] ~= tenant then redis.call('SREM', sequences, sid) end
+  end
+end
+
+-- Counts a new sequence for its tenant; false if the tenant has as many as it may.
+local function enter_tenant(step)
+  local sequences, most = sequences_of(step.tenant), number(step.tenant_max)
+  if most > 0 and redis.call('SCARD', sequences) >= most then
+    clear(step.tenant)
+    if redis.call('SCARD', sequences) >= most then return false end
+  end
+  redis.call('SADD', sequences, step.sid)
+  return true
+end
+
 -- Begins a new record, with this step as its first. last_step: of the old one, for a refusal
 local function create(step, flags, last_step)
   if number(redis.call('HGET', line_of(step), 'w')) >= WAITING_MAX then
@@ -283,14 +309,16 @@ local function create(step, flags, last_step)
   if redis.call('ZCARD', BASE .. 'deadlines:' .. model_of(step.sid)) >= LIVE_MAX then
     return { BACKLOG_FULL, last_step, 'live' }
   end
+  if step.tenant ~= '' and not enter_tenant(step) then return { QUOTA, last_step, '' } end
   redis.call('DEL', step.record)
-  local entry = redis.call('XADD', starts_of(step), '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
+  local entry = line_up(step.sid, 'w', step.version, step.timeout, step.tenant)
   count_line(line_of(step), 'w', 1)
   count_line(line_of(step), 'begun:' .. step.version, 1)
   redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
   if has(flags, PAGEABLE) then redis.call('HSET', step.record, 'pg', 1) end
+  if step.tenant ~= '' then redis.call('HSET', step.record, 'tn', step.tenant) end
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
   if step.digest ~= '' then redis.call('HSET', step.record, 'rd', step.digest .. four_bytes(1)) end
   redis.call('SET', step.idle, '1')
@@ -300,7 +328,7 @@ end
 
 -- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
 local function return_to_line(step, record)
-  local entry = redis.call('XADD', starts_of(step), '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
+  local entry = line_up(step.sid, 'r', record.version, '0', tenant_of(step.record))
   count_line(line_of(step), 'in:' .. record.version, 1)
   redis.call('HSET', step.record, 'st', 'm', 'be', entry)
 end
@@ -384,7 +412,7 @@ local function submit(step, flags)
   return { WAITING, n, record.birth, run }
 end
 
-local FIELDS = 10
+local FIELDS = 12
 
 -- each call
 WAITING_MAX, OPEN_MAX, REMEMBERED = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -396,7 +424,7 @@ for i = 1, #KEYS / 4 do
   local flags = tonumber(ARGV[a + 2])
   local step = { record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], sid = ARGV[a + 1], digest = ARGV[a + 3],
     expected = ARGV[a + 4], version = ARGV[a + 5], gateway = ARGV[a + 6], token = ARGV[a + 7], timeout = ARGV[a + 8],
-    message = ARGV[a + 9], since = tonumber(ARGV[a + 10]) }
+    message = ARGV[a + 9], since = tonumber(ARGV[a + 10]), tenant = ARGV[a + 11], tenant_max = ARGV[a + 12] }
   local done, reply = for_one(step.record, submit, step, flags)
   -- If the record could not be read, the sequence is lost now, and the second try finds the tombstone: the step is
   -- refused, or begins a new sequence.

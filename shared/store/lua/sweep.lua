@@ -28,7 +28,8 @@ local function look_over(keys, sid)
   if state ~= 'l' and state ~= 'w' and state ~= 'm' and state ~= 'p' then return 0 end
   local accepted, committed = tonumber(got[3]), tonumber(got[4])
   if not is_sound(state, accepted, committed, 0, got[5]) then error(NOT_SOUND) end
-  local is_paused = got[6] == NO_ENTRY
+  local is_paused, tenant = got[6] == NO_ENTRY, tenant_of(keys.record)
+  if tenant ~= '' then redis.call('SADD', sequences_of(tenant), sid) end
   if is_paused then redis.call('ZADD', DEADLINES, 'NX', times_of(got[7]), sid) end
   local step = string.format('%.0f', committed + 1) .. ' ' .. sid
   if state == 'l' then
@@ -37,8 +38,7 @@ local function look_over(keys, sid)
   elseif state ~= 'p' then
     if accepted > committed and not steps_in(keys.parked)[step] then error(UNREADABLE) end
     if not is_paused and #redis.call('XRANGE', STARTS, got[6], got[6]) == 0 then
-      local entry = redis.call('XADD', STARTS, '*', 'q', sid, 'v', got[5], 'u', '0', 'k', state)
-      redis.call('HSET', keys.record, 'be', entry)
+      redis.call('HSET', keys.record, 'be', line_up(sid, state, got[5], '0', tenant))
     end
   end
   if accepted == committed then

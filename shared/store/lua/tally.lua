@@ -50,6 +50,7 @@ local function refuse_waiting(keys, sid, reply, reason)
   leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
   count_over(sid, reason == 'REJECTED' and 'r' or 'c', got[3])
   redis.call('XDEL', BASE .. 'starts:' .. model, got[1], got[2] or got[1])
+  leave_tenant(keys.record, sid)
   redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
   return count
 end

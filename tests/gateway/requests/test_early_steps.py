@@ -85,7 +85,7 @@ async def test_callers_of_the_same_early_step_get_the_same_answer(
 async def test_a_step_that_waited_in_vain_is_refused_as_if_it_had_not_waited(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    refusals: list[tuple[str, str, int]] = []
+    refusals: list[tuple[str, str, int | None]] = []
     for wait_ms in (0, 60):
         settings = dataclasses.replace(gateway_settings, early_step_wait_ms=wait_ms)
         async with core_running(settings, keys) as core:

@@ -1,9 +1,14 @@
-"""What is carried along of those who have left a line is bounded, and nobody else's turn changes for it."""
+"""Turns in a line: those of tenants, and that nothing of sequences that have left it piles up."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from scheduler.core import expiry
-from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, Backlog, BacklogEntry, Entry
+from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, NO_TURNS, Backlog, BacklogEntry, Entry, Turns
 from scheduler.core.decide import decide
 from scheduler.core.events import SequenceWaits
 from scheduler.core.state import LeaderState, Policy
@@ -25,7 +30,7 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
     for number in range(LEAVING):
         backlog.add(SequenceId(f"leaves {number}"), entry(STAYING + number), moving=False)
         backlog.withdraw(SequenceId(f"leaves {number}"))
-        assert len(backlog._line) <= 2 * STAYING + COMPACT_SLACK + 1
+        assert backlog._size <= 2 * STAYING + COMPACT_SLACK + 1
     backlog.add(SequenceId("moves"), entry(STAYING + LEAVING), moving=True)
 
     turns = ["moves", *(f"stays {number}" for number in range(STAYING))]
@@ -36,7 +41,7 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
         taken.append(first)
         backlog.withdraw(first)
     assert turns == taken
-    assert [] == backlog._line
+    assert 0 == backlog._size
 
 
 def test_deadlines_of_those_who_wait_no_longer_do_not_pile_up() -> None:
@@ -51,3 +56,77 @@ def test_deadlines_of_those_who_wait_no_longer_do_not_pile_up() -> None:
 
     assert [f"stays {number}" for number in range(STAYING)] == expiry.overdue(state)
     assert [] == state.timeouts
+
+
+# -- tenants ---------------------------------------------------------------------------------------------------------
+
+TENANTS = ("", "acme", "blue", "corp")
+WAITING = st.lists(st.tuples(st.sampled_from(TENANTS), st.booleans()), max_size=24)
+SLOTS = st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 9))
+SHARES = st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 5))
+
+
+def filled(waiting: list[tuple[str, bool]]) -> Backlog:
+    """A backlog of sequences, each of a tenant and moving or not, named by their number."""
+    backlog = Backlog()
+    for number, (tenant, moving) in enumerate(waiting):
+        backlog.add(SequenceId(str(number)), entry(number), moving=moving, tenant=tenant)
+    return backlog
+
+
+def served(backlog: Backlog, turns: Turns) -> list[str]:
+    """The sequences in the order in which they get slots, one after the other."""
+    slots, taken = Counter(turns.slots), list[str]()
+    tenants = {waiting.sequence: waiting.tenant for waiting in backlog.in_order()}
+    while (first := backlog.first(Turns(slots, turns.shares))) is not None:
+        backlog.withdraw(first)
+        slots[tenants[first]] += 1
+        taken.append(first)
+    return taken
+
+
+@given(WAITING, SLOTS, SHARES)
+def test_the_line_that_is_told_is_the_line_that_is_served(
+    waiting: list[tuple[str, bool]], slots: dict[str, int], shares: dict[str, int]
+) -> None:
+    turns = Turns(slots, shares)
+    told = [each.sequence for each in filled(waiting).in_order(turns)]
+
+    assert told == served(filled(waiting), turns)
+    assert sorted(told) == sorted(str(number) for number in range(len(waiting)))
+
+
+@given(WAITING)
+def test_without_tenants_and_shares_moving_sequences_come_first_and_then_the_older(
+    waiting: list[tuple[str, bool]],
+) -> None:
+    line = [("", moving) for _, moving in waiting]
+
+    expected = sorted(range(len(line)), key=lambda number: (not line[number][1], number))
+    assert [str(number) for number in expected] == served(filled(line), NO_TURNS)
+
+
+@given(WAITING, SHARES, st.integers(1, 12))
+def test_no_tenant_that_waits_has_a_slot_less_than_its_share(
+    waiting: list[tuple[str, bool]], shares: dict[str, int], free: int
+) -> None:
+    """With the slot that it lacks it would have more for its share than every other tenant has now."""
+    line = [(tenant, False) for tenant, _ in waiting]
+    order = served(filled(line), Turns({}, shares))
+    slots = Counter(line[int(sequence)][0] for sequence in order[:free])
+    left = {line[int(sequence)][0] for sequence in order[free:]}
+
+    for waits in left:
+        for other, has in slots.items():
+            assert has / shares.get(other, 1) <= (slots[waits] + 1) / shares.get(waits, 1)
+
+
+def test_of_a_tenant_the_older_sequence_comes_first_and_shares_weigh() -> None:
+    waiting = [("acme", False)] * 6 + [("blue", False)] * 6
+
+    assert ["0", "1", "6", "2", "3", "7", "4", "5", "8", "9", "10", "11"] == served(
+        filled(waiting), Turns({}, {"acme": 2})
+    )
+    assert ["6", "7", "0", "8", "1", "9", "2", "10", "3", "11", "4", "5"] == served(
+        filled(waiting), Turns({"acme": 2}, {})
+    )

@@ -24,6 +24,7 @@ ARGUMENTS: dict[str, Any] = {
     "executor": ExecutorId("e"),
     "gateway": GatewayId("g"),
     "name": "n",
+    "tenant": "t",
     "sequence": SequenceId("m:1||s:x"),
 }
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
-from shared.contract.messages import ExecutorRegistration, InboxStep, ServedModel, StepFlag, encode, inbox_entry
+from shared.contract.ids import ExecutorId, SequenceId
+from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.state_fields import GrownState, Parts
-from shared.contract.tensors import from_numpy
 from shared.store.commands import Redis
 from shared.store.exported import HEAD, ExportedSequence, ExportError, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.scripts import CommitCode, StepCommit, StepOutcome
 from shared.store.sequences import READ_AT_ONCE, Sequences, SequenceStatus, Wanted
-from tests.scripted_mesh import ScriptedMesh
+from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-2")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
-IDLE_MS = 60_000
-STATE = encode(from_numpy("h", np.array([7], np.int32)))
 pytestmark = pytest.mark.leaves_sequences
 
 
@@ -57,35 +53,7 @@ async def live(mesh: ScriptedMesh, name: int | str, executor: ExecutorId, steps:
     for number in range(1, steps + 1):
         if number > 1:
             await mesh.submit(mesh.submission(name, ONE))
-        await commit(mesh, name, executor)
-
-
-async def commit(
-    mesh: ScriptedMesh, name: int | str, executor: ExecutorId, fields: Sequence[tuple[str, bytes]] = (("s:h", STATE),)
-) -> None:
-    """Makes the only step in the inbox final. fields: of its checkpoint"""
-    sequence = mesh.sequence(name)
-    shard = mesh.keys.shard_of(sequence)
-    entries = [inbox_entry(*entry) for entry in await mesh.redis.xrange(mesh.keys.inbox(shard, executor))]
-    (step,) = [one for one in entries if isinstance(one, InboxStep) and one.sequence == sequence]
-    done = StepCommit(
-        sequence,
-        Epoch(step.epoch),
-        step.step,
-        step.flags,
-        StepOutcome.DONE,
-        step.gateway,
-        step.token,
-        b"reply",
-        entries=[step.entry],
-        checkpoint=fields,
-        base=StepNumber(step.step),
-    )
-    call = mesh.scripts.commit(
-        [done], shard=shard, executor=executor, model="sum", idle_ms=IDLE_MS, tombstone_ms=10_000, load=None
-    )
-    (code,) = await mesh.scripts.run(call)
-    assert code is CommitCode.COMMITTED
+        await mesh.commit(name, executor)
 
 
 def ids(found: Iterable[SequenceStatus]) -> list[int | str]:
@@ -243,7 +211,7 @@ class TestExport:
 
         assert 3 == accepted.step
         assert await mesh.assign("copy", BOB)
-        await commit(mesh, "copy", BOB)
+        await mesh.commit("copy", BOB)
         (status,) = await sequences.statuses([mesh.sequence("copy")])
         assert status is not None
         assert ("live", 3, BOB) == (status.state, status.last_step, status.executor)
@@ -253,7 +221,7 @@ class TestExport:
         await mesh.assign(7, ALICE)
         parts = [number.to_bytes(4, "little") for number in range(20_000)]
         grown = GrownState("h", Parts(0, 1, "INT32", (len(parts),)), 0, parts, anew=True)
-        await commit(mesh, 7, ALICE, grown.fields)
+        await mesh.commit(7, ALICE, grown.fields)
 
         exported = from_file(to_file(await sequences.export(mesh.sequence(7))))
         await sequences.reopen(mesh.sequence("copy"), exported)

@@ -1,0 +1,19 @@
+-- Takes requests from what a tenant may send now. The allowance is the time at which the tenant has all of it again: each
+-- request moves this time ahead by what lies between two requests of its rate, at most up to a whole burst from now.
+--
+-- KEYS   1 allowance of the tenant
+-- ARGV   1 how many requests are wanted   2 us between two requests   3 most requests at one moment
+-- reply  how many may be sent, us until one more may be
+-- Not safe to repeat: what was taken is gone.
+
+local wanted, each, burst = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+-- After a change of the limits, or of the clock, the time that is stored may be further ahead than a burst allows.
+local full = math.min(math.max(number(redis.call('GET', KEYS[1])), now), now + burst * each)
+local granted = math.min(wanted, math.floor((now + burst * each - full) / each))
+full = full + granted * each
+if granted > 0 then
+  redis.call('SET', KEYS[1], string.format('%.0f', full), 'PX', string.format('%.0f', math.ceil((full - now) / 1000)))
+end
+return { granted, math.max(0, full + each - now - burst * each) }

@@ -1,0 +1,144 @@
+"""Which requests of a tenant enter, in which order, and how often Redis is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from redis.exceptions import ConnectionError as LostError
+
+from gateway.requests.allowances import TENANTS_MAX, Allowances
+from shared.contract.errors import Code, MeshError, Reason, SequenceError
+from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
+from shared.store.scripts import Drawn
+
+Entered = list[tuple[int, MeshError | None]]
+
+
+class Server:
+    """Grants at most `left` requests in all; with `lost` it is away. asked: how many it was asked for"""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.lost = False
+        self.asked: list[int] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def draw(self, tenant: str, limits: TenantLimits, wanted: int) -> Drawn:
+        self.asked.append(wanted)
+        await self.open.wait()
+        if self.lost:
+            raise LostError
+        granted = min(wanted, self.left)
+        self.left -= granted
+        return Drawn(granted, 250_001)
+
+
+def noting(entered: Entered, number: int) -> Callable[[MeshError | None], None]:
+    return lambda refusal: entered.append((number, refusal))
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def allowances(server: Server, **named: TenantLimits) -> Allowances:
+    return Allowances(lambda: Tenants(named), server.draw)
+
+
+async def test_a_tenant_without_a_rate_enters_at_once() -> None:
+    server, entered = Server(0), Entered()
+    gate = allowances(server, acme=TenantLimits(live_max=1))
+    for number in range(3):
+        gate.enter("acme", noting(entered, number))
+
+    assert [(0, None), (1, None), (2, None)] == entered
+    assert [] == server.asked
+
+
+async def test_requests_enter_in_their_order_and_those_too_many_hear_when_to_come_back() -> None:
+    server, entered = Server(2), Entered()
+    gate = allowances(server, acme=TenantLimits(steps_per_s=10))
+    for number in range(3):
+        gate.enter("acme", noting(entered, number))
+    assert [] == entered and 3 == len(gate)
+    await settle()
+
+    assert [0, 1, 2] == [number for number, _ in entered]
+    assert [None, None] == [refusal for _, refusal in entered[:2]]
+    refusal = entered[2][1]
+    assert isinstance(refusal, SequenceError)
+    assert (Reason.QUOTA, Code.RESOURCE_EXHAUSTED, 1) == (refusal.reason, refusal.code, refusal.retry_after_s)
+    assert {"reason": "quota", "retry": "same", "wait_ms": 251} == refusal.facts
+    assert refusal.message == "tenant 'acme' sends more than the 10 requests a second that it may: try again later"
+    assert 0 == len(gate)
+
+
+async def test_a_fast_tenant_draws_ahead_and_later_requests_ask_nobody() -> None:
+    server, entered = Server(1000), Entered()
+    gate = allowances(server, acme=TenantLimits(steps_per_s=500))
+    gate.enter("acme", noting(entered, 0))
+    await settle()
+    for number in range(1, 12):
+        gate.enter("acme", noting(entered, number))
+
+    assert [11] == server.asked[:1]
+    assert list(range(11)) == [number for number, _ in entered]
+    await settle()
+    assert list(range(12)) == [number for number, _ in entered]
+    assert 2 == len(server.asked)
+
+
+async def test_nobody_overtakes_those_who_wait_and_other_tenants_do_not_wait() -> None:
+    server, entered = Server(1000), Entered()
+    gate = allowances(server, acme=TenantLimits(steps_per_s=1000))
+    server.open.clear()
+    gate.enter("acme", noting(entered, 0))
+    await settle()
+    gate.enter("acme", noting(entered, 1))
+    gate.enter("blue", noting(entered, 2))
+    assert [(2, None)] == entered
+    server.open.set()
+    await settle()
+
+    assert [2, 0, 1] == [number for number, _ in entered]
+    assert {None} == {refusal for _, refusal in entered}
+
+
+async def test_without_redis_everybody_enters() -> None:
+    server, entered = Server(0), Entered()
+    server.lost = True
+    gate = allowances(server, acme=TenantLimits(steps_per_s=1))
+    for number in range(2):
+        gate.enter("acme", noting(entered, number))
+    await settle()
+
+    assert [(0, None), (1, None)] == entered
+
+
+async def test_a_rate_that_is_taken_back_holds_nobody_up() -> None:
+    server, entered = Server(1), Entered()
+    named = {"acme": TenantLimits(steps_per_s=1)}
+    gate = Allowances(lambda: Tenants(named), server.draw)
+    gate.enter("acme", noting(entered, 0))
+    await settle()
+    named = {}
+    for number in (1, 2):
+        gate.enter("acme", noting(entered, number))
+
+    assert [(0, None), (1, None), (2, None)] == entered
+
+
+async def test_made_up_names_take_no_memory_and_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, entered = Server(10**9), Entered()
+    gate = Allowances(lambda: Tenants({"acme": TenantLimits(), EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)
+    for number in range(TENANTS_MAX + 50):
+        gate.enter(f"made-up-{number}", noting(entered, number))
+        await settle()
+
+    assert TENANTS_MAX + 50 == len(entered)
+    assert TENANTS_MAX + 1 >= len(gate._known)
+    assert ("acme", EVERY_OTHER) == (gate.counted_as("acme"), gate.counted_as("made-up-7"))
