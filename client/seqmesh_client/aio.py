@@ -104,8 +104,9 @@ class AsyncSequence(OneSequence):
     """A sequence of steps of one model, as a context manager. Its calls come one at a time.
 
     After a call that raised NoAnswer, or was cancelled, the same call with the same inputs goes on: it is the same
-    step. Leaving the context closes the connection alone. The sequence ends with the step that has `last=True`; without
-    one it stays for `client.resume(sequence.token)` until its model's idle time is over.
+    step. The sequence ends with the step that has `last=True`, by `end`, or when its context is left in order. With an
+    exception the context closes the connection alone: the sequence stays for `client.resume(sequence.token)` until its
+    model's idle time is over.
     """
 
     def __init__(self, client: AsyncClient, place: Place) -> None:
@@ -201,13 +202,28 @@ class AsyncSequence(OneSequence):
             if content is not None:
                 yield content
 
+    async def end(self, *, timeout: float | None = None) -> None:
+        """Ends the sequence without another step: its slot is free at once, and its model gets no END.
+
+        Open steps get their outcomes first. A later run under the same id is left alone. Safe to repeat.
+
+        timeout  seconds, over all attempts; None: the client's `patience`
+        raises   NoAnswer; NotEnded if no answer has told the sequence's run: a server without runs, or an ensemble
+        """
+        with self._conversation.turn():
+            await self._run(self._conversation.end(timeout))
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._conversation.hang_up()
+        try:
+            if kind is None:
+                await self._run(self._conversation.leave())
+        finally:
+            self.hang_up()
 
     async def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
         arrays = await self._run(self._conversation.arrays(inputs))

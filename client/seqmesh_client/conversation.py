@@ -6,11 +6,12 @@ close one never waits, so programs do that themselves.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
@@ -19,7 +20,7 @@ import numpy as np
 from tritonclient import utils
 
 from seqmesh_client.delivery import Connect, Delivery, Listen, Patience, Quiet
-from seqmesh_client.errors import NoAnswer, NotNumbered, StepRefused
+from seqmesh_client.errors import NoAnswer, NotEnded, NotNumbered, StepRefused
 from seqmesh_client.token import Place
 from seqmesh_client.wire import (
     NUMBERED,
@@ -27,6 +28,7 @@ from seqmesh_client.wire import (
     LinkBroken,
     StepOutputs,
     StepRequest,
+    end_message,
     message_of,
     pb,
     told_by,
@@ -35,6 +37,7 @@ from seqmesh_client.wire import (
 Inputs = Mapping[str, Any] | Any
 """Arrays by the names of the inputs; or, for a model with one input, its array. Nested lists become arrays of the type
 that the model declares."""
+LOG = logging.getLogger("seqmesh_client")
 ASK_S = 5.0
 """How long a gateway may take to say what it or a model is; then the next one is asked."""
 
@@ -91,6 +94,8 @@ class Conversation:
             make,
             gateways=len(mesh.gateways),
             answered=place.answered,
+            run=place.run,
+            over=place.over,
             patience=mesh.patience,
             chance=Random(secrets.randbits(64)),
         )
@@ -98,7 +103,8 @@ class Conversation:
         self._busy = False
 
     def token(self) -> str:
-        return Place(self.place.model, self.place.version, self.place.sequence, self.delivery.answered).token()
+        delivery = self.delivery
+        return replace(self.place, answered=delivery.answered, run=delivery.run, over=delivery.over).token()
 
     def add(self, request: StepRequest, timeout_s: float | None) -> None:
         """The next step. It is sent now if there is a stream, otherwise by `next_answer`."""
@@ -152,6 +158,31 @@ class Conversation:
         while self.delivery.open:
             with suppress(StepRefused):
                 yield from self.next_answer()
+
+    def end(self, timeout_s: float | None = None) -> Program[None]:
+        """Ends the sequence without another step, when all open steps have their outcomes. Safe to repeat.
+
+        raises  NotEnded if the mesh may have the sequence, and has not told which run it is
+        """
+        yield from self.drain()
+        place, delivery = self.place, self.delivery
+        if delivery.begun and not delivery.over:
+            about = f"sequence {place.sequence} of model '{place.model}'"
+            if not delivery.run:
+                raise NotEnded(f"{about} is not ended: no answer has named its run")
+            message = end_message(model=place.model, version=place.version, sequence=place.sequence, run=delivery.run)
+            yield from self._ask("ModelInfer", message, f"no gateway has ended {about}", timeout_s)
+        delivery.over = True
+
+    def leave(self) -> Program[None]:
+        """Ends the sequence if that can be done; otherwise its idle time does."""
+        with self.turn():
+            try:
+                yield from self.end()
+            except NotEnded as error:
+                LOG.debug("%s", error)
+            except (NoAnswer, StepRefused) as error:
+                LOG.warning("%s: it ends when its idle time is over", error.text)
 
     @contextmanager
     def turn(self) -> Generator[None]:
@@ -217,21 +248,25 @@ class Conversation:
     def _declared(self) -> Program[Mapping[str, str]]:
         """Datatypes of the model's inputs, by name."""
         key = (self.place.model, self.place.version)
-        until = self._now() + self._mesh.patience.step_s
-        attempt = 0
-        while key not in self._mesh.inputs:
-            gateway = attempt % len(self._mesh.gateways)
+        if key not in self._mesh.inputs:
             request = pb.ModelMetadataRequest(name=key[0], version=key[1])
+            said = yield from self._ask("ModelMetadata", request, f"no gateway described model '{key[0]}'")
+            self._mesh.inputs[key] = {one.name: one.datatype for one in said.inputs}
+        return self._mesh.inputs[key]
+
+    def _ask(self, method: str, message: Any, failure: str, timeout_s: float | None = None) -> Program[Any]:
+        """The response of the first gateway that answers a unary call. Raises NoAnswer, which begins with `failure`."""
+        patience, attempt = self._mesh.patience, 0
+        until = self._now() + (patience.step_s if timeout_s is None else timeout_s)
+        while True:
+            gateway = (self.delivery.gateway + attempt) % len(self._mesh.gateways)
             try:
-                said = yield Ask(gateway, "ModelMetadata", request, min(until, self._now() + ASK_S))
+                return (yield Ask(gateway, method, message, min(until, self._now() + ASK_S)))
             except LinkBroken as broken:
                 if self._now() >= until:
-                    raise NoAnswer(f"no gateway described model '{key[0]}': {broken}") from None
-                attempt += 1
-                yield Quiet(min(until, self._now() + min(self._mesh.patience.pause_s * attempt, 1.0)))
-            else:
-                self._mesh.inputs[key] = {one.name: one.datatype for one in said.inputs}
-        return self._mesh.inputs[key]
+                    raise NoAnswer(f"{failure}: {broken}") from None
+            attempt += 1
+            yield Quiet(min(until, self._now() + min(patience.pause_s * attempt, 1.0)))
 
 
 def as_array(value: Any, datatype: str | None) -> Array:

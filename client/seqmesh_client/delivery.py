@@ -85,6 +85,10 @@ class Delivery:
     make      writes a step's message: make(request, number=..., first_answer=...)
     gateways  how many there are
     answered  number of the last step whose outcome the caller has
+    run       the mesh's name of the sequence's run; "" while no answer has told it
+    over      the sequence has ended: no step follows
+    begun     the mesh may know the sequence
+    gateway   index of the one that is spoken to
     """
 
     def __init__(
@@ -93,19 +97,23 @@ class Delivery:
         *,
         gateways: int,
         answered: int = 0,
+        run: str = "",
+        over: bool = False,
         patience: Patience = Patience(),
         chance: random.Random,
     ) -> None:
         self.answered = answered
+        self.run = run
+        self.over = over
+        self.begun = answered > 0
         self.linked = False
         self.repeats = True
         self._make = make
         self._gateways = gateways
-        self._gateway = chance.randrange(gateways)
+        self.gateway = chance.randrange(gateways)
         self._patience = patience
         self._chance = chance
         self._open: deque[OpenStep] = deque()
-        self._ended = False
         self._failures = 0
         self._trouble: str | StepRefused = ""
         self._quiet_until = self._heard_at = 0.0
@@ -119,8 +127,8 @@ class Delivery:
 
     def add(self, request: StepRequest, now: float, timeout_s: float | None) -> None:
         """The next step of the sequence. Raises SequenceEnded behind the last one."""
-        if self._ended or (self._open and self._open[-1].request.last):
-            raise SequenceEnded(f"step {self.answered + len(self._open)} was the sequence's last")
+        if self.over or (self._open and self._open[-1].request.last):
+            raise SequenceEnded(f"the sequence has ended with step {self.answered + len(self._open)}")
         if not self._open:
             self._heard_at = now
         number = self.answered + len(self._open) + 1
@@ -150,7 +158,7 @@ class Delivery:
         self._open.popleft()
         if head.counted:
             self.answered = head.number
-            self._ended = self._ended or head.request.last
+            self.over = self.over or head.request.last
         else:
             self._open.clear()
 
@@ -173,7 +181,7 @@ class Delivery:
             return Listen(min(head.deadline, silent) if self.repeats else head.deadline)
         if now < self._quiet_until:
             return Quiet(min(head.deadline, self._quiet_until))
-        return Connect(self._gateway, head.deadline)
+        return Connect(self.gateway, head.deadline)
 
     def _overdue(self, head: OpenStep) -> NoAnswer | StepRefused:
         if isinstance(self._trouble, StepRefused):
@@ -190,7 +198,7 @@ class Delivery:
         """The messages to write to the stream now."""
         for step in self._open if self.linked else ():
             if not (step.sent or step.done):
-                step.sent = True
+                step.sent = self.begun = True
                 yield self._make(step.request, number=step.number, first_answer=step.received + 1)
 
     def heard(self, told: Told, now: float) -> None:
@@ -205,6 +213,7 @@ class Delivery:
                 return
             step.counted = content.counted or not told.final
         self._heard_at, self._failures, self._trouble = now, 0, ""
+        self.run = told.run or self.run
         for one in self._open:
             one.deadline = now + one.timeout_s
         if content is not None:
@@ -229,12 +238,12 @@ class Delivery:
             self._retreat(trouble, now)
         else:
             self.forget()
-            self._ended = True
+            self.over = True
             raise OutcomeUnknown(f"the connection broke: {trouble}")
 
     def _retreat(self, trouble: str | StepRefused, now: float) -> None:
         self.linked, self._trouble = False, trouble
-        self._gateway = (self._gateway + 1) % self._gateways
+        self.gateway = (self.gateway + 1) % self._gateways
         longest = min(self._patience.pause_max_s, self._patience.pause_s * 2**self._failures)
         self._quiet_until = now + self._chance.uniform(0, longest)
         self._failures = min(self._failures + 1, 16)

@@ -2,6 +2,7 @@
 
     SeqmeshError
     ├── NoAnswer            in time; the same call again goes on with the same step
+    ├── NotEnded            a sequence that cannot be ended without a step: it is left to its idle time
     ├── OutcomeUnknown      the server does not number steps, and the connection broke: only a new sequence is sure
     ├── NotNumbered         the server does not number steps, and `strict` is on
     ├── WrongAnswer         the server says what the protocol does not allow
@@ -37,6 +38,12 @@ class NoAnswer(SeqmeshError, TimeoutError):
     """No gateway answered in time; the text ends with what the last one said. Whether the step ran is not known."""
 
     remedy = "Call again with the same inputs: it is the same step, and it does not run twice."
+
+
+class NotEnded(SeqmeshError):
+    """No answer has told the client how the mesh calls this run of the sequence: it might end another one."""
+
+    remedy = "It ends when its model's idle time is over, or with a step that has last=True."
 
 
 class OutcomeUnknown(SeqmeshError):
@@ -123,7 +130,7 @@ class SequenceLost(SequenceGone):
 
 
 class SequenceCancelled(SequenceGone):
-    """An operator has ended the sequence, or a step was withdrawn."""
+    """An operator or another client has ended the sequence, or a step was withdrawn."""
 
     reason = "cancelled"
 

@@ -80,6 +80,10 @@ class OneSequence:
         """How many steps have an outcome: the next one without is `answered` + 1."""
         return self._conversation.delivery.answered
 
+    def hang_up(self) -> None:
+        """Closes the connection alone. The next call opens another one."""
+        self._conversation.hang_up()
+
     @property
     def token(self) -> str:
         """The present place, for `resume` in this process or another one. Short ASCII; holds no inputs."""

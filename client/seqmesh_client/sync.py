@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -165,11 +166,22 @@ class BlockingSequence(OneSequence):
             if content is not None:
                 yield content
 
+    def end(self, *, timeout: float | None = None) -> None:
+        """As `AsyncSequence.end`."""
+        with self._conversation.turn():
+            self._run(self._conversation.end(timeout))
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._conversation.hang_up()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._run(self._conversation.leave())
+        finally:
+            self.hang_up()
 
     def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
         arrays = self._run(self._conversation.arrays(inputs))

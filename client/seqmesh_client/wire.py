@@ -86,11 +86,13 @@ class Told:
 
     content  an answer; None for a final message without one; or an error
     final    nothing more will be said about the step
+    run      the name of the sequence's run; "" where the message does not tell it
     """
 
     request_id: str
     content: StepOutputs | StepRefused | None
     final: bool
+    run: str = ""
 
 
 def message_of(
@@ -119,11 +121,24 @@ def message_of(
         "sequence_start": number == 1,
         "sequence_end": step.last,
         "sequence_step": number,
+        "sequence_run_info": True,
         "triton_enable_empty_final_response": True,
     }
     if first_answer > 1:
         own["sequence_answer"] = first_answer
-    for name, value in own.items():
+    set_parameters(message, own)
+    return message
+
+
+def end_message(*, model: str, version: str, sequence: int | str, run: str) -> Any:
+    """The ModelInferRequest that ends a run of a sequence without a step. The mesh does nothing if it is over."""
+    message = pb.ModelInferRequest(model_name=model, model_version=version)
+    set_parameters(message, {"sequence_id": sequence, "sequence_close": run})
+    return message
+
+
+def set_parameters(message: Any, values: Mapping[str, int | str | bool]) -> None:
+    for name, value in values.items():
         field = message.parameters[name]
         if isinstance(value, bool):
             field.bool_param = value
@@ -131,7 +146,6 @@ def message_of(
             field.string_param = value
         else:
             field.int64_param = value
-    return message
 
 
 def raw_bytes(array: Array, datatype: str) -> bytes:
@@ -153,7 +167,8 @@ def told_by(message: Any) -> Told:
     final = bool(said.get(FINAL, True))
     if not message.error_message:
         empty = not response.outputs and FINAL in response.parameters
-        return Told(response.id, None if empty else StepOutputs(response), final)
+        run = str(said.get("sequence_run", ""))
+        return Told(response.id, None if empty else StepOutputs(response), final, run)
     last_step = said.get("last_step", -1)
     error = refusal(
         message.error_message,

@@ -55,7 +55,7 @@ class LibraryPlayer(Player):
             with contextlib.suppress(asyncio.CancelledError):
                 await living
             token = sequence.token
-            await sequence.__aexit__(None, None, None)
+            sequence.hang_up()
             for sent in self._open:
                 self._note(sent, AttemptOutcome.LEFT)
             self._open.clear()

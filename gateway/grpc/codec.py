@@ -61,7 +61,8 @@ def decode_request(
     start = end = False
     expected_step: int | None = None
     first_answer = 1
-    wants_empty_final = wait_info = False
+    wants_empty_final = wait_info = run_info = False
+    ended_run = ""
     wait_max_ms = 0
     priority = timeout_us = 0
     custom: dict[str, Parameter] = {}
@@ -83,6 +84,10 @@ def decode_request(
                 wait_info = flag_of(key, value)
             case "sequence_wait_max_ms":
                 wait_max_ms = count_of(key, value, at_least=1)
+            case "sequence_run_info":
+                run_info = flag_of(key, value)
+            case "sequence_close":
+                ended_run = run_of(key, value)
             case "triton_enable_empty_final_response":
                 wants_empty_final = flag_of(key, value)
             case "priority":
@@ -112,6 +117,8 @@ def decode_request(
         wait_info=wait_info,
         wait_max_ms=wait_max_ms,
         tenant=metadata.tenant,
+        run_info=run_info,
+        ended_run=ended_run,
         endpoint=endpoint,
     )
 
@@ -135,6 +142,13 @@ def flag_of(key: str, parameter: InferParameter) -> bool:
     if parameter.WhichOneof("parameter_choice") != "bool_param":
         raise RequestError(f"invalid value type for '{key}' parameter, expected bool_param.")
     return parameter.bool_param
+
+
+def run_of(key: str, parameter: InferParameter) -> str:
+    """The name of a sequence's run, as an answer told it."""
+    if parameter.WhichOneof("parameter_choice") != "string_param" or not parameter.string_param:
+        raise RequestError(f"invalid value for '{key}' parameter, expected string_param that is not empty.")
+    return parameter.string_param
 
 
 def count_of(key: str, parameter: InferParameter, *, at_least: int = 0) -> int:

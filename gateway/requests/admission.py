@@ -81,6 +81,8 @@ class InferCall(msgspec.Struct, frozen=True):
     wait_info        request parameter `sequence_wait_info`: the caller wants to hear of its wait for a slot
     wait_max_ms      request parameter `sequence_wait_max_ms`: how long the caller waits for a sequence's first slot; 0:
                      it has not said so
+    run_info         request parameter `sequence_run_info`: the caller wants to know the name of the sequence's run
+    ended_run        request parameter `sequence_close`: the request is no step, but ends the run of this name
     """
 
     model: str
@@ -106,6 +108,8 @@ class InferCall(msgspec.Struct, frozen=True):
     wait_info: bool = False
     wait_max_ms: int = 0
     tenant: str = ""
+    run_info: bool = False
+    ended_run: str = ""
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -440,9 +444,7 @@ def _step(
     if not correlation_id:
         # START and END are about a sequence that the client knows, so they need its id (sequence extension).
         if not batching.implicit_start or call.start or call.end:
-            raise RequestError(
-                f"inference request to model '{config.name}' must specify a non-zero or non-empty correlation ID"
-            )
+            raise _nameless(config)
         correlation_id = made = make_session()
     check_correlation_id(correlation_id)
     correlation_id = _check_id_type(call, config, correlation_id)
@@ -490,6 +492,33 @@ def _own_sequence(
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),
         flags=StepFlag(flags),
+    )
+
+
+def admit_end(call: InferCall, record: ModelRecord, version: str, *, arrived_ns: int) -> Admitted:
+    """Checks a request that ends a run of a sequence without a step (`InferCall.ended_run`). Raises RequestError."""
+    config = record.config
+    if config.sequence_batching is None:
+        raise RequestError(f"'sequence_close' is for models with sequences of their own, and '{config.name}' has none")
+    if call.inputs or call.start or call.end or call.expected_step is not None:
+        raise RequestError(
+            f"'sequence_close' ends a sequence of model '{config.name}' without a step: leave inputs and the step's "
+            "parameters out, or end the sequence by a step with 'sequence_end'"
+        )
+    correlation_id = named_sequence(call, config)
+    if not correlation_id:
+        raise _nameless(config)
+    check_correlation_id(correlation_id)
+    correlation_id = _check_id_type(call, config, correlation_id)
+    return Admitted(
+        _message(call, version, correlation_id, 0, arrived_ns),
+        sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),
+    )
+
+
+def _nameless(config: ModelConfig) -> RequestError:
+    return RequestError(
+        f"inference request to model '{config.name}' must specify a non-zero or non-empty correlation ID"
     )
 
 

@@ -38,6 +38,7 @@ from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import ACCEPTED, BIRTH
+from shared.contract.record import CANCELLED as TOMBSTONE_CANCELLED
 from shared.contract.step_digest import step_digest
 from shared.contract.tenants import NO_TENANTS, Tenants
 from shared.process import logs
@@ -50,7 +51,7 @@ from shared.store.reading import text_of, value_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, Scripts, Submission, SubmitCode, Submitted
+from shared.store.scripts import Call, Ending, Scripts, Submission, SubmitCode, Submitted
 from shared.store.scripts import Cancellation as CancelledStep
 from shared.store.work_scripts import WorkItem, WorkScripts
 
@@ -62,11 +63,12 @@ LATE_PATIENCE_S = 2.0
 
 class CallKind(IntEnum):
     """Which script a call runs. The two WITHDRAW kinds take back requests whose client has left; REFUSE_LATE answers
-    stateless requests whose timeout has ended.
+    stateless requests whose timeout has ended. ENDS are requests that end a sequence without a step.
     """
 
     STEPS = auto()
     WORK = auto()
+    ENDS = auto()
     WITHDRAW_STEPS = auto()
     WITHDRAW_WORK = auto()
     REFUSE_LATE = auto()
@@ -77,6 +79,15 @@ WITHDRAWAL_OF = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKin
 CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 """Triton has no message for it (triton-spec 1.8)."""
 CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
+ENDED_BY_CLIENT = encode(
+    ReplyMessage(
+        "",
+        error_code=Code.CANCELLED,
+        error="its client has ended the sequence before it had a slot",
+        reason=Reason.CANCELLED,
+    )
+)
+"""The reply to the steps of a sequence that is ended while it waits for its first slot."""
 
 
 class CallBatch(msgspec.Struct, frozen=True):
@@ -315,6 +326,9 @@ class Dispatch:
         for pending, outcome in zip(batch.requests, outcomes, strict=True):
             if batch.kind is CallKind.STEPS:
                 self._settle_step(pending, outcome, now_ns)
+            elif batch.kind is CallKind.ENDS:
+                # Whatever the outcome is: this run accepts no further step.
+                pending.ended()
             elif isinstance(outcome, bytes):
                 # The response cache had the answer.
                 _measure_accepted(pending, now_ns)
@@ -354,7 +368,7 @@ class Dispatch:
         if pending.wait is not None:
             self._watch_wait(pending, pending.wait, outcome)
         if outcome.code is SubmitCode.REPEATED:
-            pending.accepted = Accepted(step=outcome.step, run=outcome.run)
+            pending.was_accepted(Accepted(step=outcome.step, run=outcome.run))
             record = self._keys.sequence(sequence_of(pending)).record
             self._replies.deliver(pending.token.encode(), outcome.extra, record)
         else:
@@ -379,7 +393,7 @@ class Dispatch:
             self.send(pending)
 
     def _accepted(self, pending: PendingRequest, accepted: Accepted) -> None:
-        pending.accepted = accepted
+        pending.was_accepted(accepted)
         # The client left while the request was on its way to Redis.
         if pending.withdrawn:
             self.withdraw(pending)
@@ -444,6 +458,9 @@ class Dispatch:
                     in_flight_max=self._in_flight_max,
                     live_max=self._live_max,
                 )
+            case CallKind.ENDS:
+                endings = [Ending(sequence_of(pending), pending.call.ended_run) for pending in batch.requests]
+                return self._scripts.end(endings, tombstone=TOMBSTONE_CANCELLED, reply=ENDED_BY_CLIENT)
             case CallKind.WORK:
                 return self._stateless.enqueue(
                     [self._item(pending) for pending in batch.requests],
@@ -507,7 +524,7 @@ class Dispatch:
 
 
 def is_withdrawal(kind: CallKind) -> bool:
-    return kind not in WITHDRAWAL_OF
+    return kind not in (CallKind.STEPS, CallKind.ENDS, CallKind.WORK)
 
 
 def patience_us(pending: PendingRequest) -> int:
@@ -518,7 +535,9 @@ def patience_us(pending: PendingRequest) -> int:
 
 
 def kind_of(pending: PendingRequest) -> CallKind:
-    """Which script a request is sent by: stateless requests by `work_enqueue`, steps by `submit`."""
+    """Which script a request is sent by: stateless requests by `work_enqueue`, steps by `submit`, ends by `end`."""
+    if pending.call.ended_run:
+        return CallKind.ENDS
     return CallKind.WORK if pending.admitted.sequence is None else CallKind.STEPS
 
 

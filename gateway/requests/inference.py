@@ -17,7 +17,7 @@ import msgspec
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import Admitted, InferCall, admit
+from gateway.requests.admission import Admitted, InferCall, admit, admit_end
 from gateway.requests.allowances import Allowances
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
@@ -131,7 +131,8 @@ class Inference:
         except MeshError as error:
             future.set_exception(error.released())
             return future
-        if call.tenant and self._allowances is not None:
+        # What ends a sequence frees what others may have: it is never too much.
+        if call.tenant and not call.ended_run and self._allowances is not None:
             future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
             self._allowances.enter(call.tenant, partial(self._allowed, call, future, connection, on_open))
         else:
@@ -237,6 +238,9 @@ class Inference:
         connection: ConnectionSequences | None,
         on_open: OnOpen | None,
     ) -> None:
+        if call.ended_run:
+            self._send_end(call, record, version, future)
+            return
         if not record.config.ensemble:
             pending = self._send(call, record, version, future, connection, on_open)
             # The gateway's own limit applies only to requests that came without a timeout.
@@ -256,6 +260,15 @@ class Inference:
         if self._timeout_ms and not call.timeout_us:
             self._limit(request, partial(self._expire_ensemble, call, request))
             future.add_done_callback(lambda _: request.limit and request.limit.cancel())
+
+    def _send_end(self, call: InferCall, record: ModelRecord, version: str, future: asyncio.Future[Answer]) -> None:
+        """Sends a request that ends a sequence without a step. It is no inference: nothing is measured or traced."""
+        admitted = admit_end(call, record, version, arrived_ns=time.time_ns())
+        assert admitted.sequence is not None, "only sequences end"
+        shard = self._keys.shard_of(admitted.sequence)
+        pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token())
+        future.add_done_callback(partial(self._ended, pending))
+        self._dispatch.send(pending)
 
     def _send_step(
         self,

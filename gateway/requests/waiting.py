@@ -42,7 +42,8 @@ class Answer(msgspec.Struct, frozen=True):
     request_id     as the client gave it, "" for none
     session_id     value of `Inference-Session-Id`: the client's own, or the one that the gateway made; else None
     parameters     the response's parameters: the model's own; also `sequence_id` if the gateway named the sequence,
-                   `sequence_step` if the request numbered its step, and what a request has asked of its wait for a slot
+                   `sequence_step` if the request numbered its step, `sequence_run` if it asked for the run's name, and
+                   what it has asked of its wait for a slot
 
     The answers of a decoupled model are numbered (`ReplyMessage.number`); `message.more` says that others follow.
     """
@@ -123,6 +124,7 @@ class PendingRequest(OpenRequest):
     take        None: there is only one answer, or the last one has come
     taken       number of the newest answer of a decoupled model that the client has
     accepted    what Redis said when it accepted the request; None before
+    early       the last answer, if it came before `accepted`, of a request that asked for the name of its run
     wait        of a request that has asked about its wait for a slot; else None
     withdrawn   the client has left, and the request is to be taken back
     sent        when it was last sent; seconds, monotonic clock
@@ -133,6 +135,7 @@ class PendingRequest(OpenRequest):
         "accepted",
         "admitted",
         "call",
+        "early",
         "first_sent",
         "measures",
         "record",
@@ -176,6 +179,7 @@ class PendingRequest(OpenRequest):
         self.taken = max(0, call.first_answer - 1)
         self.heard = 0.0
         self.accepted: Accepted | None = None
+        self.early: ReplyMessage | None = None
         self.used: Callable[[PendingRequest], None] | None = None
         self.withdrawn = False
         self.sent = 0.0
@@ -185,9 +189,18 @@ class PendingRequest(OpenRequest):
     def repeatable(self) -> bool:
         """Whether the request may be sent twice and still has one effect.
 
-        The mesh recognises a step by its request id or its number. A stateless request changes no state.
+        The mesh recognises a step by its request id or its number. A stateless request changes no state, and a run
+        ends once.
         """
-        return self.admitted.sequence is None or bool(self.call.request_id) or self.call.expected_step is not None
+        call = self.call
+        named = bool(call.request_id) or call.expected_step is not None or bool(call.ended_run)
+        return self.admitted.sequence is None or named
+
+    def was_accepted(self, accepted: Accepted) -> None:
+        """Redis has accepted the request, or knew it. Gives out the answer that waited for this."""
+        self.accepted = accepted
+        if self.early is not None and not self.future.done():
+            self.future.set_result(self._answer(self.early))
 
     def answered(self, raw: bytes, key: str) -> bool:
         """Takes an encoded reply, which ends the future, unless other answers follow (True).
@@ -195,6 +208,9 @@ class PendingRequest(OpenRequest):
         """
         if self.future.done():
             return False
+        if self.early is not None:
+            # After a retry answers may come again.
+            return True
         self.replied_ns = time.time_ns()
         self.span.replied()
         try:
@@ -209,7 +225,7 @@ class PendingRequest(OpenRequest):
         if message.number and self.take is not None:
             return self._one_of_many(message, self.take)
         self._end(message)
-        return False
+        return self.early is not None
 
     def _one_of_many(self, message: ReplyMessage, take: Callable[[Answer | MeshError], None]) -> bool:
         """Hands an answer of a decoupled model on, once: after a takeover, or for a retry, answers may come again."""
@@ -222,7 +238,7 @@ class PendingRequest(OpenRequest):
                 # A model that ran again had less to say than the first time. What it says last was handed on before.
                 message = msgspec.structs.replace(message, outputs=(), empty=True)
             self._end(message)
-            return False
+            return self.early is not None
         if number > self.taken:
             self.taken, self.heard = number, time.monotonic()
             take(error_of(message) if message.error_code else self._answer(message))
@@ -255,12 +271,24 @@ class PendingRequest(OpenRequest):
         self.take = None
         if message.error_code:
             self.future.set_exception(self._error(message))
+        elif self.call.run_info and self.accepted is None and self.admitted.sequence is not None:
+            # What Redis says of the step comes over another connection, and tells the run.
+            self.early = message
         else:
             self.future.set_result(self._answer(message))
 
-    def failed(self, error: MeshError) -> None:
-        """Ends the future with an error, unless it has ended already."""
+    def ended(self) -> None:
+        """Answers a request that ended its sequence, without outputs."""
         if not self.future.done():
+            self.future.set_result(self._answer(ReplyMessage(self.admitted.message.version)))
+
+    def failed(self, error: MeshError) -> None:
+        """Ends the future with an error, unless it has ended already, or an answer waits for the name of its run."""
+        if self.future.done():
+            return
+        if self.early is not None:
+            self.future.set_result(self._answer(self.early))
+        else:
             self.future.set_exception(error)
 
     def _error(self, message: ReplyMessage) -> MeshError:
@@ -275,7 +303,8 @@ class PendingRequest(OpenRequest):
         call, made = self.call, self.admitted.session_id
         parameters: Mapping[str, Parameter] = message.parameters
         wait = self.wait
-        if made is not None or call.expected_step is not None or wait is not None:
+        run = self.accepted.run if call.run_info and self.accepted is not None else ""
+        if made is not None or call.expected_step is not None or wait is not None or run:
             parameters = dict(parameters)
             if wait is not None and wait.waited_ms is not None:
                 parameters[WAITED_MS] = wait.waited_ms
@@ -283,6 +312,8 @@ class PendingRequest(OpenRequest):
                 parameters["sequence_id"] = made
             if call.expected_step is not None and message.step:
                 parameters["sequence_step"] = message.step
+            if run:
+                parameters["sequence_run"] = run
         return Answer(
             message,
             self.record,

@@ -283,6 +283,13 @@ def wait_of(value: Any, key: str) -> int:
     return _counted(value, key, "milliseconds")
 
 
+def run_of(value: Any, key: str) -> str:
+    """The name of a sequence's run, as an answer told it."""
+    if not (run := text_of(value, key)):
+        raise RequestError(f"Unable to parse '{key}': the name of a run is not empty")
+    return run
+
+
 def _counted(value: Any, key: str, what: str) -> int:
     number = unsigned_of(value, key)
     if not number:
@@ -309,6 +316,8 @@ MESH_PARAMETERS = {
     "sequence_answer": MeshParameter("first_answer", answer_number_of),
     "sequence_wait_info": MeshParameter("wait_info", bool_of),
     "sequence_wait_max_ms": MeshParameter("wait_max_ms", wait_of),
+    "sequence_run_info": MeshParameter("run_info", bool_of),
+    "sequence_close": MeshParameter("ended_run", run_of),
     "priority": MeshParameter("priority", unsigned_of),
     "timeout": MeshParameter("timeout_us", unsigned_of),
 }

@@ -144,8 +144,8 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
     Reason.CANCELLED: ReasonMeaning(
         Code.INVALID_ARG,
         Retry.START,
-        "The caller of an earlier step had gone: that step did not run, so the later ones cannot. Or an operator has "
-        "ended the sequence.",
+        "The caller of an earlier step had gone: that step did not run, so the later ones cannot. Or an operator or a "
+        "client has ended the sequence without a step.",
         BEGIN_ANEW,
     ),
     Reason.LATE: ReasonMeaning(

@@ -6,7 +6,7 @@ Its model sums the inputs. Time passes only while the client waits.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,18 +33,30 @@ class Kept:
 
 @dataclass
 class SumMesh:
-    """Steps by sequence. ran: how often each step ran. A forgetful mesh runs repeated steps again."""
+    """Steps by sequence. A forgetful mesh runs repeated steps again; a nameless one tells no runs.
+
+    closed  sequences that were ended without a step: another run may begin
+    runs    how many runs have begun before this one
+    ran     how often each step ran
+    """
 
     forgetful: bool = False
     decoupled: bool = False
+    nameless: bool = False
     kept: dict[str, list[Kept]] = field(default_factory=dict[str, list[Kept]])
     ended: set[str] = field(default_factory=set[str])
+    closed: set[str] = field(default_factory=set[str])
+    runs: Counter[str] = field(default_factory=Counter[str])
     ran: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
 
     def accept(self, message: Any) -> list[Any]:
         """The answers to a request."""
         sequence: str = message.parameters["sequence_id"].string_param
         number: int = message.parameters["sequence_step"].int64_param
+        if number == 1 and sequence in self.closed:
+            self.closed.discard(sequence)
+            self.runs[sequence] += 1
+            self.kept[sequence] = []
         steps = self.kept.setdefault(sequence, [])
         value = int(np.frombuffer(message.raw_input_contents[0], np.int64).item())
         inputs = message.raw_input_contents[0] + bytes([message.parameters["sequence_end"].bool_param])
@@ -52,8 +64,8 @@ class SumMesh:
             if steps[number - 1].inputs != inputs:
                 return [refusal(message, "wrong_step", len(steps))]
             return self.answers(message, steps[number - 1].total)
-        if sequence in self.ended:
-            return [refusal(message, "ended", len(steps))]
+        if sequence in self.ended | self.closed:
+            return [refusal(message, "ended" if sequence in self.ended else "cancelled", len(steps))]
         if number > len(steps) + 1:
             return [refusal(message, "wrong_step" if steps else "never_seen", len(steps))]
         if value < 0:
@@ -64,9 +76,21 @@ class SumMesh:
         self.ran[sequence, number] = self.ran.get((sequence, number), 0) + 1
         return self.answers(message, steps[-1].total)
 
+    def run_of(self, sequence: str) -> str:
+        return f"{sequence}.{self.runs[sequence]}"
+
+    def end(self, message: Any) -> None:
+        sequence: str = message.parameters["sequence_id"].string_param
+        if message.parameters["sequence_close"].string_param == self.run_of(sequence):
+            self.closed.add(sequence)
+
     def answers(self, message: Any, total: int) -> list[Any]:
         if not self.decoupled:
-            return [answer(message, total, final=True)]
+            said = answer(message, total, final=True)
+            if not self.nameless:
+                run = self.run_of(message.parameters["sequence_id"].string_param)
+                said.infer_response.parameters["sequence_run"].string_param = run
+            return [said]
         first = message.parameters["sequence_answer"].int64_param or 1
         return [answer(message, total + n, final=n == ANSWERS) for n in range(first, ANSWERS + 1)]
 
@@ -178,6 +202,11 @@ class BrittleShell:
                 self.asked.append(wish.method)
                 if self.mishap():
                     raise LinkBroken("refused")
+                if wish.method == "ModelInfer":
+                    self.mesh.end(wish.message)
+                    if self.mishap():
+                        raise LinkBroken("broken")
+                    return pb.ModelInferResponse()
                 if wish.method == "ModelMetadata":
                     said = pb.ModelMetadataResponse()
                     said.inputs.add(name="INPUT", datatype="INT64", shape=[1])

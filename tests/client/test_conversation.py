@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from seqmesh_client import (
     BacklogFull,
     NoAnswer,
+    NotEnded,
     NotNumbered,
     OutcomeUnknown,
     OverQuota,
@@ -220,10 +221,87 @@ def test_nothing_is_sent_behind_the_last_step() -> None:
     conversation = shell.conversation(PLACE)
     shell.step(conversation, 1, last=True)
 
-    with pytest.raises(SequenceEnded, match="step 1 was the sequence's last"):
+    with pytest.raises(SequenceEnded, match="has ended with step 1"):
         shell.step(conversation, 1)
     with pytest.raises(SequenceEnded):
         shell.step(shell.conversation(Place.of_token(conversation.token())), 1)
+
+
+# -- the end without a step -------------------------------------------------------------------------------------------
+
+
+@given(VALUES, st.integers(0, 1 << 32))
+def test_the_end_comes_behind_all_open_steps_whatever_breaks(values: list[int], seed: int) -> None:
+    mesh = SumMesh()
+    shell = BrittleShell(mesh, random.Random(seed), mishaps=0.15)
+    conversation = shell.conversation(PLACE)
+    assert values[0] == shell.step(conversation, values[0])
+    for value in values[1:]:
+        conversation.add(request(value), None)
+
+    shell.run(conversation.end())
+    shell.run(conversation.end())
+
+    assert list(itertools.accumulate(values)) == [one.total for one in mesh.kept["s"]]
+    assert {1} == set(mesh.ran.values())
+    assert {"s"} == mesh.closed
+    for ended in (conversation, shell.conversation(Place.of_token(conversation.token()))):
+        with pytest.raises(SequenceEnded, match=f"has ended with step {len(values)}"):
+            shell.step(ended, 1)
+
+
+@given(st.integers(0, 1 << 32))
+def test_no_end_however_often_it_is_repeated_ends_another_run_under_the_same_id(seed: int) -> None:
+    """The sequence was ended, by an operator or by an end whose answer was lost, and another client has begun anew."""
+    mesh = SumMesh()
+    shell = BrittleShell(mesh, random.Random(seed), mishaps=0.15)
+    late, token = shell.conversation(PLACE), ""
+    shell.step(late, 1)
+    token = late.token()
+    mesh.closed.add("s")
+    other = shell.conversation(PLACE)
+    assert 7 == shell.step(other, 7)
+
+    shell.run(late.end())
+    shell.run(shell.conversation(Place.of_token(token)).end())
+
+    assert set() == mesh.closed
+    assert 8 == shell.step(other, 1)
+
+
+def test_a_sequence_whose_run_is_not_known_is_left_to_its_idle_time() -> None:
+    shell = BrittleShell(SumMesh(nameless=True), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    shell.run(conversation.end())
+    assert [] == shell.asked, "of a sequence that has not begun nobody needs to know"
+
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1)
+    with pytest.raises(NotEnded, match="idle time"):
+        shell.run(conversation.end())
+    shell.run(conversation.leave())
+
+    assert set() == shell.mesh.closed
+    assert 3 == shell.step(conversation, 2), "it goes on"
+
+
+def test_an_end_that_nobody_takes_is_told_in_time_and_only_logged_where_the_context_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1), patience=Patience(step_s=10.0))
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1)
+    shell.mishaps = 1.0
+
+    with pytest.raises(NoAnswer, match=r"no gateway has ended sequence s of model 'sum': refused"):
+        shell.run(conversation.end(3.0))
+    assert 1003.0 == shell.now
+    shell.run(conversation.leave())
+    assert 1013.0 == shell.now
+    assert ["seqmesh_client"] == [one.name for one in caplog.records]
+    shell.mishaps = 0.0
+    shell.run(conversation.end())
+    assert {"s"} == shell.mesh.closed
 
 
 def test_two_calls_at_once_are_refused() -> None:

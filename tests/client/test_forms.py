@@ -63,7 +63,13 @@ def test_a_failure_of_an_accepted_request_counts_and_is_not_repeated() -> None:
 
 NO_METADATA = CallMetadata({})
 PLACES = st.builds(
-    Place, st.text(max_size=50), st.text(max_size=5), st.integers(1, (1 << 63) - 1) | st.text(), st.integers(0, 1 << 40)
+    Place,
+    st.text(max_size=50),
+    st.text(max_size=5),
+    st.integers(1, (1 << 63) - 1) | st.text(),
+    st.integers(0, 1 << 40),
+    st.from_regex(r"(\d+-\d+\.\d+)?", fullmatch=True),
+    st.booleans(),
 )
 
 

@@ -27,6 +27,7 @@ from seqmesh_client import (
     NotNumbered,
     OutcomeUnknown,
     Patience,
+    SequenceCancelled,
     SequenceEnded,
     SequenceExists,
     StepRefused,
@@ -34,7 +35,8 @@ from seqmesh_client import (
     WrongStep,
 )
 from seqmesh_client.wire import pb
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh
+from shared.contract.ids import sequence_id
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually
 
 SUM = Patience(step_s=PATIENCE_S, silence_s=5.0)
 
@@ -210,6 +212,62 @@ async def test_a_source_is_not_read_further_than_ahead_and_answers_do_not_wait_f
         await sequence.step([[0]], last=True)
 
     assert list(itertools.accumulate(range(10))) == sums
+
+
+# -- the end without a step -------------------------------------------------------------------------------------------
+
+
+def state_of(mesh: RunningMesh, sequence: str) -> bytes:
+    """As it stands in the record: b"c" is the tombstone of a sequence that was ended, b"x" of one that expired."""
+    state = mesh.redis.hget(mesh.keys.sequence(sequence_id("running_sum", "", sequence)).record, "st")
+    assert isinstance(state, bytes)
+    return state
+
+
+async def test_a_context_that_is_left_ends_its_sequence_though_both_gateways_are_killed(victim: RunningMesh) -> None:
+    def leave_blocking(client: Client) -> str:
+        with client.sequence("running_sum", id="left blocking") as sequence:
+            sequence.step([[2]])
+            victim.kill("gateway-2")
+        return sequence.token
+
+    async with AsyncClient(urls(victim), patience=SUM) as client, client.sequence("running_sum", id="left") as left:
+        steps = left.steps(([[value]] for value in range(9)), ahead=4)
+        assert 0 == (await anext(steps)).single.item()
+        victim.kill("gateway-1")
+        victim.kill("gateway-2")
+    with Client(urls(victim), patience=SUM) as blocking:
+        token = await asyncio.to_thread(leave_blocking, blocking)
+        with pytest.raises(SequenceEnded, match="step 1"):
+            blocking.resume(token).step([[3]])
+
+    assert left.answered > 1, "the outcomes of open steps came first"
+    for sequence in ("left", "left blocking"):
+        await eventually(lambda name=sequence: state_of(victim, name) == b"c", "the sequence was ended, and is over")
+    async with AsyncClient(urls(victim), patience=SUM) as client:
+        anew = client.sequence("running_sum", id="left")
+        assert 4 == (await anew.step([[4]])).single.item()
+        await left.end()
+        assert 9 == (await anew.step([[5]], last=True)).single.item(), "an end of the run before changes nothing"
+
+
+async def test_a_context_that_is_left_by_an_exception_leaves_its_sequence_for_its_token(victim: RunningMesh) -> None:
+    async with AsyncClient(urls(victim), patience=SUM) as client:
+        sequence = client.sequence("running_sum")
+
+        async def fail() -> None:
+            async with sequence:
+                await sequence.step([[1]])
+                await sequence.step([[1, 2]])
+
+        with pytest.raises(StepRefused, match="unexpected shape"):
+            await fail()
+        resumed = client.resume(sequence.token)
+        assert 3 == (await resumed.step([[2]])).single.item()
+        await resumed.end()
+        assert 3 == (await sequence.step([[2]])).single.item(), "the same step by another object"
+        with pytest.raises(SequenceCancelled):
+            await sequence.step([[3]])
 
 
 # -- other servers ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
--- Ends sequences: an operator wants it, or the other steps of their ensemble cannot go on. A sequence accepts nothing but
--- a START from now on. Its open steps are run and answered; then it has no idle time left, and its model's leader ends
--- it (`expire`). A sequence that waits for its first slot is refused with all of its steps. One that is paused is
+-- Ends sequences: an operator or a client wants it, or the other steps of their ensemble cannot go on. A sequence
+-- accepts nothing but a START from now on. Its open steps are run and answered; then it has no idle time left, and its
+-- model's leader ends it (`expire`). A sequence that waits for its first slot is refused with all of its steps. One that is paused is
 -- resumed, so that its steps are run.
 --
 -- KEYS   per sequence: record, idle marker, parked steps, checkpoint
