@@ -7,25 +7,26 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import click
-from tritonclient.grpc import aio as triton
-from tritonclient.utils import InferenceServerException
+import numpy as np
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
 from deploy.demo.screen import Screen, TextView
-from deploy.demo.showing import grpc_address, show_owners
-from deploy.demo.streaming import MODEL, StepFailedError, stream_texts
+from deploy.demo.showing import client_of, grpc_address, show_owners
+from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
 from deploy.local.launcher import LauncherError, MeshState, read_state
 from deploy.local.private_mesh import private_mesh
+from seqmesh_client import AsyncClient, StepOutputs
 
+MODEL = "text_lstm"
 HELP = """Texts streamed through a mesh, while one of its executors is killed.
 
 Streams the texts word by word, all at once, through the sample model text_lstm, which says after every word how the
@@ -129,26 +130,16 @@ async def show(
 ) -> bool:
     """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
     async with AsyncExitStack() as stack:
-        client = triton.InferenceServerClient(url)
-        stack.push_async_callback(client.close)
-        try:
-            if not await client.is_model_ready(MODEL):
-                raise click.ClickException(
-                    f"{url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
-                )
-            mesh = await stack.enter_async_context(joined(running, MODEL)) if running is not None else None
-            return await both_runs(Stage(client, texts, pace_s, mesh), url, kill=kill)
-        except InferenceServerException as failure:
-            raise click.ClickException(f"no answer from {url}: {failure.message()}") from failure
-        except StepFailedError as failure:
-            raise click.ClickException(str(failure)) from failure
+        client = await stack.enter_async_context(client_of(url))
+        mesh = await stack.enter_async_context(joined(running, MODEL)) if running is not None else None
+        return await both_runs(Stage(client, texts, pace_s, mesh), url, kill=kill)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What both runs share. texts: the pieces of each text."""
 
-    client: triton.InferenceServerClient
+    client: AsyncClient
     texts: list[tuple[bytes, ...]]
     pace_s: float
     mesh: LocalMesh | None
@@ -187,7 +178,16 @@ async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], K
     nonce = secrets.token_hex(4)
     ids = [f"demo-{nonce}-{number}" for number in range(1, len(stage.texts) + 1)]
     screen = Screen([TextView(len(text)) for text in stage.texts])
+    inputs = [[{"TEXT": np.frombuffer(piece, np.uint8)[None]} for piece in text] for text in stage.texts]
     killed: list[KilledExecutor] = []
+
+    def take(text: int, answer: StepOutputs) -> None:
+        view = screen.views[text]
+        view.text += stage.texts[text][view.answered].decode()
+        view.continuation = answer["CONTINUATION"].tobytes().decode(errors="replace")
+        view.answered += 1
+        if line := view.plain_line(text + 1):
+            screen.plain(line)
 
     async def kill_one() -> None:
         assert stage.mesh is not None
@@ -197,8 +197,8 @@ async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], K
 
     showing = asyncio.create_task(show_owners(stage.mesh, ids, screen), name="owners")
     try:
-        at_half: Callable[[], Awaitable[None]] | None = kill_one if kill else None
-        transcripts = await stream_texts(stage.client, stage.texts, ids, screen, pace_s=stage.pace_s, at_half=at_half)
+        streams = Streams(stage.client, MODEL, inputs, ids, ("NEXT", "CONTINUATION"), stage.pace_s)
+        transcripts = await streams.run(screen, take, kill_one if kill else None)
     finally:
         showing.cancel()
     return transcripts, killed[0] if killed else None

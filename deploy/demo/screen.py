@@ -24,9 +24,10 @@ TEXT_MIN_COLUMNS = 10
 
 
 class View(Protocol):
-    """What a live line shows."""
+    """What a live line shows. waiting_since_s: when the piece under way was sent; None when none is"""
 
     owner: str
+    waiting_since_s: float | None
 
     def line(self, number: int, columns: int, now_s: float) -> str:
         """One line of at most `columns` characters before styling."""
@@ -42,7 +43,6 @@ class TextView:
 
     answered, total  pieces
     owner            name of the executor that holds it; "" when unknown
-    waiting_since_s  when the piece under way was sent; None when none is
     """
 
     total: int

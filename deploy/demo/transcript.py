@@ -11,23 +11,17 @@ from itertools import zip_longest
 class AnsweredPiece:
     """The answer to one piece.
 
-    next_character, continuation  the bytes of the outputs NEXT and CONTINUATION
-    sent_s, answered_s            seconds of one monotonic clock
+    content             the bytes of the outputs, which must be the same in every run
+    sent_s, answered_s  seconds of one monotonic clock
     """
 
-    next_character: bytes
-    continuation: bytes
+    content: tuple[bytes, ...]
     sent_s: float
     answered_s: float
 
     @property
     def waited_s(self) -> float:
         return self.answered_s - self.sent_s
-
-    @property
-    def content(self) -> tuple[bytes, bytes]:
-        """The bytes that must be the same in every run."""
-        return self.next_character, self.continuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +51,8 @@ def first_differences(
 
 
 def shown(answer: AnsweredPiece | None) -> str:
-    """An answer's continuation in quotes, or that there was none."""
-    return "no answer" if answer is None else repr(answer.continuation.decode(errors="replace"))
+    """An answer's last output in quotes, or that there was no answer."""
+    return "no answer" if answer is None else repr(answer.content[-1].decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ from deploy.demo.local_mesh import busiest
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
+from deploy.local.embedded import free_port
 from deploy.local.launcher import ChildState, LauncherError, MeshState
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 
 
 def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> AnsweredPiece:
-    return AnsweredPiece(text[:1].encode(), text.encode(), sent_s, sent_s + waited_s)
+    return AnsweredPiece((text[:1].encode(), text.encode()), sent_s, sent_s + waited_s)
 
 
 def mesh_of(*gateway_ports: int) -> MeshState:
@@ -143,6 +144,13 @@ def test_an_address_and_a_private_mesh_exclude_each_other() -> None:
 
     assert 2 == result.exit_code
     assert "give one of them" in result.output
+
+
+def test_an_address_where_nobody_listens_is_told_at_once() -> None:
+    result = CliRunner().invoke(demo, ["--url", f"127.0.0.1:{free_port()}"])
+
+    assert 1 == result.exit_code
+    assert "no answer from 127.0.0.1:" in result.output
 
 
 def test_a_text_that_cannot_be_read_is_refused_before_anything_starts() -> None:

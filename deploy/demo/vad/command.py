@@ -13,21 +13,20 @@ from functools import partial
 from pathlib import Path
 
 import click
-from tritonclient.grpc import aio as triton
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
 from deploy.demo.screen import Screen
-from deploy.demo.showing import grpc_address, show_owners
-from deploy.demo.streaming import StepFailedError
+from deploy.demo.showing import client_of, grpc_address, show_owners
 from deploy.demo.transcript import FeltTakeover, felt
 from deploy.demo.vad.model_folder import MODEL, write_repository
 from deploy.demo.vad.packages import require_packages
 from deploy.demo.vad.picture import PAUSE, SPEECH, RecordingView
 from deploy.demo.vad.segments import PIECE_S, Segment, pieces_of, segments_of
 from deploy.demo.vad.speech import recordings
-from deploy.demo.vad.streaming import Listening, Pieces, heard_alone
+from deploy.demo.vad.streaming import Pieces, heard, heard_alone
 from deploy.local.launcher import MeshState
 from deploy.local.private_mesh import private_mesh
+from seqmesh_client import AsyncClient
 
 HELP = """Speech and pauses, found in recordings while an executor is killed.
 
@@ -87,18 +86,14 @@ class Hearing:
 async def show(state: MeshState, hearing: Hearing) -> bool:
     """The run on that mesh, and the verdict: whether all segments are those that onnxruntime finds alone."""
     async with AsyncExitStack() as stack:
-        client = triton.InferenceServerClient(grpc_address(state))
-        stack.push_async_callback(client.close)
+        client = await stack.enter_async_context(client_of(grpc_address(state)))
         mesh = await stack.enter_async_context(joined(state, MODEL))
         if not await mesh.executors_ready():
             raise click.ClickException("the executors do not become ready: look at their logs with `seqmesh up`")
-        try:
-            return await run(client, mesh, hearing)
-        except StepFailedError as failure:
-            raise click.ClickException(str(failure)) from failure
+        return await run(client, mesh, hearing)
 
 
-async def run(client: triton.InferenceServerClient, mesh: LocalMesh, hearing: Hearing) -> bool:
+async def run(client: AsyncClient, mesh: LocalMesh, hearing: Hearing) -> bool:
     """Streams the recordings, kills half way, and tells."""
     ids = [f"recording-{secrets.token_hex(4)}-{number}" for number in range(1, len(hearing.recordings) + 1)]
     screen = Screen([RecordingView(len(pieces), plain=not shows(SPEECH + PAUSE)) for pieces in hearing.recordings])
@@ -112,8 +107,8 @@ async def run(client: triton.InferenceServerClient, mesh: LocalMesh, hearing: He
     click.echo("an executor is killed half way\n" if hearing.kill else "nobody is killed, as you wish\n")
     showing = asyncio.create_task(show_owners(mesh, ids, screen), name="owners")
     try:
-        listening = Listening(client, hearing.recordings, ids, screen, hearing.pace_s)
-        answers = await listening.run(kill_one if hearing.kill else None)
+        at_half = kill_one if hearing.kill else None
+        answers = await heard(client, hearing.recordings, ids, screen, hearing.pace_s, at_half)
     finally:
         showing.cancel()
     click.echo("")
