@@ -61,6 +61,19 @@ def test_the_panels_of_a_dashboard_have_places_and_a_source(dashboard: Path) -> 
         assert apart, (one, other)
 
 
+def test_exemplars_lead_to_a_source_of_traces_which_is_the_viewer() -> None:
+    text = (ROOT / "deploy/grafana/provisioning/datasources/prometheus.yaml").read_text()
+    sources: dict[str, Any] = {one["uid"]: one for one in yaml.safe_load(text)["datasources"]}
+    (link,) = sources["seqmesh"]["jsonData"]["exemplarTraceIdDestinations"]
+    services = yaml.safe_load((ROOT / "deploy/compose.traces.yaml").read_text())["services"]
+
+    traces = sources[link["datasourceUid"]]
+    assert ("trace_id", "jaeger") == (link["name"], traces["type"])
+    service, _, port = traces["url"].removeprefix("http://").partition(":")
+    assert services[service]["ports"][0].endswith(f":{port}")
+    assert "front" in services[service]["networks"], "the network of Grafana"
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
 @pytest.mark.parametrize(
     "check",

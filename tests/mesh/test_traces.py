@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from shared.contract.ids import SequenceId, sequence_id
+from shared.statistics.meter import Phase
 from shared.traces.context import sequence_root_id, sequence_trace_id
 from tests.mesh.conftest import MakeMesh
 from tests.mesh.ensemble_models import add_example
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.test_monitoring import families
 from tests.mesh.traffic import Callers, Step, Traffic, make_plans
 from tests.otlp_receiver import OtlpReceiver, ReceivedSpan
 
@@ -104,6 +106,45 @@ async def test_a_sequence_is_one_trace_over_every_service_that_served_it(
     (end,) = of(spans, "sequence.end")
     assert root.span_id == end.parent_id
     assert all(span.error is None for span in spans)
+
+
+async def test_each_exemplar_of_the_metrics_leads_to_a_step_of_its_model(
+    traced_mesh: RunningMesh, otlp_receiver: OtlpReceiver, chance: random.Random
+) -> None:
+    async with Callers(traced_mesh) as callers:
+        for model in ("running_sum", "brief_sum"):
+            await Traffic(model, callers, make_plans(chance, 3, shortest=3, longest=6), chance).run()
+
+    # Of an executor's phases exemplars come with its reports, once a second.
+    expected = {(model, phase) for model in ("running_sum", "brief_sum") for phase in ("", *Phase)}
+    await eventually(lambda: expected <= {(model, phase) for model, phase, _ in exemplars(traced_mesh)}, "exemplars")
+    for model, phase, labels in exemplars(traced_mesh):
+        assert {"trace_id", "span_id"} == labels.keys()
+
+        def step(labels: dict[str, str] = labels) -> ReceivedSpan | None:
+            return next(
+                (one for one in otlp_receiver.trace(labels["trace_id"]) if one.span_id == labels["span_id"]), None
+            )
+
+        await eventually(lambda: step() is not None, f"the span of an exemplar of {model}, {phase or 'the whole'}")
+        found = step()
+        assert found is not None
+        assert ("step", model) == (found.name, found.attributes["seqmesh.model"])
+        assert trace_id(SequenceId(str(found.attributes["seqmesh.sequence"]))) == labels["trace_id"]
+        children = {span.name for span in otlp_receiver.trace(labels["trace_id"]) if span.parent_id == found.span_id}
+        assert not phase or phase in children
+
+
+def exemplars(mesh: RunningMesh) -> list[tuple[str, str, dict[str, str]]]:
+    """Of the times of requests, by either gateway: model, phase ("": the whole) and labels of each exemplar."""
+    return [
+        (sample.labels["model"], sample.labels.get("phase", ""), sample.exemplar.labels)
+        for gateway in range(2)
+        for name, family in families(mesh, gateway).items()
+        if name.startswith("seqmesh_request_")
+        for sample in family.samples
+        if sample.exemplar is not None
+    ]
 
 
 async def test_a_request_to_an_ensemble_has_those_to_its_models_below_it(
