@@ -162,9 +162,13 @@ class Conversation:
     def end(self, timeout_s: float | None = None) -> Program[None]:
         """Ends the sequence without another step, when all open steps have their outcomes. Safe to repeat.
 
+        A step that has begun to answer runs to its end in the mesh; its answers may be many, and nobody waits for them.
+
         raises  NotEnded if the mesh may have the sequence, and has not told which run it is
         """
-        yield from self.drain()
+        while self.delivery.owes_outcome:
+            with suppress(StepRefused):
+                yield from self.next_answer()
         place, delivery = self.place, self.delivery
         if delivery.begun and not delivery.over:
             about = f"sequence {place.sequence} of model '{place.model}'"

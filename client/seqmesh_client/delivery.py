@@ -125,6 +125,11 @@ class Delivery:
         """Steps without an outcome."""
         return len(self._open)
 
+    @property
+    def owes_outcome(self) -> bool:
+        """Whether there is an open step, and it is not one of which answers have come and others will."""
+        return bool(self._open) and (self._open[0].done or not self._open[0].received)
+
     def add(self, request: StepRequest, now: float, timeout_s: float | None) -> None:
         """The next step of the sequence. Raises SequenceEnded behind the last one."""
         if self.over or (self._open and self._open[-1].request.last):

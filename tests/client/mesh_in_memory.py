@@ -85,14 +85,14 @@ class SumMesh:
             self.closed.add(sequence)
 
     def answers(self, message: Any, total: int) -> list[Any]:
-        if not self.decoupled:
-            said = answer(message, total, final=True)
-            if not self.nameless:
-                run = self.run_of(message.parameters["sequence_id"].string_param)
-                said.infer_response.parameters["sequence_run"].string_param = run
-            return [said]
-        first = message.parameters["sequence_answer"].int64_param or 1
-        return [answer(message, total + n, final=n == ANSWERS) for n in range(first, ANSWERS + 1)]
+        said = [answer(message, total, final=True)]
+        if self.decoupled:
+            first = message.parameters["sequence_answer"].int64_param or 1
+            said = [answer(message, total + n, final=n == ANSWERS) for n in range(first, ANSWERS + 1)]
+        run = self.run_of(message.parameters["sequence_id"].string_param)
+        for one in () if self.nameless else said:
+            one.infer_response.parameters["sequence_run"].string_param = run
+        return said
 
 
 def answer(message: Any, total: int, *, final: bool) -> Any:

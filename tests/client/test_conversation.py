@@ -250,6 +250,20 @@ def test_the_end_comes_behind_all_open_steps_whatever_breaks(values: list[int], 
             shell.step(ended, 1)
 
 
+def test_the_end_does_not_wait_for_the_rest_of_a_step_that_has_begun_to_answer() -> None:
+    shell = BrittleShell(SumMesh(decoupled=True), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    conversation.add(request(5), None)
+    first, _ = shell.run(conversation.next_answer())
+
+    shell.run(conversation.end())
+
+    assert {"s"} == shell.mesh.closed
+    rest = [shell.run(conversation.next_answer()) for _ in range(ANSWERS - 1)]
+    assert [6, 7, 8] == [one.single.item() for one in (first, *(content for content, _ in rest)) if one is not None]
+    assert rest[-1][1]
+
+
 @given(st.integers(0, 1 << 32))
 def test_no_end_however_often_it_is_repeated_ends_another_run_under_the_same_id(seed: int) -> None:
     """The sequence was ended, by an operator or by an end whose answer was lost, and another client has begun anew."""
