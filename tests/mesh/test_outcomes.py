@@ -1,8 +1,8 @@
 """What a client hears when a step is not done: for each reason its status, last step and advice, over every protocol.
 
 The table below is the promise; a mesh is brought into each situation once, and then asked over HTTP, gRPC and a stream.
-`late` needs a connection to Redis that breaks: tests/gateway/requests/test_lost_connections.py. `wait_too_long` says
-more than the others: tests/mesh/test_slot_waits.py.
+`late` needs a connection to Redis that breaks: tests/gateway/requests/test_lost_connections.py. `wait_too_long` and
+`quota` say more than the others: tests/mesh/test_slot_waits.py and test_tenants.py.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ async def check_tritonclient(mesh: RunningMesh, reason: Reason) -> None:
 
 
 async def test_every_reason_is_told_with_its_status_last_step_and_advice_over_every_protocol(mesh: RunningMesh) -> None:
-    assert set(Reason) - {Reason.LATE, Reason.WAIT_TOO_LONG} == set(OUTCOMES)
+    assert set(Reason) - {Reason.LATE, Reason.WAIT_TOO_LONG, Reason.QUOTA} == set(OUTCOMES)
     async with grpc.aio.insecure_channel(mesh.grpc(1)) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         situations = Situations(mesh, stub)

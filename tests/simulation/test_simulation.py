@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.operator import operated
-from tests.simulation.world import simulate
+from tests.simulation.world import simulate, simulate_answers
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 17)
@@ -76,11 +76,12 @@ def test_sequences_that_give_up_slots_which_they_should_keep_are_found() -> None
     assert [] == simulate(found.seed).violations
 
 
-@pytest.mark.parametrize(("name", "seed"), [("heard twice", 64), ("answers of another", 64), ("kept answers", 75)])
-def test_answers_that_come_twice_or_not_at_all_are_found(name: str, seed: int) -> None:
-    """Of a decoupled model. seed: the first that finds the fault"""
-    assert run_mutant(name, seed).violations
-    assert [] == simulate(seed).violations
+def test_an_answer_of_a_decoupled_model_that_its_client_hears_twice_is_found() -> None:
+    """Random calls of the scripts find the faults of scripts; this one is the gateway's. One seed of four finds it."""
+    found = first_failing(run_mutant("heard twice", seed, play=simulate_answers) for seed in range(1, 40))
+
+    assert found is not None
+    assert [] == simulate_answers(found.seed).violations
 
 
 def test_an_owner_that_is_not_checked_is_found() -> None:

@@ -62,6 +62,7 @@ RHYTHMS_S = {
     "executor.lease.serving.READINESS_INTERVAL_S": 10.0,
     "executor.reporting.reports.REPORT_INTERVAL_S": 10.0,
     "gateway.models.catalog.REFRESH_S": 1.0,
+    "shared.store.tenants.POLL_INTERVAL_S": 30.0,
     "shared.stored_settings.POLL_INTERVAL_S": 30.0,
 }
 """Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
@@ -510,6 +511,30 @@ class Result:
 def simulate(seed: int) -> Result:
     """Runs one seed."""
     return play(seed, plan_of(seed), World)
+
+
+def simulate_answers(seed: int) -> Result:
+    """Runs one seed with a decoupled model, in weather in which answers come again: links break, executors are lost
+    often, and every client asks again."""
+    plan = plan_of(seed)
+    habits = [
+        replace(
+            habit,
+            style=Style.NUMBERED if habit.style is Style.PLAIN else habit.style,
+            patience_s=habit.patience_s or 2.0,
+            cancels=0.0,
+        )
+        for habit in plan.habits
+    ]
+    rough = replace(
+        plan,
+        shape=replace(plan.shape, decoupled=True, computes=False),
+        executors=max(2, plan.executors),
+        habits=habits,
+        fault_pause_s=0.7,
+        trouble=Trouble(request_lost=0.01, reply_lost=0.01, slow=0.02),
+    )
+    return play(seed, rough, World)
 
 
 def play(seed: int, plan: Plan, make: Callable[[int, Story, Plan], World]) -> Result:
