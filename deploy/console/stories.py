@@ -90,7 +90,9 @@ def is_another(before: SequenceStatus, now: SequenceStatus) -> bool:
 def first_lines(status: SequenceStatus, at_ms: int) -> Iterable[StoryLine]:
     """What is known of a sequence when the console first sees it."""
     if status.begun_ms:
-        yield StoryLine(status.begun_ms, "began", f"START was accepted, for version {status.version or 'not known'}.")
+        whose = f", of tenant {status.tenant}" if status.tenant else ""
+        text = f"START was accepted, for version {status.version or 'not known'}{whose}."
+        yield StoryLine(status.begun_ms, "began", text)
     if status.state not in OPEN_STATES:
         yield StoryLine(at_ms, "over", ENDS.get(status.state, f"The sequence is {status.state}."))
         return

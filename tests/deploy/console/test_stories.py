@@ -38,6 +38,12 @@ def test_from_start_through_a_takeover_to_end() -> None:
     assert "slot 2 of b-1, with 10 steps" in lines[2].text
 
 
+def test_the_first_line_says_whose_the_sequence_is() -> None:
+    (began, _) = story(reading(1000, executor("a"), sequences=(msgspec.structs.replace(status(), tenant="acme"),)))
+
+    assert "START was accepted, for version 1, of tenant acme." == began.text
+
+
 def test_a_move_between_living_executors_is_no_takeover() -> None:
     both = (executor("a"), executor("b"))
 
