@@ -15,6 +15,7 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     ForecastAsked,
+    IdleTimeCut,
     MoveWished,
     PatienceLowered,
     PauseWished,
@@ -53,6 +54,10 @@ class StreamEntry:
 
 ANY_VERSION = ""
 """The version in a repository index line that is about the whole model."""
+
+CUT = "d"
+"""Kind of an entry of the feed about a sequence that is not over: its idle time ends sooner. A leader of a release that
+did not know it takes it for the end of epoch 0, which no sequence has."""
 
 Offers = Mapping[ExecutorId, tuple[OfferedVersion, ...] | None]
 """What each registered executor offers of one model; None when it is dead or leaving."""
@@ -119,16 +124,19 @@ def started(entry: StreamEntry, keys: Keyspace) -> Started:
     return event
 
 
-def over(entry: StreamEntry) -> SequenceOver | WaitEnded:
+def over(entry: StreamEntry) -> SequenceOver | WaitEnded | IdleTimeCut:
     """The event of an entry of the feed.
 
-    Written by `release` in common.lua; for a sequence that waits for a slot by cancel.lua, expire.lua and pause.lua.
+    Written by `release` and `look_by` in common.lua; for a sequence that waits for a slot by cancel.lua, expire.lua and
+    pause.lua.
     """
     sequence = SequenceId(entry.fields[b"q"].decode())
     kind = entry.fields[b"k"].decode()
     cause = f"feed {entry.entry.decode()}@{entry.source.shard}"
     if b"b" in entry.fields:
         return WaitEnded(sequence, parse_entry(entry.fields[b"b"], entry.source.shard), kind, cause)
+    if kind == CUT:
+        return IdleTimeCut(sequence, int(entry.fields[b"d"]), cause)
     return SequenceOver(sequence, Epoch(int(entry.fields[b"e"])), kind, cause)
 
 

@@ -17,6 +17,7 @@ from scheduler.core.events import (
     ForecastAsked,
     Forgotten,
     IdleSeen,
+    IdleTimeCut,
     Looked,
     MovedOut,
     MoveWished,
@@ -78,6 +79,9 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return sequence_over(state, event)
         case SharesSeen():
             state.shares = event.shares
+            return []
+        case IdleTimeCut():
+            state.look_ms = min(state.look_ms, event.until_ms)
             return []
         case Vacated():
             return vacated(state, event)

@@ -75,6 +75,18 @@ class PatienceLowered:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleTimeCut:
+    """A sequence may be idle for less long than was known: an operator or its client ends it, or its client has gone.
+
+    until_ms  when its idle time is over, Redis clock
+    """
+
+    sequence: SequenceId
+    until_ms: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WaitEnded:
     """A sequence does not wait at that entry any more.
 
@@ -243,6 +255,7 @@ Event = (
     | SequenceFound
     | SequenceWaits
     | PatienceLowered
+    | IdleTimeCut
     | WaitEnded
     | SequenceOver
     | Assigned

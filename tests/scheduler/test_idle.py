@@ -74,6 +74,23 @@ async def test_idle_leader_looks_when_something_can_be_due_and_then_at_once(stag
     assert [0, 100, 5_100, 5_200, 5_300, 15_200, 15_300, 25_200, 25_300] == observed.turns
 
 
+async def test_an_idle_leader_looks_as_soon_as_an_idle_time_is_cut(stage: Stage) -> None:
+    """It would look after 10 s else, and the slot of a sequence that its client ends would be taken for so long."""
+    await stage.join("e1", idle_ms=60_000)
+    observed = Observed(stage)
+    await observed.leader._rebuild()
+    begin_ms = await redis_now_ms(stage.redis)
+    await observed.watch(stage, begin_ms, 10)
+
+    sequence = sequence_id(MODEL, "", 1)
+    cut = {b"q": sequence.encode(), b"e": b"0", b"k": b"d", b"d": b"%d" % (begin_ms + 1030)}
+    observed.leader.deliver(stage.keys.feed(stage.keys.shard_of(sequence), MODEL), [(b"1-1", cut)])
+    await observed.watch(stage, begin_ms, 20)
+    await observed.leader._performer.close()
+
+    assert [0, 1100] == observed.looks
+
+
 async def test_a_leader_is_woken_by_what_executors_offer_of_its_own_model(stage: Stage) -> None:
     """Else each model of a repository that is being loaded would wake the leaders of all others."""
     e1 = await stage.join("e1", idle_ms=60_000)

@@ -148,8 +148,7 @@ local function begin_idle_time(keys, sid, idle_ms, grace_ms)
   if grace_ms then
     redis.call('HSET', keys.record, 'og', clock_ms() + idle_ms)
     idle_ms = math.min(idle_ms, tonumber(grace_ms))
-    -- An orphan's deadline is lowered.
-    redis.call('ZADD', keys.deadlines, 'LT', clock_ms() + idle_ms, sid)
+    look_by(sid, clock_ms() + idle_ms)
   end
   redis.call('SET', keys.idle, '1', 'PX', idle_ms)
   append(deadlines, clock_ms() + idle_ms, sid)

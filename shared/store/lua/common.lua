@@ -357,6 +357,14 @@ local function times_of(pause)
   return tonumber(until_ms) or 0, tonumber(left)
 end
 
+-- The leader is to look at a sequence's idle marker at that time already. It sleeps until the earliest time that it knows,
+-- so it is told.
+local function look_by(sid, at_ms)
+  local model = model_of(sid)
+  redis.call('ZADD', BASE .. 'deadlines:' .. model, 'LT', at_ms, sid)
+  redis.call('XADD', BASE .. 'feed:' .. model, '*', 'q', sid, 'e', 0, 'k', 'd', 'd', at_ms)
+end
+
 -- Ends the pause of a sequence. With open steps it waits for a slot, and so does one that is to keep its slot; any other
 -- is paged. Without an open step its idle time goes on where it stood.
 local function go_on(keys, sid)

@@ -27,7 +27,7 @@ local function end_sequence(keys, sid, run)
   redis.call('HSET', keys.record, 'cl', 1, 'en', accepted .. ' ' .. KIND, 'og', 1)
   if accepted == committed and redis.call('PTTL', keys.idle) > 1 then
     redis.call('PEXPIRE', keys.idle, 1)
-    redis.call('ZADD', BASE .. 'deadlines:' .. model_of(sid), 'LT', clock_ms(), sid)
+    look_by(sid, clock_ms() + 1)
   end
   return 1
 end

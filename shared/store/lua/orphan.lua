@@ -23,7 +23,7 @@ local function orphan(keys, sid, token, grace)
   if left <= grace_ms then return 0 end
   redis.call('HSET', keys.record, 'og', clock_ms() + left)
   redis.call('PEXPIRE', keys.idle, grace_ms)
-  redis.call('ZADD', BASE .. 'deadlines:' .. model_of(sid), 'LT', clock_ms() + grace_ms, sid)
+  look_by(sid, clock_ms() + grace_ms)
   return 1
 end
 

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from scheduler.core.events import IdleTimeCut
+from scheduler.ingest import Source, StreamEntry, StreamKind, over
 from shared.contract.ids import ExecutorId, SequenceId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.state_fields import GrownState, Parts
@@ -16,6 +18,7 @@ from shared.store.commands import Redis
 from shared.store.exported import HEAD, ExportedSequence, ExportError, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.redis_client import redis_now_ms
 from shared.store.sequences import READ_AT_ONCE, Sequences, SequenceStatus, Wanted
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 
@@ -58,6 +61,28 @@ async def live(mesh: ScriptedMesh, name: int | str, executor: ExecutorId, steps:
 
 def ids(found: Iterable[SequenceStatus]) -> list[int | str]:
     return [one.id for one in found]
+
+
+async def test_a_leader_hears_that_an_idle_time_is_cut(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    """Of a sequence that is idle at once, of one with an open step when that is answered."""
+
+    async def cuts(name: int) -> list[IdleTimeCut]:
+        shard = mesh.keys.shard_of(mesh.sequence(name))
+        entries = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
+        found = [over(StreamEntry(Source(StreamKind.FEED, shard), entry, fields)) for entry, fields in entries]
+        return [one for one in found if isinstance(one, IdleTimeCut) and one.sequence == mesh.sequence(name)]
+
+    for name in (1, 2, 3):
+        await live(mesh, name, ALICE)
+    await mesh.submit(mesh.submission(2, ONE))
+    for name in (1, 2):
+        await sequences.end(mesh.sequence(name))
+    assert [1, 0, 0] == [len(await cuts(name)) for name in (1, 2, 3)]
+    await mesh.commit(2, ALICE)
+    now_ms = await redis_now_ms(mesh.redis)
+
+    assert [1, 1, 0] == [len(await cuts(name)) for name in (1, 2, 3)]
+    assert all(one.until_ms <= now_ms + 1 for one in [*await cuts(1), *await cuts(2)])
 
 
 async def test_all_that_are_not_over_are_listed_wherever_they_stand(mesh: ScriptedMesh, sequences: Sequences) -> None:
