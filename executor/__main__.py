@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from executor.settings import ExecutorSettings
 from shared.contract.errors import FAILED
 from shared.process import lifecycle, logs
+from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
 CHECKS = {"healthcheck": False, "livecheck": True}
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ExecutorSettings, given, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("executor"))
+    schedule_by(settings.cpu_policy)
     # Imported here because the import takes a second or more: a stop signal must work meanwhile, and a health check
     # needs none of it.
     from executor.service import serve  # noqa: PLC0415

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gateway.settings import GatewaySettings
 from shared.process import lifecycle, logs
+from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
 
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         GatewaySettings, arguments, program="seqmesh gateway", help="Serves the v2 protocol over HTTP and gRPC."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("gateway"))
+    schedule_by(settings.cpu_policy)
     # Imported here because it takes a while, in which a stop is to be heard.
     from gateway.service import serve  # noqa: PLC0415
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from scheduler.settings import SchedulerSettings
 from shared.process import lifecycle, logs
+from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
 CHECKS = {"healthcheck": False, "livecheck": True}
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="Gives sequences to executors. One scheduler leads each model, the others stand by.",
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("scheduler"))
+    schedule_by(settings.cpu_policy)
     # Imported here because it takes a while: a signal to stop must be heard during it.
     from scheduler.service import serve  # noqa: PLC0415
 

@@ -26,6 +26,7 @@ import click
 from click.core import ParameterSource
 
 from shared.contract.locations import ModelLocation, parse_location, split_locations
+from shared.process.cpu_policy import CpuPolicy
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
@@ -144,6 +145,12 @@ class MeshSettings:
     )
     log_level: LogLevel = setting("info", help="Least level that is logged.", group="Log")
     log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.", group="Log")
+    cpu_policy: CpuPolicy = setting(
+        "batch",
+        help="How the kernel shares processors. batch: a process that is woken waits until a processor is free, so "
+        "steps travel in larger groups (Linux' SCHED_BATCH). normal: as the process was started.",
+        group="Service",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ from deploy.local.supervision import (
     UserNotice,
 )
 from deploy.local.tether import tethered
+from shared.process.cpu_policy import schedule_by
 from shared.process.logs import Level, level_of_line
 from shared.process.repeats import Repeats
 from shared.settings import MeshSettings, environment_of, variable_name
@@ -137,6 +138,8 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     for repository in settings.models:
         if isinstance(repository, Path) and not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
+    # The embedded server inherits it; the services set it themselves.
+    schedule_by(settings.cpu_policy)
     settings = dataclasses.replace(settings, console_token=settings.console_token or secrets.token_urlsafe(16))
     with (
         private_files() as umask,

@@ -1,0 +1,66 @@
+"""Which policy the kernel schedules a service by."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="SCHED_BATCH is a policy of Linux"),
+    pytest.mark.starts_processes,
+]
+
+POLICIES = """
+import os, subprocess, sys, threading
+from shared.process.cpu_policy import schedule_by
+{before}
+schedule_by({policy!r})
+found = [os.sched_getscheduler(0)]
+thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+thread.start()
+thread.join()
+child = "import os; print(os.sched_getscheduler(0))"
+found.append(int(subprocess.run([sys.executable, "-c", child], capture_output=True, check=True).stdout))
+print(*found)
+"""
+
+
+def policies(policy: str, before: str = "") -> tuple[list[int], str]:
+    """The policies of a process that asks for one, of its later thread and of its child; and what it logged."""
+    code = POLICIES.format(policy=policy, before=before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    *logged, found = done.stdout.splitlines()
+    return [int(one) for one in found.split()], "\n".join([*logged, done.stderr])
+
+
+def test_later_threads_and_children_have_the_policy_batch_as_well() -> None:
+    assert ([os.SCHED_BATCH] * 3, "") == policies("batch")
+
+
+def test_normal_leaves_the_policy_as_it_is() -> None:
+    assert ([os.SCHED_OTHER] * 3, "") == policies("normal")
+
+
+def test_a_process_that_was_started_with_another_policy_keeps_it() -> None:
+    idle = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+
+    assert ([os.SCHED_IDLE] * 3, "") == policies("batch", idle)
+
+
+def test_a_system_that_forbids_the_change_is_named_in_the_log_and_the_service_goes_on() -> None:
+    forbidden = """
+from shared.process import logs
+logs.configure("info", "text", service="test")
+def refuse(*_): raise PermissionError(1, "Operation not permitted")
+os.sched_setscheduler = refuse
+"""
+
+    found, logged = policies("batch", forbidden)
+
+    assert [os.SCHED_OTHER] * 3 == found
+    assert "cpu policy not set" in logged
+    assert "Operation not permitted" in logged
+    assert "--cpu-policy normal" in logged
