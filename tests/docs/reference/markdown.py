@@ -10,9 +10,9 @@ TYPED = re.compile(r"(?<![\w-])([A-Z_]{2,}=(?:\"[^\"]*\"|[^\s,;]+)|--[a-z][a-z0-
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page."""
+    """A whole page. It begins with its heading, from which the site takes the page's name."""
     note = "<!-- Written by `make reference` from the code. Change the code, not this page. -->"
-    return "\n\n".join([note, f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+    return "\n\n".join([f"# {title}", note, *(part.strip("\n") for part in parts)]) + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
