@@ -7,7 +7,6 @@ first model that needs it does.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import cache
@@ -16,24 +15,13 @@ from pathlib import Path
 
 from executor.configuration.backends import remedy_of
 from executor.engine.base import Backend
-from executor.engine.onnx.backend import OnnxBackend
-from executor.engine.openvino.backend import OpenvinoBackend
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model import MODEL_FILE
 from executor.engine.python.model_completion import LIMIT_S
-from executor.engine.pytorch.backend import PytorchBackend
-from executor.engine.tensorflow.backend import TensorflowBackend
+from executor.engine.runtimes import RUNTIMES
 from shared.contract.errors import LoadError
 
 ENTRY_POINT_GROUP = "seqmesh.backends"
-
-RUNTIMES = (
-    (PytorchBackend, ("torch",)),
-    (OnnxBackend, ("torch", "onnxruntime")),
-    (OpenvinoBackend, ("torch", "openvino")),
-    (TensorflowBackend, ("torch", "tensorflow")),
-)
-"""The built-in backends that need packages, with the modules of these. All keep their states in torch tensors."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +42,7 @@ def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: floa
 
     A backend of another package that cannot be imported is logged and left out; the others stay.
     """
-    backends: dict[str, Backend] = {backend.name: backend() for backend, needed in RUNTIMES if _are_installed(needed)}
+    backends: dict[str, Backend] = {backend.name: backend for backend in RUNTIMES if backend.is_installed}
     backends["python"] = PythonBackend(completion_limit_s)
     for name, code in _python_based(folders).items():
         if name in backends:
@@ -86,10 +74,6 @@ def folder_of(name: str, folders: Sequence[Path] = ()) -> Path | None:
     """The folder with the code of a python-based backend; None for another backend."""
     code = _python_based(folders).get(name)
     return None if code is None else code.parent
-
-
-def _are_installed(modules: Sequence[str]) -> bool:
-    return all(importlib.util.find_spec(module) is not None for module in modules)
 
 
 def _python_based(folders: Sequence[Path]) -> dict[str, Path]:

@@ -27,8 +27,8 @@ from tritonclient.grpc import model_config_pb2
 from executor.configuration.load import AutoComplete, LoadedConfig, load_model_config
 from executor.engine.base import LoadRequest, Row, RowError, RowResult
 from executor.engine.python.backend import PythonBackend
-from executor.engine.pytorch.backend import PytorchBackend
 from executor.engine.pytorch.signature import read_signature, script_deprecation_ignored
+from executor.engine.runtimes import PYTORCH
 from shared.contract.tensors import from_numpy, to_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +93,7 @@ def test_configuration_is_one_that_triton_parses(path: Path) -> None:
 def configured(model_dir: Path) -> LoadedConfig:
     """A model's configuration as an executor reads it."""
     completions: dict[str, AutoComplete] = {
-        "pytorch": PytorchBackend().auto_complete,
+        "pytorch": PYTORCH.auto_complete,
         "python": PythonBackend().auto_complete,
     }
     return load_model_config(model_dir, backends=completions)
@@ -277,7 +277,7 @@ def test_what_is_exported_is_what_was_trained(monkeypatch: pytest.MonkeyPatch) -
 def test_the_text_model_serves_interleaved_texts_through_the_engine(text_lstm: Any) -> None:
     found = configured(SAMPLES / "text_lstm")
     request = LoadRequest(found.config, found.json, found.model_dir, "1", "text_lstm_0", "cpu", slots=4)
-    engine = PytorchBackend().load(request)
+    engine = PYTORCH.load(request)
     texts = {3: ("Alice was ", "beginning "), 1: ("The Queen ", "said to ")}
     steps = [
         [
