@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2_grpc as _service_pb2_grpc
 
 from deploy.operate.comparison import ReplayAnswer
 from shared.contract.ids import CorrelationId
+from shared.contract.parameters import write_parameters
 from shared.contract.tensors import Tensor
 from shared.store.journals import JournaledStep
 
@@ -32,15 +33,8 @@ END_S = 10.0
 """How long the closing END may take: nobody needs its answer."""
 NO_ANSWERS = frozenset(
     {
-        *(
-            "UNAVAILABLE",
-            "DEADLINE_EXCEEDED",
-            "NOT_FOUND",
-            "PERMISSION_DENIED",
-            "UNAUTHENTICATED",
-            "RESOURCE_EXHAUSTED",
-        ),
-        *("UNIMPLEMENTED", "ALREADY_EXISTS"),
+        *("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"),
+        *("RESOURCE_EXHAUSTED", "ALREADY_EXISTS"),
     }
 )
 """Statuses of requests that no model has answered."""
@@ -154,7 +148,7 @@ def request_of(target: Target, correlation_id: CorrelationId, number: int, step:
     request: Any = service_pb2.ModelInferRequest(
         model_name=target.model, model_version=target.version, id=asked.request_id
     )
-    _write(request.parameters, {**asked.parameters, "sequence_id": correlation_id, "sequence_step": number})
+    write_parameters(request.parameters, {**asked.parameters, "sequence_id": correlation_id, "sequence_step": number})
     if number == 1:
         request.parameters["sequence_start"].bool_param = True
     if step.has_end:
@@ -165,19 +159,6 @@ def request_of(target: Target, correlation_id: CorrelationId, number: int, step:
     for name in asked.outputs:
         request.outputs.add(name=name)
     return request
-
-
-def _write(parameters: Any, values: Mapping[str, str | int | bool | float]) -> None:
-    for name, value in values.items():
-        # bool must be tested first: it is a subclass of int.
-        if isinstance(value, bool):
-            parameters[name].bool_param = value
-        elif isinstance(value, int):
-            parameters[name].int64_param = value
-        elif isinstance(value, float):
-            parameters[name].double_param = value
-        else:
-            parameters[name].string_param = value
 
 
 def answer_of(response: Any) -> ReplayAnswer:

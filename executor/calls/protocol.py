@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
 
-from executor.engine.python.calls import CallAnswer, ModelCall, Parameter
+from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY
 from shared.contract.errors import Code, Retry, code_of
+from shared.contract.parameters import Parameter, write_parameters
 from shared.contract.tensors import Tensor
 
 START, END = 1, 2
@@ -85,26 +86,13 @@ def request_of(call: ModelCall, *, first_answer: int = 0) -> Any:
         request.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
     if first_answer > 1:
         request.parameters[FIRST_ANSWER].int64_param = first_answer
-    for name, value in call.parameters.items():
-        _write(request.parameters[name], value)
+    write_parameters(request.parameters, call.parameters)
     for tensor in call.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.raw)
     for name in call.outputs:
         request.outputs.add(name=name)
     return request
-
-
-def _write(parameter: Any, value: Parameter) -> None:
-    # bool must be tested first: it is a subclass of int.
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, int):
-        parameter.int64_param = value
-    elif isinstance(value, float):
-        parameter.double_param = value
-    else:
-        parameter.string_param = value
 
 
 def answer_of(response: Any) -> CallAnswer:

@@ -24,6 +24,7 @@ from shared.contract.ids import CorrelationId
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InferMessage
 from shared.contract.model_config import ModelConfig
+from shared.contract.parameters import Parameter
 from shared.contract.state_fields import GrownState
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import MemoryUse
@@ -102,7 +103,7 @@ class LateAnswer:
             to.end(*end)
 
     def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
-        """As of `Answers`."""
+        """Keeps the answer until it is known where it goes. A second one is dropped."""
         with self._lock:
             if self._end is not None:
                 return
@@ -157,7 +158,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     outputs: tuple[str, ...] = ()
     timeout_us: int = 0
     priority: int = 0
-    parameters: Mapping[str, str | int | bool | float] = {}
+    parameters: Mapping[str, Parameter] = {}
     origin: Origin | None = None
     answers: Answers | None = None
 
@@ -198,7 +199,7 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     outputs: Sequence[Tensor]
     states: Mapping[str, Tensor] = {}
     again: bool = False
-    parameters: Mapping[str, str | int | bool | float] = {}
+    parameters: Mapping[str, Parameter] = {}
     model_state: bytes = b""
     grown: Sequence[GrownState] = ()
     open: bool = False

@@ -38,9 +38,9 @@ from executor.engine.python.model_metrics import TritonModelException
 from shared.contract.calls import CALL_DEPTH_MAX, models_of, waiting
 from shared.contract.errors import Code
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
+from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
 
-Parameter = str | int | bool | float
 NOT_NOW = "BLS is only supported during the 'execute' function."
 """Triton's text."""
 NOT_HERE = "calls to other models are made within a mesh only"

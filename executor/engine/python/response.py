@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from executor.engine.python.tensor import Tensor
+from shared.contract.parameters import Parameter
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
-NO_PARAMETERS: Mapping[str, str | int | bool | float] = {}
+NO_PARAMETERS: Mapping[str, Parameter] = {}
 
 
 class WrongResponseError(Exception):
@@ -58,7 +59,7 @@ class InferenceResponse:
         self,
         output_tensors: Sequence[Tensor] | None = None,
         error: TritonError | None = None,
-        parameters: Mapping[str, str | int | bool | float] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
         self.given: Sequence[Tensor] = [] if output_tensors is None else output_tensors
         self.failure = error
@@ -78,13 +79,13 @@ class InferenceResponse:
         return json.dumps(dict(self.said or {}))
 
 
-def response_parameters(said: object) -> Mapping[str, str | int | bool | float]:
+def response_parameters(said: object) -> Mapping[str, Parameter]:
     """The parameters of a response. Raises WrongResponseError for a value that no protocol can carry."""
     if not said:
         return NO_PARAMETERS
     if not isinstance(said, Mapping):
         raise WrongResponseError(f"the parameters of a response must be a dict, not {type(said).__name__}")
-    plain: dict[str, str | int | bool | float] = {}
+    plain: dict[str, Parameter] = {}
     for key, value in cast("Mapping[object, object]", said).items():
         found = _plain(value)
         if not is_text(key) or found is None:
@@ -96,7 +97,7 @@ def response_parameters(said: object) -> Mapping[str, str | int | bool | float]:
     return plain
 
 
-def _plain(value: object) -> str | int | bool | float | None:
+def _plain(value: object) -> Parameter | None:
     """The value itself, without what a subclass adds to it (numpy's float64 is a float); None for another type."""
     if isinstance(value, bool):
         return value
