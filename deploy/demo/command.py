@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 import numpy as np
 
+from deploy.demo import showing
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
 from deploy.demo.screen import Screen, TextView
-from deploy.demo.showing import client_of, grpc_address, show_owners
 from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
@@ -94,11 +94,11 @@ def target(url: str, running: MeshState | None) -> Generator[tuple[str, MeshStat
         yield url, running if running is not None and is_gateway_of(running, url) else None
         return
     if running is not None:
-        yield grpc_address(running), running
+        yield showing.grpc_address(running), running
         return
     click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
     with private_mesh(executors=2) as mesh:
-        yield grpc_address(mesh), mesh
+        yield showing.grpc_address(mesh), mesh
 
 
 def running_mesh(data_dir: Path) -> MeshState | None:
@@ -130,7 +130,7 @@ async def show(
 ) -> bool:
     """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(client_of(url))
+        client = await stack.enter_async_context(showing.client_of(url))
         mesh = await stack.enter_async_context(joined(running, MODEL)) if running is not None else None
         return await both_runs(Stage(client, texts, pace_s, mesh), url, kill=kill)
 
@@ -191,16 +191,14 @@ async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], K
 
     async def kill_one() -> None:
         assert stage.mesh is not None
-        victim = await stage.mesh.kill_one(ids)
-        killed.append(victim)
-        screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {numbered(victim.held)}")
+        killed.append(await showing.kill_one(stage.mesh, ids, screen, "text"))
 
-    showing = asyncio.create_task(show_owners(stage.mesh, ids, screen), name="owners")
+    owners = asyncio.create_task(showing.show_owners(stage.mesh, ids, screen), name="owners")
     try:
         streams = Streams(stage.client, MODEL, inputs, ids, ("NEXT", "CONTINUATION"), stage.pace_s)
         transcripts = await streams.run(screen, take, kill_one if kill else None)
     finally:
-        showing.cancel()
+        owners.cancel()
     return transcripts, killed[0] if killed else None
 
 
@@ -227,14 +225,6 @@ def tell_verdict(differences: Sequence[Difference], words: int) -> None:
             f"  text {difference.text + 1} from word {difference.piece + 1} on: "
             f"first run {difference.expected}, second run {difference.got}"
         )
-
-
-def numbered(texts: Sequence[int]) -> str:
-    """The texts' numbers, counted from 1, as a text."""
-    if not texts:
-        return "no text"
-    numbers = ", ".join(str(text + 1) for text in texts)
-    return f"text {numbers}" if len(texts) == 1 else f"texts {numbers}"
 
 
 def main(arguments: Sequence[str]) -> None:

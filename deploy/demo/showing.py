@@ -1,4 +1,4 @@
-"""What both demos ask of a mesh: where it speaks gRPC, and which executor holds which sequence."""
+"""What both demos do with a mesh: find where it speaks gRPC, show which executor holds which sequence, kill one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import click
 
-from deploy.demo.local_mesh import LocalMesh
+from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
 from deploy.local.launcher import MeshState
 from seqmesh_client import AsyncClient, SeqmeshError
@@ -45,3 +45,16 @@ async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen
             # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
             view.owner = owner or view.owner
         await asyncio.sleep(OWNER_INTERVAL_S)
+
+
+async def kill_one(mesh: LocalMesh, ids: Sequence[str], screen: Screen[ViewT], noun: str) -> KilledExecutor:
+    """Kills the executor that holds most of the sequences, and says so. noun: what one of them is called"""
+    victim = await mesh.kill_one(ids)
+    screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {numbered(noun, victim.held)}")
+    return victim
+
+
+def numbered(noun: str, held: Sequence[int]) -> str:
+    """Sequences by their numbers, counted from 1: `no text`, `text 3`, `texts 1, 4`."""
+    numbers = ", ".join(str(index + 1) for index in held)
+    return f"no {noun}" if not held else f"{noun}{'' if len(held) == 1 else 's'} {numbers}"

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.demo.command import demo, is_gateway_of, numbered, running_mesh
+from deploy.demo.command import demo, is_gateway_of, running_mesh
 from deploy.demo.local_mesh import busiest
 from deploy.demo.screen import Screen, TextView
+from deploy.demo.showing import numbered
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.embedded import free_port
@@ -97,7 +98,7 @@ def test_the_executor_with_most_texts_is_chosen_and_the_first_among_equals() -> 
 
 @pytest.mark.parametrize(("texts", "words"), [((), "no text"), ((2,), "text 3"), ((0, 2), "texts 1, 3")])
 def test_texts_are_counted_from_one_for_people(texts: tuple[int, ...], words: str) -> None:
-    assert words == numbered(texts)
+    assert words == numbered("text", texts)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.demo.showing import numbered
 from deploy.demo.vad import packages
-from deploy.demo.vad.command import numbered, spelled, tell_verdict, vad
+from deploy.demo.vad.command import spelled, tell_verdict, vad
 from deploy.demo.vad.model_folder import CONFIG, write_repository
 from deploy.demo.vad.picture import PAUSE, SPEECH, RecordingView
 from deploy.demo.vad.segments import (
@@ -103,7 +104,7 @@ def test_the_strip_shows_speech_pauses_and_what_is_still_to_come() -> None:
 
 @pytest.mark.parametrize(("held", "words"), [((), "no recording"), ((2,), "recording 3"), ((0, 2), "recordings 1, 3")])
 def test_recordings_are_counted_from_one_for_people(held: Sequence[int], words: str) -> None:
-    assert words == numbered(held)
+    assert words == numbered("recording", held)
 
 
 def test_segments_are_told_in_seconds() -> None:

@@ -7,16 +7,15 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 
+from deploy.demo import showing
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
 from deploy.demo.screen import Screen
-from deploy.demo.showing import client_of, grpc_address, show_owners
 from deploy.demo.transcript import FeltTakeover, felt
 from deploy.demo.vad.model_folder import MODEL, write_repository
 from deploy.demo.vad.packages import require_packages
@@ -85,9 +84,7 @@ class Hearing:
 
 async def show(state: MeshState, hearing: Hearing) -> bool:
     """The run on that mesh, and the verdict: whether all segments are those that onnxruntime finds alone."""
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(client_of(grpc_address(state)))
-        mesh = await stack.enter_async_context(joined(state, MODEL))
+    async with showing.client_of(showing.grpc_address(state)) as client, joined(state, MODEL) as mesh:
         if not await mesh.executors_ready():
             raise click.ClickException("the executors do not become ready: look at their logs with `seqmesh up`")
         return await run(client, mesh, hearing)
@@ -100,17 +97,15 @@ async def run(client: AsyncClient, mesh: LocalMesh, hearing: Hearing) -> bool:
     killed: list[KilledExecutor] = []
 
     async def kill_one() -> None:
-        victim = await mesh.kill_one(ids)
-        killed.append(victim)
-        screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {numbered(victim.held)}")
+        killed.append(await showing.kill_one(mesh, ids, screen, "recording"))
 
     click.echo("an executor is killed half way\n" if hearing.kill else "nobody is killed, as you wish\n")
-    showing = asyncio.create_task(show_owners(mesh, ids, screen), name="owners")
+    owners = asyncio.create_task(showing.show_owners(mesh, ids, screen), name="owners")
     try:
         at_half = kill_one if hearing.kill else None
         answers = await heard(client, hearing.recordings, ids, screen, hearing.pace_s, at_half)
     finally:
-        showing.cancel()
+        owners.cancel()
     click.echo("")
     if killed:
         tell_takeover(killed[0], felt(answers, killed[0].held, killed[0].killed_s))
@@ -126,16 +121,11 @@ def shows(characters: str) -> bool:
     return True
 
 
-def numbered(held: Sequence[int]) -> str:
-    """The recordings' numbers, counted from 1, as a text."""
-    numbers = ", ".join(str(recording + 1) for recording in held)
-    return "no recording" if not held else f"recording {numbers}" if len(held) == 1 else f"recordings {numbers}"
-
-
 def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:
     """Prints how long the recordings of the killed executor waited."""
     waits = ", ".join(f"{recording + 1}: {wait_s:.2f} s" for recording, wait_s in takeover.longest_wait_s.items())
-    click.echo(f"takeover: {victim.name} held {numbered(victim.held)}; waits for one answer: {waits or 'none'}")
+    held = showing.numbered("recording", victim.held)
+    click.echo(f"takeover: {victim.name} held {held}; waits for one answer: {waits or 'none'}")
     click.echo(f"          before the kill an answer took {takeover.usual_wait_s:.3f} s (median)")
 
 
