@@ -23,7 +23,7 @@ from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.moving import MoveError
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.sequences import OPEN_STATES, PauseError, Sequences
+from shared.store.sequences import OPEN_STATES, PauseError
 
 AT_ONCE_MAX = 16
 """Actions that run or wait for their turn."""
@@ -50,7 +50,7 @@ class Actions:
         async def act(mesh: OperatedMesh) -> str:
             if said := await end_one(mesh, sequence):
                 return said
-            (status,) = await Sequences(mesh.redis, mesh.keys, mesh.membership).statuses([sequence])
+            (status,) = await mesh.sequences.statuses([sequence])
             if status is None or status.state in OPEN_STATES:
                 raise RequestError("the mesh knows no such sequence: it may have ended meanwhile", Code.NOT_FOUND)
             return f"was over already ({status.state})"
@@ -71,11 +71,7 @@ class Actions:
         """Moves a sequence away from an executor, as `seqmesh seq move`. leaving: the id of where the page saw it"""
         if not leaving:
             raise RequestError("'leaving' names the executor that the sequence is to leave, by its id")
-
-        def act(mesh: OperatedMesh) -> Awaitable[str]:
-            return Sequences(mesh.redis, mesh.keys, mesh.membership).move(sequence, to, leaving=leaving)
-
-        return await self._carry_out(sequence, act)
+        return await self._carry_out(sequence, lambda mesh: mesh.sequences.move(sequence, to, leaving=leaving))
 
     async def drain(self, executor: str) -> str:
         """Has an executor hand over its sequences, as `seqmesh drain`. Does not wait until it is empty."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from deploy.console.snapshot import Snapshot, served_loads
+from deploy.operate.texts import counted
 from shared.statistics.tally import FailureReason, statistics_of
 from shared.store.waiting_line import TAKEOVER_CAUSES
 
@@ -136,7 +137,7 @@ def _takeovers(before: Snapshot, now: Snapshot) -> Iterable[tuple[str, str, str]
                 yield NOTE, f"{_sequences(count)} of {model} {'was' if count == 1 else 'were'} {words}", model
         refused = line.refused.total() - old.refused.total()
         if refused > 0:
-            text = f"{refused} late commit{_s(refused)} of {model} refused: the executor was not the owner any more"
+            text = f"{counted(refused, 'late commit')} of {model} refused: the executor was not the owner any more"
             yield WARN, text, model
 
 
@@ -147,7 +148,7 @@ def _failures(before: Snapshot, now: Snapshot) -> Iterable[tuple[str, str, str]]
             is_ = statistics_of(load.model, load.version, counts).failures
             for reason, count in more(was, is_).items():
                 tone = BAD if reason == FailureReason.BACKEND else WARN
-                yield tone, f"{count} request{_s(count)} of {load.model} failed ({reason})", load.model
+                yield tone, f"{counted(count, 'request')} of {load.model} failed ({reason})", load.model
 
 
 def _waiting(before: Snapshot, now: Snapshot) -> Iterable[tuple[str, str, str]]:
@@ -165,8 +166,4 @@ def more(was: Mapping[str, int], is_: Mapping[str, int]) -> dict[str, int]:
 
 
 def _sequences(count: int) -> str:
-    return "no sequence" if count == 0 else f"{count} sequence{_s(count)}"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+    return counted(count, "sequence") if count else "no sequence"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deploy.console.snapshot import Snapshot, id_of
+from deploy.operate.texts import counted
 from shared.contract.ids import SequenceId
 from shared.store.sequences import OPEN_STATES, PAUSED, SequenceStatus
 
@@ -139,4 +140,4 @@ def where(status: SequenceStatus) -> str:
 
 
 def steps(status: SequenceStatus) -> str:
-    return f"{status.last_step} step{'' if status.last_step == 1 else 's'} since START."
+    return f"{counted(status.last_step, 'step')} since START."

@@ -1,4 +1,4 @@
-"""What a shell offers behind `seqmesh seq`: the models of the mesh, and the ids of their sequences.
+"""The arguments of `seqmesh seq`, with what a shell offers for them: the models of the mesh, and ids of sequences.
 
 A shell waits for it with each press of a key: a mesh that cannot be found, or takes long, offers nothing.
 """
@@ -15,7 +15,6 @@ from deploy.operate.operating import OperatedMesh, found_mesh
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import correlation_id_of
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.sequences import Sequences
 
 PATIENCE_S = 2.0
 IDS_MAX, LOOKED_AT_MAX = 100, 10_000
@@ -35,10 +34,8 @@ def ids(context: click.Context, _: click.Parameter, begin: str) -> list[str]:
     """Open sequences of the model before it whose id begins like that."""
 
     async def found(mesh: OperatedMesh) -> list[str]:
-        sequences = Sequences(mesh.redis, mesh.keys, mesh.membership)
-        names, _ = await sequences.some(
-            str(context.params.get("model")), begin, found_max=IDS_MAX, looked_at_max=LOOKED_AT_MAX
-        )
+        model = str(context.params.get("model"))
+        names, _ = await mesh.sequences.some(model, begin, found_max=IDS_MAX, looked_at_max=LOOKED_AT_MAX)
         return [str(correlation_id_of(name)) for name in names]
 
     return _offered(context, found)
@@ -56,3 +53,8 @@ def _offered(context: click.Context, found: Callable[[OperatedMesh], Awaitable[l
         return asyncio.run(asked())
     except (click.ClickException, TimeoutError, *CONNECTION_LOST):
         return []
+
+
+MODEL = click.Argument(["model"], shell_complete=models)
+ID = click.Argument(["correlation_id"], metavar="ID", shell_complete=ids)
+IDS = click.Argument(["correlation_ids"], metavar="ID...", nargs=-1, required=True, shell_complete=ids)

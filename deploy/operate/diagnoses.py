@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from deploy.operate.texts import counted, size
 from shared.store.company import ServiceLine
 from shared.store.membership import Member
 from shared.store.redis_client import UnfitRedisError, check_server_info, risks
@@ -82,7 +83,9 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
         except UnfitRedisError as error:
             yield fail("redis", error.message, "give the mesh another server")
             return
-        yield ok("redis", f"version {info['redis_version']}, {_count(int(info.get('connected_slaves', 0)), 'replica')}")
+        yield ok(
+            "redis", f"version {info['redis_version']}, {counted(int(info.get('connected_slaves', 0)), 'replica')}"
+        )
     else:
         yield warn("redis", "does not tell who it is", "allow the user INFO (ACL: +info)")
     yield from _keeping(info, config)
@@ -138,7 +141,7 @@ def of_services(lines: Sequence[ServiceLine]) -> Iterator[Diagnosis]:
         if not here:
             yield fail("services", f"no {service} runs", f"start one: seqmesh {service}")
         else:
-            yield ok("services", f"{_count(len(here), service)}: {', '.join(sorted(line.name for line in here))}")
+            yield ok("services", f"{counted(len(here), service)}: {', '.join(sorted(line.name for line in here))}")
     others = sorted({(line.release, line.name) for line in lines if line.format != FORMAT})
     if others:
         named = ", ".join(f"{name} ({release})" for release, name in others)
@@ -186,7 +189,7 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
         ]
         waiting = lines[model].first if model in lines else 0
         if waiting:
-            yield warn(f"model {model}", f"{_count(waiting, 'sequence')} without a slot", "run more executors")
+            yield warn(f"model {model}", f"{counted(waiting, 'sequence')} without a slot", "run more executors")
         else:
             yield ok(f"model {model}", f"served by {', '.join(sorted(executors))}")
     if usable and not served:
@@ -230,17 +233,3 @@ def of_gpus(names: Sequence[str], problem: str, torch: str) -> Diagnosis:
     if "+cpu" in torch:
         return warn("gpu", f"{text}, but torch {torch} computes on the CPU alone", "install torch's build for CUDA")
     return ok("gpu", text)
-
-
-def size(number: int) -> str:
-    """Bytes as people read them."""
-    scaled = float(number)
-    for unit in ("B", "KiB", "MiB"):
-        if scaled < 1024:
-            return f"{scaled:.0f} {unit}"
-        scaled /= 1024
-    return f"{scaled:.1f} GiB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

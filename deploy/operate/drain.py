@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import click
 
-from deploy.operate.operating import ExecutorHolding, OperatedMesh, aligned, found_mesh, holdings, matching
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import aligned, counted
 from shared.store.company import ServiceLine, services
 
 POLL_S = 0.2
@@ -64,7 +66,7 @@ async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], 
     for name in names:
         await mesh.membership.drain(name, time.time_ns() // 1_000_000)
     return names, [
-        f"no other executor serves '{model}': {sequences(served)} of it will wait for one"
+        f"no other executor serves '{model}': {counted(served, 'sequence')} of it will wait for one"
         for model, served in sorted(alone(names, known).items())
     ]
 
@@ -87,12 +89,10 @@ def alone(names: Sequence[str], known: list[ExecutorHolding]) -> dict[str, int]:
     others = {
         served.model for one in known if one.member.usable and one not in leaving for served in one.registration.models
     }
-    held: dict[str, int] = {}
+    owned = Counter[str]()
     for one in leaving:
-        for model, count in one.sequences.items():
-            if model not in others:
-                held[model] = held.get(model, 0) + count
-    return held
+        owned.update({model: count for model, count in one.sequences.items() if model not in others})
+    return owned
 
 
 async def empty(mesh: OperatedMesh, names: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ def progress(name: str, ones: Iterable[ExecutorHolding]) -> str:
     total = sum(one.total for one in there)
     bound = sorted({model for one in there if one.state == "closing" for model in one.sequences})
     ends_here = f" (of {', '.join(bound)}: they end here, because only the model knows their state)" if bound else ""
-    return f"{name}: {sequences(total)} left{ends_here}"
+    return f"{name}: {counted(total, 'sequence')} left{ends_here}"
 
 
 async def serve_again(mesh: OperatedMesh, who: str) -> str:
@@ -136,11 +136,9 @@ def condition(ones: Iterable[ExecutorHolding]) -> str:
     if not closing:
         return ""
     models = sorted({model for one in closing for model in one.sequences})
-    return f" after the end of its last {sequences(sum(one.total for one in closing))} (of {', '.join(models)})"
-
-
-def sequences(count: int) -> str:
-    return f"{count} sequence{'' if count == 1 else 's'}"
+    return (
+        f" after the end of its last {counted(sum(one.total for one in closing), 'sequence')} (of {', '.join(models)})"
+    )
 
 
 def state(one: ExecutorHolding, drained: Collection[str]) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import click
 
-from deploy.operate import completion
+from deploy.operate.completion import ID, MODEL
 from deploy.operate.operating import NAMING, WHICH, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.errors import Code
 from shared.store.moving import MoveError
-from shared.store.sequences import Sequences
 
 HELP = """Moves a sequence to another executor, between two of its steps.
 
@@ -30,7 +29,7 @@ async def run(
     sequence = named(model, correlation_id, version=version, string=string)
     async with found_mesh(settings) as mesh:
         try:
-            click.echo(await Sequences(mesh.redis, mesh.keys, mesh.membership).move(sequence, to))
+            click.echo(await mesh.sequences.move(sequence, to))
         except MoveError as error:
             raise click.ClickException(f"{error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}") from error
 
@@ -40,8 +39,8 @@ command = operator_command(
     HELP,
     run,
     [
-        click.Argument(["model"], shell_complete=completion.models),
-        click.Argument(["correlation_id"], metavar="ID", shell_complete=completion.ids),
+        MODEL,
+        ID,
         click.Option(["--to"], default="", metavar="EXECUTOR", help="Name or id of the executor that is to take it."),
         *NAMING,
     ],

@@ -1,9 +1,9 @@
-"""Shared by the operators' commands: finds the running mesh, reads which sequences its executors own, names a
-sequence as its client does, and prints tables."""
+"""Shared by the operators' commands: finds the running mesh, reads which sequences its executors own, and names a
+sequence as its client does."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.redis_client import CONNECTION_LOST, RETRIES, UnfitRedisError, connect, keys_of_mesh
 from shared.store.redis_url import url_without_password
+from shared.store.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class OperatedMesh:
     redis: Redis
     keys: Keyspace
     membership: Membership
+
+    @property
+    def sequences(self) -> Sequences:
+        return Sequences(self.redis, self.keys, self.membership)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,8 @@ async def holdings(mesh: OperatedMesh) -> list[ExecutorHolding]:
     counts = iter(await pipe.execute())
     found: list[ExecutorHolding] = []
     for member in members:
-        held = {model: sum(next(counts) for _ in mesh.keys.shard_ids()) for model in models}
-        found.append(ExecutorHolding(member, {model: count for model, count in held.items() if count}))
+        owned = {model: sum(next(counts) for _ in mesh.keys.shard_ids()) for model in models}
+        found.append(ExecutorHolding(member, {model: count for model, count in owned.items() if count}))
     return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
 
 
@@ -123,14 +128,6 @@ WHICH = (
 def named(model: str, correlation_id: str, *, version: str, string: bool) -> SequenceId:
     """The sequence that a client calls by this id."""
     return sequence_id(model, version, correlation_id_from(correlation_id, string=string))
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equally many cells as lines, with the columns below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:

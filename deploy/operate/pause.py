@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
 import click
 
-from deploy.operate import completion
+from deploy.operate.completion import IDS, MODEL
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.errors import Code
 from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
-from shared.store.sequences import PauseError, Sequences
+from shared.store.sequences import PauseError
 
 PAUSE_S = 3600
 PAUSE_HELP = """Pauses sequences: nothing runs until they are resumed.
@@ -28,67 +32,50 @@ They run in their order. Resuming a sequence that is not paused does no harm.
 """
 
 
+Act = Callable[[OperatedMesh, SequenceId], Awaitable[str]]
+"""What is done to a sequence; says so. Raises PauseError if it cannot be done."""
+
+
 async def pause(
-    settings: OperatorSettings,
-    model: str,
-    correlation_ids: tuple[str, ...],
-    seconds: int,
-    version: str,
-    *,
-    string: bool,
+    settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], seconds: int, **naming: Any
 ) -> None:
-    """Carries `seqmesh seq pause` out. Raises click.ClickException with the reasons if one of them is not paused."""
-    async with found_mesh(settings) as mesh:
-        wrong: list[str] = []
-        for correlation_id in correlation_ids:
-            try:
-                said = await pause_one(mesh, named(model, correlation_id, version=version, string=string), seconds)
-                click.echo(f"{correlation_id}: {said}")
-            except PauseError as error:
-                wrong.append(_told(correlation_id, error))
-    if wrong:
-        raise click.ClickException("\n".join(wrong))
+    """Carries `seqmesh seq pause` out. Raises as `act_on_each`."""
+    await act_on_each(settings, model, correlation_ids, partial(pause_one, seconds=seconds), **naming)
 
 
-async def resume(
-    settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], version: str, *, string: bool
+async def resume(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
+    """Carries `seqmesh seq resume` out. Raises as `act_on_each`."""
+    await act_on_each(settings, model, correlation_ids, resume_one, **naming)
+
+
+async def act_on_each(
+    settings: OperatorSettings, model: str, correlation_ids: Sequence[str], act: Act, **naming: Any
 ) -> None:
-    """Carries `seqmesh seq resume` out. Raises click.ClickException with the reasons if one of them is not open."""
+    """Acts on all sequences. Raises click.ClickException with the reasons if it could not act on one of them."""
+    wrong: list[str] = []
     async with found_mesh(settings) as mesh:
-        wrong: list[str] = []
         for correlation_id in correlation_ids:
             try:
-                said = await resume_one(mesh, named(model, correlation_id, version=version, string=string))
-                click.echo(f"{correlation_id}: {said}")
+                click.echo(f"{correlation_id}: {await act(mesh, named(model, correlation_id, **naming))}")
             except PauseError as error:
-                wrong.append(_told(correlation_id, error))
+                wrong.append(f"{correlation_id}: {error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}")
     if wrong:
         raise click.ClickException("\n".join(wrong))
 
 
 async def pause_one(mesh: OperatedMesh, sequence: SequenceId, seconds: int) -> str:
     """Pauses a sequence, and says so. Raises PauseError if it is not paused. Safe to repeat."""
-    status = await _sequences(mesh).pause(sequence, 1000 * seconds)
+    status = await mesh.sequences.pause(sequence, 1000 * seconds)
     waiting = {0: "", 1: ", 1 open step waits"}.get(status.open_steps, f", {status.open_steps} open steps wait")
     return f"paused for {seconds} s at most{waiting}"
 
 
 async def resume_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
     """Resumes a sequence, and says so. Raises PauseError if it is not open. Safe to repeat."""
-    await _sequences(mesh).resume(sequence)
+    await mesh.sequences.resume(sequence)
     return "goes on"
 
 
-def _told(correlation_id: str, error: PauseError) -> str:
-    return f"{correlation_id}: {error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}"
-
-
-def _sequences(mesh: OperatedMesh) -> Sequences:
-    return Sequences(mesh.redis, mesh.keys, mesh.membership)
-
-
-MODEL = click.Argument(["model"], shell_complete=completion.models)
-IDS = click.Argument(["correlation_ids"], metavar="ID...", nargs=-1, required=True, shell_complete=completion.ids)
 SECONDS = click.Option(
     ["--seconds"],
     type=click.IntRange(1, PAUSE_MS_MAX // 1000),

@@ -12,12 +12,13 @@ import msgspec
 
 from deploy.operate import completion
 from deploy.operate.comparison import Comparison, OutputSummary, ReplayAnswer, Tolerance, compared
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, aligned, found_mesh, named
+from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import aligned, counted
 from shared.store.company import call_addresses, services
 from shared.store.exported import ExportError, from_file
 from shared.store.journals import Journal, JournaledStep, JournalError, read_journal
-from shared.store.sequences import NOT_JOURNALED, Sequences
+from shared.store.sequences import NOT_JOURNALED
 
 DIFFERENT, TROUBLE = 1, 2
 """Exit statuses, as those of diff."""
@@ -113,7 +114,7 @@ async def _found(
         if journal is None:
             sequence = named(model, correlation_id, version=str(naming["version"]), string=bool(naming["string"]))
             try:
-                journal = await Sequences(mesh.redis, mesh.keys, mesh.membership).journal(sequence)
+                journal = await mesh.sequences.journal(sequence)
             except JournalError as error:
                 raise Trouble(f"{correlation_id}: {error} ({WHICH})") from error
         return journal, _address(gateway) if gateway else await gateway_of(mesh)
@@ -140,12 +141,12 @@ async def gateway_of(mesh: OperatedMesh) -> str:
 
 def chosen(journal: Journal, steps: int | None) -> Sequence[JournaledStep]:
     """The steps to run. Raises Trouble if the journal lacks some of them."""
-    held = len(journal.steps)
-    if (steps or journal.answered) > held:
+    known = len(journal.steps)
+    if (steps or journal.answered) > known:
         raise Trouble(
-            f"the journal holds the first {held} of {journal.answered} answered steps: it has no room for more "
+            f"the journal holds the first {known} of {journal.answered} answered steps: it has no room for more "
             "(model parameters journal_steps and journal_bytes), or they were not run; compare these with "
-            f"--steps {held}"
+            f"--steps {known}"
         )
     return journal.steps[:steps]
 
@@ -159,7 +160,7 @@ def described(comparison: Comparison, ran: str, now: str) -> list[str]:
         lines.append(aligned(rows))
     if comparison.failure:
         lines.append(f"step {comparison.steps} {comparison.failure}; later steps were not compared")
-    steps = f"{comparison.steps} step{'' if comparison.steps == 1 else 's'}, {ran} and {now}"
+    steps = f"{counted(comparison.steps, 'step')}, {ran} and {now}"
     lines.append(
         f"{steps}: the same" if comparison.first is None else f"{steps}: different from step {comparison.first} on"
     )

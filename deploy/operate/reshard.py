@@ -207,7 +207,6 @@ class Resharding:
     # -- the keys ---------------------------------------------------------------------------------------------------
 
     async def _keys(self) -> list[ShardKey]:
-        """Every key of every shard."""
         base = re.sub(r"([\\*?\[\]])", r"\\\1", f"{self._to.prefix}:{SCHEMA_VERSION}:{{")
         found: set[ShardKey] = set()
         async for data in self._redis.scan_iter(match=f"{base}*", count=1000):

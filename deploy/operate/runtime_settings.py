@@ -23,18 +23,18 @@ process was started with.
 async def run(settings: OperatorSettings, *, reset: bool) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     async with found_mesh(settings) as mesh:
-        held = StoredSettings(mesh.redis, mesh.keys)
+        stored = StoredSettings(mesh.redis, mesh.keys)
         if reset:
-            await held.reset(f"{getpass.getuser()} on {socket.gethostname()} (seqmesh settings --reset)")
-        click.echo(described(await held.read()))
+            await stored.reset(f"{getpass.getuser()} on {socket.gethostname()} (seqmesh settings --reset)")
+        click.echo(described(await stored.read()))
 
 
-def described(picture: ChangedSettings) -> str:
-    lines = [f"{name} = {value}" for name, value in picture.logs.items()]
-    for model, changed in sorted(picture.traces.items()):
+def described(changes: ChangedSettings) -> str:
+    lines = [f"{name} = {value}" for name, value in changes.logs.items()]
+    for model, changed in sorted(changes.traces.items()):
         lines += [f"{name} = {value}" + (f" (model {model})" if model else "") for name, value in changed.items()]
     lines = lines or ["as each process was started"]
-    return "\n".join([*lines, *(f"{what} changed last by {by}" for what, by in sorted(picture.by.items()))])
+    return "\n".join([*lines, *(f"{what} changed last by {by}" for what, by in sorted(changes.by.items()))])
 
 
 command = operator_command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,14 +13,16 @@ from typing import Any
 import click
 import msgspec
 
-from deploy.operate import completion, move, pause, replay
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, aligned, found_mesh, named
+from deploy.operate import move, pause, replay
+from deploy.operate.completion import ID, IDS, MODEL
+from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import aligned, clock, counted, duration
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import EndCode
-from shared.store.sequences import OPEN_STATES, SORT_KEYS, Sequences, SequenceStatus, Wanted
+from shared.store.sequences import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
 
 LIST_HELP = """Lists the sequences of a model that are not over.
 
@@ -78,8 +79,8 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
         if await mesh.membership.model(model) is None:
             names = ", ".join(sorted(await mesh.membership.models())) or "none"
             raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
-        found = await sequences_of(mesh).matching(model, Wanted(states=frozenset(states), **filters))
-        shown = await sequences_of(mesh).foretold(found[:limit])
+        found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters))
+        shown = await mesh.sequences.foretold(found[:limit])
         now_ms = await redis_now_ms(mesh.redis)
     if as_json:
         for one in shown:
@@ -88,17 +89,17 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
     if shown:
         click.echo(table(shown, now_ms))
     left = len(found) - len(shown)
-    click.echo(f"{len(found)} sequence{'' if len(found) == 1 else 's'}{f', {left} of them not shown' if left else ''}")
+    click.echo(f"{counted(len(found), 'sequence')}{f', {left} of them not shown' if left else ''}")
 
 
 async def show(settings: OperatorSettings, model: str, correlation_id: str, *, as_json: bool, **naming: Any) -> None:
     """Carries `seqmesh seq show` out. Raises click.ClickException with the remedy."""
     sequence = named(model, correlation_id, **naming)
     async with found_mesh(settings) as mesh:
-        (status,) = await sequences_of(mesh).statuses([sequence])
+        (status,) = await mesh.sequences.statuses([sequence])
         if status is not None:
-            (status,) = await sequences_of(mesh).foretold([status])
-        sizes = await sequences_of(mesh).state_bytes(sequence)
+            (status,) = await mesh.sequences.foretold([status])
+        sizes = await mesh.sequences.state_bytes(sequence)
         now_ms = await redis_now_ms(mesh.redis)
     if status is None:
         raise click.ClickException(NO_SUCH)
@@ -125,7 +126,7 @@ async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str
 
 async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
     """Ends a sequence, and says what becomes of it; "" if there is none that is open. Safe to repeat."""
-    code = await sequences_of(mesh).end(sequence)
+    code = await mesh.sequences.end(sequence)
     if code is EndCode.NOTHING:
         return ""
     return "ended before it had a slot" if code is EndCode.REMOVED else "ends now"
@@ -138,7 +139,7 @@ async def fork(
     origin, copy = (named(model, each, version=version, string=string) for each in (correlation_id, new_id))
     async with found_mesh(settings) as mesh:
         with told(f"{correlation_id} as {new_id}"):
-            exported = await sequences_of(mesh).fork(origin, copy)
+            exported = await mesh.sequences.fork(origin, copy)
     click.echo(f"{new_id} goes on behind step {exported.steps} of {correlation_id}")
 
 
@@ -146,7 +147,7 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
     """Carries `seqmesh seq export` out. Raises click.ClickException with the reason if it cannot be done."""
     async with found_mesh(settings) as mesh:
         with told(correlation_id):
-            exported = await sequences_of(mesh).export_when_idle(named(model, correlation_id, **naming))
+            exported = await mesh.sequences.export_when_idle(named(model, correlation_id, **naming))
     data = to_file(exported)
     await asyncio.to_thread(write_whole, file, data)
     click.echo(f"{file}: {exported.steps} steps of {correlation_id}, {len(data)} bytes")
@@ -159,7 +160,7 @@ async def import_file(settings: OperatorSettings, file: Path, *, as_id: str, ver
         with told(file):
             exported = from_file(data)
             correlation_id = correlation_id_from(as_id, string=string) if as_id else exported.id
-            await sequences_of(mesh).reopen(sequence_id(exported.model, version, correlation_id), exported)
+            await mesh.sequences.reopen(sequence_id(exported.model, version, correlation_id), exported)
     click.echo(f"{correlation_id} goes on behind step {exported.steps}")
 
 
@@ -185,12 +186,7 @@ def write_whole(file: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def sequences_of(mesh: OperatedMesh) -> Sequences:
-    return Sequences(mesh.redis, mesh.keys, mesh.membership)
-
-
 def table(shown: Sequence[SequenceStatus], now_ms: int) -> str:
-    """A line for each sequence."""
     rows = [("ID", "STATE", "EXECUTOR", "STEPS", "OPEN", "USED", "IDLE LEFT", "AGE")]
     for one in shown:
         left = "" if one.idle_left_ms is None else duration(one.idle_left_ms)
@@ -250,24 +246,7 @@ def expected_wait(one: SequenceStatus) -> str:
     return f"about {duration(one.wait_ms)} more, probably {between}"
 
 
-def clock(ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
-
-
-def duration(ms: int) -> str:
-    """A time in its two largest units: 2d 3h, 5m 12s, 8.4s."""
-    seconds = max(0, ms) / 1000
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-    at = next(index for index, (_, size) in enumerate(units) if seconds >= size)
-    (large, size), (small, part) = units[at : at + 2]
-    return f"{int(seconds // size)}{large} {int(seconds % size // part)}{small}"
-
-
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")
-MODEL = click.Argument(["model"], shell_complete=completion.models)
-ID = click.Argument(["correlation_id"], metavar="ID", shell_complete=completion.ids)
 
 
 def _command(
@@ -305,21 +284,8 @@ command = click.Group(
         move.command,
         pause.pause_command,
         pause.resume_command,
-        _command(
-            "end",
-            END_HELP,
-            end,
-            pause.IDS,
-            *NAMING,
-        ),
-        _command(
-            "fork",
-            FORK_HELP,
-            fork,
-            ID,
-            click.Argument(["new_id"], metavar="NEW_ID"),
-            *NAMING,
-        ),
+        _command("end", END_HELP, end, IDS, *NAMING),
+        _command("fork", FORK_HELP, fork, ID, click.Argument(["new_id"], metavar="NEW_ID"), *NAMING),
         _command(
             "export",
             EXPORT_HELP,

@@ -9,8 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from deploy.operate.operating import aligned, found_mesh
+from deploy.operate.operating import found_mesh
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import aligned, counted
 from shared.contract.tenants import EVERY_OTHER, NO_LIMITS, TenantLimits, problem_of_name
 from shared.store.tenants import POLL_INTERVAL_S, StoredTenants
 
@@ -90,10 +91,7 @@ async def remove(settings: OperatorSettings, name: str) -> None:
 
 
 def said(limits: TenantLimits) -> str:
-    """The limits in words."""
-    live = "any number of sequences"
-    if limits.live_max:
-        live = f"at most {limits.live_max} sequence{'' if limits.live_max == 1 else 's'}"
+    live = f"at most {counted(limits.live_max, 'sequence')}" if limits.live_max else "any number of sequences"
     rate = f"{limits.steps_per_s:g} steps a second, {limits.burst_max} at once" if limits.steps_per_s else "any rate"
     return f"{live}, {rate}, share {limits.share}"
 
