@@ -16,13 +16,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from redis.exceptions import ResponseError
-
 from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import StepFlag
-from shared.process import logs
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips
@@ -95,11 +92,7 @@ class Orphans:
             shards.setdefault(self._keys.shard_of(orphan.sequence), []).append(orphan)
         calls = [self._scripts.orphan(some, gateway=self._gateway) for some in shards.values()]
         try:
-            for outcome in await self._trips.send(calls):
-                if isinstance(outcome, ResponseError):
-                    logs.error("redis refused a script", error=str(outcome))
-                elif isinstance(outcome, Exception):
-                    raise outcome
+            await self._trips.tell(calls)
         except CONNECTION_LOST:
             self._untold.extendleft(reversed(taken))
             raise

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.backoff import FullJitterBackoff
+from redis.exceptions import ResponseError
 
 from shared.process import logs
 from shared.store.link import Link
@@ -71,3 +72,14 @@ class RoundTrips:
             await self._link.connect()
         self.made += 1
         return await self._scripts.run_all(calls, self._link)
+
+    async def tell(self, calls: Sequence[Call[Any]]) -> None:
+        """One round trip with calls for whose results nobody waits: what Redis refuses is logged.
+
+        Raises one of CONNECTION_LOST, also if it is one call's outcome alone.
+        """
+        for outcome in await self.send(calls):
+            if isinstance(outcome, ResponseError):
+                logs.error("redis refused a script", error=str(outcome))
+            elif isinstance(outcome, Exception):
+                raise outcome

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from shared.contract.errors import OUTCOMES, Reason
 from shared.contract.ids import ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import FAILED
-from shared.process import logs
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
@@ -67,11 +64,7 @@ class EnsembleNotices:
         if self._abandoned or self._counts:
             self._trips.due()
         try:
-            for outcome in await self._trips.send(self._calls(taken, counts)):
-                if isinstance(outcome, ResponseError):
-                    logs.error("redis refused a script", error=str(outcome))
-                elif isinstance(outcome, Exception):
-                    raise outcome
+            await self._trips.tell(self._calls(taken, counts))
         except CONNECTION_LOST:
             self._abandoned.extendleft(reversed(taken))
             raise
