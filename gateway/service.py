@@ -18,17 +18,21 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from starlette.routing import Router
+
+from gateway.access.restrictions import Restriction
 from gateway.bounds import descriptors
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.call_address import call_address
 from gateway.exposure import Exposure
-from gateway.grpc.server import serve_grpc
+from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served, listen
@@ -272,42 +276,17 @@ async def _serve_ports(
         budget=core.inference.budget,
     )
     http_share = Share(shares.http, shares.http_per_client)
-    config = parse_metrics_config(settings.metrics_config)
-    gauges = gauges_of(core, http_share)
-    metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges, config, core.metering)
-    server = ServerRoutes(
-        core.catalog, metrics_page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm
-    )
-    bounds = BodyBounds(settings.http_max_input_size, core.inference.budget)
     http = listen(settings.host, settings.http_port)
     exposure = Exposure(settings, is_loopback(http.getsockname()[0]))
     exposure.warn()
     tasks.start(exposure.warn_of_model_control(core.catalog), name="exposure")
-    closed = core.repository.without_overrides()
-    of_http = core.repository if exposure.takes_overrides(settings.http_restrictions) else closed
-    of_grpc = core.repository if exposure.takes_overrides(settings.grpc_restrictions) else closed
-    origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
-    receiver = Receiver(core.inference, size_max=bounds.size_max, forward=settings.header_forward_regex)
-    app = build_app(
-        Infer(core.inference, core.catalog, receiver, regions),
-        Generate(core.inference, core.catalog, receiver),
-        Models(core.catalog, of_http, core.statistics, bounds),
-        server,
-        Observability(core.settings, bounds),
-        SequenceRoutes(
-            core.catalog, core.sequences, bounds, is_open=exposure.shows_sequences(settings.http_restrictions)
-        ),
-        SystemSharedMemory(regions, bounds),
-        origins,
-        settings.http_restrictions,
-    )
-    crowded = build_crowded_app(server, origins, settings.http_restrictions)
+    applications = _applications(settings, core, stop, exposure, regions, http_share)
     stop.started()
     metrics = listen(settings.host, settings.metrics_port)
     servicer = InferenceServicer(
         core.inference,
         core.catalog,
-        of_grpc,
+        _repository(core, exposure, settings.grpc_restrictions),
         core.statistics,
         core.settings,
         settings,
@@ -320,16 +299,15 @@ async def _serve_ports(
     core.memory.reliefs.append(core.unread.relieve)
     addresses = ListeningPorts(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
     http_server = HttpServer(
-        Served(app, http_share),
-        Served(crowded, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
+        Served(applications.of_http, http_share),
+        Served(applications.of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
         parser=settings.http_parser,
         settings=settings,
         unread=core.unread,
     )
     await http_server.start(http)
-    metrics_app = build_metrics_app(server, origins, settings.restrictions)
     metrics_share = Share(descriptors.METRICS, descriptors.METRICS)
-    metrics_server = HttpServer(Served(metrics_app, metrics_share), parser=settings.http_parser)
+    metrics_server = HttpServer(Served(applications.of_metrics, metrics_share), parser=settings.http_parser)
     await metrics_server.start(metrics)
     logs.info(
         "gateway ready",
@@ -343,14 +321,7 @@ async def _serve_ports(
         on_ready(addresses)
     try:
         await stop.wait()
-        core.inference.stopping = True
-        core.company.takes_calls("")
-        logs.info("draining", in_flight=core.inference.in_flight)
-        # Requests without an answer at the end of the grace fail then. The servers stop LAST_WORD_S later, so that the
-        # errors still reach the clients.
-        last_word = asyncio.get_running_loop().call_later(grace_s, core.replies.give_up, "the gateway has stopped")
-        await asyncio.gather(grpc.stop(grace_s + LAST_WORD_S), http_server.stop(grace_s + LAST_WORD_S))
-        last_word.cancel()
+        await _drain(core, grpc, http_server, grace_s)
     except BaseException:
         # A background task has failed, or the process was told to end without a grace.
         core.replies.give_up("the gateway has ended before its time")
@@ -359,6 +330,56 @@ async def _serve_ports(
     finally:
         # The metrics port answers until the other ports have closed.
         await asyncio.gather(http_server.stop(LAST_WORD_S), metrics_server.stop(LAST_WORD_S, see_off_s=0.0))
+
+
+async def _drain(core: Core, grpc: GrpcServer, http: HttpServer, grace_s: float) -> None:
+    """Takes leave of all clients. Requests that are not answered within the grace fail."""
+    core.inference.stopping = True
+    core.company.takes_calls("")
+    logs.info("draining", in_flight=core.inference.in_flight)
+    # Requests without an answer at the end of the grace fail then. The servers stop LAST_WORD_S later, so that the
+    # errors still reach the clients.
+    last_word = asyncio.get_running_loop().call_later(grace_s, core.replies.give_up, "the gateway has stopped")
+    await asyncio.gather(grpc.stop(grace_s + LAST_WORD_S), http.stop(grace_s + LAST_WORD_S))
+    last_word.cancel()
+
+
+class _Applications(NamedTuple):
+    """Of the HTTP port, of its connections beyond the bound, and of the metrics port."""
+
+    of_http: Router
+    of_crowd: Router
+    of_metrics: Router
+
+
+def _applications(
+    settings: GatewaySettings, core: Core, stop: Stop, exposure: Exposure, regions: Regions, http: Share
+) -> _Applications:
+    config = parse_metrics_config(settings.metrics_config)
+    page = Metrics(core.catalog, core.statistics, core.observation, gauges_of(core, http), config, core.metering)
+    server = ServerRoutes(core.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
+    bounds = BodyBounds(settings.http_max_input_size, core.inference.budget)
+    receiver = Receiver(core.inference, size_max=bounds.size_max, forward=settings.header_forward_regex)
+    origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
+    restrictions = settings.http_restrictions
+    of_http = build_app(
+        Infer(core.inference, core.catalog, receiver, regions),
+        Generate(core.inference, core.catalog, receiver),
+        Models(core.catalog, _repository(core, exposure, restrictions), core.statistics, bounds),
+        server,
+        Observability(core.settings, bounds),
+        SequenceRoutes(core.catalog, core.sequences, bounds, is_open=exposure.shows_sequences(restrictions)),
+        SystemSharedMemory(regions, bounds),
+        origins,
+        restrictions,
+    )
+    of_crowd = build_crowded_app(server, origins, restrictions)
+    return _Applications(of_http, of_crowd, build_metrics_app(server, origins, settings.restrictions))
+
+
+def _repository(core: Core, exposure: Exposure, restrictions: Mapping[str, Restriction]) -> RepositoryControl:
+    """Where models are loaded and unloaded; without overrides of configurations where everybody could send them."""
+    return core.repository if exposure.takes_overrides(restrictions) else core.repository.without_overrides()
 
 
 def gauges_of(core: Core, http: Share) -> list[Gauge]:
