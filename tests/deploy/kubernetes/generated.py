@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from deploy.console.settings import ConsoleSettings
 from executor.settings import ExecutorSettings
@@ -38,6 +38,7 @@ OF_THE_CHART = {
     *("name", "console_control"),
 }
 HEAD = "# Written by `make reference` from deploy/helm/seqmesh with its defaults. Change the chart, not this file.\n"
+WIDTH = 120
 NUMBERS = {int: "integer", float: "number", bool: "boolean"}
 
 
@@ -46,7 +47,21 @@ def schema() -> str:
     written = json.loads(SCHEMA.read_text())
     for name, kind in SETTINGS.items():
         written["definitions"][f"{name}_settings"] = schema_of(kind)
-    return json.dumps(written, indent=2) + "\n"
+    return json_text(written) + "\n"
+
+
+def json_text(value: Any, indent: str = "", before: int = 0) -> str:
+    """JSON in which each value that fits into a line has one. before: characters in front of it in its line"""
+    line = json.dumps(value)
+    if len(indent) + before + len(line) < WIDTH or not isinstance(value, (dict, list)):
+        return line
+    inner = f"{indent}  "
+    if isinstance(value, list):
+        begin, parts, end = "[", [json_text(one, inner) for one in cast("list[Any]", value)], "]"
+    else:
+        names = {json.dumps(name) + ": ": one for name, one in cast("dict[str, Any]", value).items()}
+        begin, parts, end = "{", [name + json_text(one, inner, len(name)) for name, one in names.items()], "}"
+    return begin + ",".join(f"\n{inner}{part}" for part in parts) + f"\n{indent}{end}"
 
 
 def schema_of(settings_type: type[SettingsClass]) -> dict[str, Any]:
