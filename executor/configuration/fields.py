@@ -37,7 +37,10 @@ _TENSOR_FIELDS: dict[str, ServedField] = {
 SERVED: dict[str, ServedField] = {
     "name": ServedField("Name of the model; it must be the directory's.", "the directory's name"),
     "platform": ServedField("Triton's older way to name a backend, for instance `pytorch_libtorch`.", "the backend's"),
-    "backend": ServedField("`pytorch` or `python`.", "told by `platform`, or by the files in the version directory"),
+    "backend": ServedField(
+        "Name of an installed [backend](../guides/backends.md).",
+        "told by `platform`, or by the files in the version directory",
+    ),
     "version_policy.latest.num_versions": ServedField(
         "Serve so many of the newest versions.", "1, where no policy is chosen"
     ),
@@ -45,7 +48,7 @@ SERVED: dict[str, ServedField] = {
     "version_policy.specific.versions": ServedField("Serve these versions.", "not chosen"),
     "max_batch_size": ServedField("Rows that one execution takes at most. 0: tensors have no batch dimension.", "0"),
     "default_model_filename": ServedField(
-        "The model's file in the version directory.", "`model.pt`, `model.pt2` or `model.py`, whichever is there"
+        "The model's file in the version directory.", "that of the backend which is there, for instance `model.pt`"
     ),
     "metric_tags": ServedField(
         "Further labels of the model's metrics, by name; each label begins with an underscore.", "none"
