@@ -261,7 +261,7 @@ class EffectPerformer:
         await self._dismiss(action.sequence, action.entry)
 
     async def _dismiss(self, sequence: SequenceId, entry: Entry) -> None:
-        """Removes a wish."""
+        """Removes the entry of a wish that is fulfilled, or that nothing can be done about."""
         shard = self._keys.shard_of(sequence)
         await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
 

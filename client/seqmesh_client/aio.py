@@ -262,16 +262,16 @@ async def with_last_of(
     source: AsyncIterable[Inputs] | Iterable[Inputs], *, end: bool
 ) -> AsyncIterator[tuple[Inputs, bool]]:
     """The items, each with whether it is the last; without `end` none is, and no item waits for its successor."""
-    held: list[Inputs] = []
+    last: list[Inputs] = []
     async for item in source if isinstance(source, AsyncIterable) else one_by_one(source):
         if not end:
             yield item, False
             continue
-        if held:
-            yield held.pop(), False
-        held.append(item)
-    if held:
-        yield held.pop(), True
+        if last:
+            yield last.pop(), False
+        last.append(item)
+    if last:
+        yield last.pop(), True
 
 
 async def next_of(items: AsyncIterator[tuple[Inputs, bool]]) -> tuple[Inputs, bool] | None:

@@ -218,13 +218,13 @@ class BlockingSequence(OneSequence):
 
 def with_last(source: Iterable[Inputs], *, end: bool) -> Iterator[tuple[Inputs, bool]]:
     """The items, each with whether it is the last; without `end` none is, and no item waits for its successor."""
-    held: list[Inputs] = []
+    last: list[Inputs] = []
     for item in source:
         if not end:
             yield item, False
             continue
-        if held:
-            yield held.pop(), False
-        held.append(item)
-    if held:
-        yield held.pop(), True
+        if last:
+            yield last.pop(), False
+        last.append(item)
+    if last:
+        yield last.pop(), True

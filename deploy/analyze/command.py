@@ -60,7 +60,7 @@ class Search:
 
     @property
     def start(self) -> Setting:
-        """The given configuration."""
+        """The given configuration, where the search begins."""
         return setting_of(self.described.config)
 
     def run(self, say: Callable[[str], None]) -> Conclusion:

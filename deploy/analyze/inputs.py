@@ -40,7 +40,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class SentTensor:
-    """A tensor of a request."""
+    """A tensor as it is sent. data: in the protocol's binary form"""
 
     name: str
     datatype: str

@@ -79,7 +79,6 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", weight: str =
 
 
 def line(start: tuple[float, float], end: tuple[float, float], colour: str, *, dash: bool = False) -> str:
-    """SVG of a straight line."""
     (x1, y1), (x2, y2) = start, end
     dashes = ' stroke-dasharray="6 4"' if dash else ""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashes}/>'

@@ -50,7 +50,6 @@ def markdown(outcome: Analysis, notes: Notes) -> str:
 
 
 def choice(outcome: Analysis, notes: Notes) -> list[str]:
-    """What was chosen, and why."""
     found, again = notes.found, by_setting(notes.again)
     given, best = found[outcome.start], found[outcome.best]
     noise = noise_of(given, best)
@@ -89,7 +88,6 @@ def bounds_text(bounds: Bounds) -> str:
 
 
 def trial_table(outcome: Analysis, notes: Notes) -> list[str]:
-    """Every trial in its order."""
     rows: list[list[str]] = []
     for number, (one, found) in enumerate(zip(notes.trials, notes.found.values(), strict=True), 1):
         if found.problem:
@@ -168,5 +166,4 @@ def figures(found: Measured) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]

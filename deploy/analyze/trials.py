@@ -39,7 +39,6 @@ class Described:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether it has sequences."""
         return bool(self.config.get("sequence_batching"))
 
 

@@ -224,7 +224,7 @@ def versions() -> str:
 
 
 class Document(msgspec.Struct):
-    """What report.json holds."""
+    """What report.json holds: all that `--check` needs to judge a run again."""
 
     report: Report
     plan: list[Fault]

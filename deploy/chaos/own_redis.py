@@ -52,7 +52,7 @@ class OwnRedis:
 
     @property
     def url(self) -> str:
-        """The URL without a proxy."""
+        """Past the proxy, for who looks at Redis while the services are cut off."""
         return self._servers.url
 
     def url_for_services(self, links: Links) -> str:
@@ -62,7 +62,6 @@ class OwnRedis:
         return self._servers.url_at(links.listen(REDIS, HOST, self._servers.primary().port))
 
     def about(self) -> str:
-        """A line for the report."""
         with self._servers.primary().client() as client:
             info = client.info("server")
         program = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"

@@ -228,7 +228,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 def answered(value: Any, status: int = 200) -> Response:
-    """JSON that nobody keeps."""
+    """An answer in JSON, which no cache may keep: it is of this moment."""
     return Response(msgspec.json.encode(value), status, {"cache-control": "no-store"}, media_type="application/json")
 
 

@@ -91,7 +91,6 @@ class Moment:
 
     @property
     def point(self) -> ChartPoint:
-        """What charts show of it."""
         return ChartPoint(
             at_ms=self.at_ms,
             steps_per_s=_ratio(1000 * self.steps, self.span_ms, 0.0),
@@ -230,7 +229,7 @@ class ChartSeries:
 
     @property
     def latest(self) -> Moment:
-        """Of a series that has any."""
+        """The last moment. Of a series that has any."""
         return self._moments[-1]
 
 

@@ -85,7 +85,7 @@ class MeshReader:
         return OperatedMesh(self._redis, self._keys, self._membership)
 
     async def model(self, name: str) -> ModelRecord | None:
-        """A published model."""
+        """What its executors have published of a model; None if the mesh does not know it."""
         await self._join()
         return await self._membership.model(name)
 

@@ -17,7 +17,7 @@ TOKEN_LENGTH_MIN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings(OperatorSettings):
-    """One console."""
+    """The settings of one console, beside those by which it finds its mesh."""
 
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.", group="Console")
     console_port: int = setting(

@@ -29,7 +29,7 @@ LOOK_S = 1.0
 
 
 class DeadlockWatch:
-    """The looks of one process."""
+    """Tells the mesh which calls of this process wait, and fails one of those that wait for each other."""
 
     def __init__(self, client: CallClient, connections: RedisConnections) -> None:
         self._client = client

@@ -358,7 +358,7 @@ class ModelRepository:
         raise problem or NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
 
     def _read(self, name: str, override_json: str | None, folder: Path) -> LoadedConfig:
-        """Reads the configuration."""
+        """The configuration, as the backend completes it. Raises LoadError, and notes the failure."""
         installed = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
         backends = {key: backend.auto_complete for key, backend in installed.items()}
         try:

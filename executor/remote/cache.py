@@ -79,18 +79,18 @@ class Cache:
         raises  LoadError if it does not fit; what `fetch` raises
         """
         key = hashlib.sha256(f"{location}\n{listing.model}\n{listing.digest}".encode()).hexdigest()[:32]
-        place = self.directory / key
+        folder = self.directory / key
         while True:
-            copy = self._held(place, listing)
+            copy = self._held(folder, listing)
             if copy is not None:
                 return copy
             with locked(self._incoming / key) as arriving:
                 if arriving is None:
                     continue
-                if not place.exists():
+                if not folder.exists():
                     self._fill(arriving / key, listing, fetch)
                     # Not the locked folder itself: whoever waits for its lock would wait for the copy's users.
-                    (arriving / key).rename(place)
+                    (arriving / key).rename(folder)
                 arriving.rmdir()
 
     def remove(self, folder: Path) -> bool:
@@ -181,9 +181,9 @@ class Cache:
                     f"model '{model}' needs {needed} bytes more in the model cache {self.directory}, in which {used} "
                     f"of {self.bytes_max} are in use: raise --model-cache-bytes"
                 )
-            place = others.pop(0)
-            if self.remove(place):
-                logs.info("copy of a model removed", place=place, reason="the model cache is full")
+            folder = others.pop(0)
+            if self.remove(folder):
+                logs.info("copy of a model removed", place=folder, reason="the model cache is full")
 
     def size(self) -> int:
         """Bytes of all files. A file that copies share counts once."""

@@ -46,7 +46,6 @@ class Reporter:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def report(self) -> ExecutorReport:
-        """Everything as it is now."""
         return ExecutorReport(
             executor=self.executor,
             host=socket.gethostname(),

@@ -407,7 +407,7 @@ class WorkModel:
 
 
 class OpenWork(msgspec.Struct, frozen=True, eq=False):
-    """An open request."""
+    """A request that was taken from the queue, and is not answered yet."""
 
     id: RequestId
     message: InferMessage

@@ -55,10 +55,10 @@ def exemplars_of(observed: Observed, own: Iterable[tuple[str, str, Exemplar]]) -
     latest: dict[tuple[str, str, str, int], Exemplar] = {}
     reported = ((each.model, each.version, one) for each in each_model(observed.reports) for one in each.exemplars)
     for model, version, found in (*reported, *own):
-        place = (model, version, found.name, found.bucket)
-        before = latest.get(place)
+        bucket = (model, version, found.name, found.bucket)
+        before = latest.get(bucket)
         if before is None or before.at_ms < found.at_ms:
-            latest[place] = found
+            latest[bucket] = found
     shown: dict[tuple[str, str], list[Exemplar]] = {}
     for (model, version, *_), found in latest.items():
         shown.setdefault((model, version), []).append(found)

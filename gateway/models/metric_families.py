@@ -50,8 +50,8 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
     """Gathers what is shown about each version. Where several executors have loaded it, the slowest load counts."""
     load_seconds: dict[Place, float] = {}
     for report in each_model(observed.reports):
-        place = (report.model, report.version)
-        load_seconds[place] = max(report.load_seconds, load_seconds.get(place, 0.0))
+        served = (report.model, report.version)
+        load_seconds[served] = max(report.load_seconds, load_seconds.get(served, 0.0))
     return [
         Shown(
             labels={

@@ -30,7 +30,7 @@ class FreedSlots:
             self._passed_ms, self._full_since_ms = self._clock_ms(now_ms), None
 
     def freed(self, now_ms: int) -> None:
-        """A slot has become free."""
+        """Notes that a slot has become free, which counts while none was."""
         if self._full_since_ms is not None:
             self._times.append(self._clock_ms(now_ms))
 

@@ -80,7 +80,7 @@ def waiting(model: str, sequence: SequenceId | None = None) -> str:
 
 
 def models_of(chain: Sequence[str]) -> list[str]:
-    """The models of a chain."""
+    """The models that wait in a chain, outermost first; their sequences are left out."""
     return [entry.partition("#")[0] for entry in chain]
 
 

@@ -64,7 +64,7 @@ class Tenants(msgspec.Struct, frozen=True, dict=True):
     named: Mapping[str, TenantLimits] = {}
 
     def of(self, tenant: str) -> TenantLimits:
-        """The limits of a tenant."""
+        """The limits of a tenant: its own, else those of every other one."""
         return self.named.get(tenant) or self.named.get(EVERY_OTHER, NO_LIMITS)
 
     @cached_property

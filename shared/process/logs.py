@@ -154,7 +154,7 @@ class JsonLines(Lines):
     """One JSON object per line: time, level, event, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Always one line."""
+        """Line ends within a text are escaped, so that one record is one line."""
         entry: dict[str, object] = {
             "time": timestamp(record),
             "level": record.levelname.lower(),

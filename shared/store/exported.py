@@ -58,7 +58,7 @@ class ExportedSequence(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> int:
-        """Steps since START."""
+        """How many steps it has accepted since START: its client goes on with the next number."""
         return self.last_step - self.start_step + 1
 
     def without_replies(self) -> ExportedSequence:

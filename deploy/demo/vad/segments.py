@@ -66,7 +66,7 @@ class Segmenter:
         return self._close(self._low_since) if piece - self._low_since + 1 >= PAUSE_PIECES else None
 
     def end(self) -> Segment | None:
-        """The recording is over."""
+        """Closes the segment that is open when the recording is over."""
         return None if self._begin is None else self._close(self.heard if self._low_since is None else self._low_since)
 
     def _close(self, end: int) -> Segment | None:

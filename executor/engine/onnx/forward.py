@@ -17,7 +17,7 @@ from executor.engine.sessions.forward import Compute, Lent, Value
 
 
 def compute_of(model: OnnxModel, call: SessionCall, device: torch.device, run_options: Any) -> Compute:
-    """The call of one session."""
+    """How a session is called: with lent arrays, or by io binding on a GPU and for BF16, which numpy lacks."""
     signature = model.signature
     tensors = (*signature.inputs.values(), *signature.optional.values())
     wanted = [signature.outputs[name] for name in call.outputs]

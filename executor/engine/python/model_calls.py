@@ -97,7 +97,6 @@ def prepared(request: MadeRequest) -> ModelCall:
 
 
 def response_of(answer: CallAnswer) -> InferenceResponse:
-    """The response to a call."""
     if answer.error_code:
         code = Code.UNAVAILABLE if answer.error_code == Code.RESOURCE_EXHAUSTED.value else answer.error_code
         return InferenceResponse(error=TritonError(answer.error, code))

@@ -87,7 +87,7 @@ def report_families(process: object, families: tuple[CustomFamily, ...]) -> None
 
 
 def forget_reported(process: object) -> None:
-    """The process has ended."""
+    """Drops the families of a process that has ended: their samples go from the page."""
     with _families_lock:
         _reported.pop(process, None)
 

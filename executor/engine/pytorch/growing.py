@@ -161,7 +161,7 @@ class GrowingState:
                     grown.saved = grown.unchanged = grown.length
 
     def _write(self, place: int, state: torch.Tensor, kept: int, *, begins: bool) -> None:
-        """kept: as of `_kept`"""
+        """Writes a state behind its first `kept` positions, which the arena has already."""
         length = state.shape[self._axis]
         grown = self._slots.get(place)
         if grown is None or begins:

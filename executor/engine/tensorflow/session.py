@@ -65,7 +65,7 @@ class TensorflowModel(msgspec.Struct, frozen=True, eq=False):
     fetches: Mapping[str, str]
 
     def run_of(self, call: SessionCall) -> Run:
-        """The call of the session."""
+        """A function from arrays to the outputs that the call wants, compiled once."""
         inputs = [(name, tensor.datatype == "BF16") for name, tensor in call.signature.inputs.items()]
         outputs = [call.signature.outputs[name].datatype == "BF16" for name in call.outputs]
         function = self.session.make_callable(

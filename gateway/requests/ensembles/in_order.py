@@ -47,7 +47,7 @@ class AnswersInOrder:
         return give
 
     def conclude(self) -> None:
-        """No other run follows."""
+        """No other run follows: the end of the last one is the end of all."""
         self._is_concluded = True
         if not self._runs:
             self._give(NOTHING_MORE)

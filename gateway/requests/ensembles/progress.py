@@ -139,7 +139,7 @@ class EnsembleProgress:
     # -- events -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> list[EnsembleAction]:
-        """The first steps to send."""
+        """The steps that need nothing but the request's own inputs."""
         return self._next()
 
     def answered(self, index: int, outputs: Sequence[Tensor], stand: Stand | None = None) -> list[EnsembleAction]:

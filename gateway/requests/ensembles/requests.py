@@ -141,7 +141,6 @@ class EnsembleRequest(OpenRequest):
         self._run = StageRun(context, plan.stages, inputs, self._given, taken=self._number)
 
     def begin(self) -> None:
-        """Sends the first steps."""
         self._run.begin()
 
     def left(self) -> None:

@@ -158,11 +158,11 @@ class StageRun:
         self._waiting_bytes = 0
 
     def begin(self) -> None:
-        """Sends the first steps."""
+        """Sends the steps that need nothing but the request's own inputs."""
         self._perform(self._progress.begin())
 
     def left(self) -> None:
-        """The client has left."""
+        """The client has left: see `EnsembleProgress.left`."""
         if not self._is_over:
             self._perform(self._progress.left())
         self._drop()

@@ -39,7 +39,7 @@ class FrameError(Exception):
 
 
 class EndedError(FrameError):
-    """The other side has ended."""
+    """The other side has ended; nothing comes any more."""
 
 
 class SharedMemory:

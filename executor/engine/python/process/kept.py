@@ -41,7 +41,7 @@ class Kept(Protocol):
         ...
 
     def forget(self, key: Hashable) -> None:
-        """The sequence has left."""
+        """Nothing of the sequence is needed any more."""
         ...
 
     def calls(self, key: Hashable) -> Sequence[Call] | None:

@@ -114,7 +114,7 @@ class MadeCalls:
                 self._end_wait(number, one)
 
     def cancel_all(self) -> None:
-        """The process has ended."""
+        """Cancels all open calls, because the process has ended."""
         for number in list(self._open):
             one = self._forget(number)
             if one is not None:

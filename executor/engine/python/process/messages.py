@@ -127,7 +127,7 @@ class Done(Message, frozen=True):
 
 
 class Raised(Message, frozen=True):
-    """The call raised."""
+    """The call raised a MeshError with this code, or anything else, which is INTERNAL."""
 
     code: str
     message: str

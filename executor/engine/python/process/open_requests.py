@@ -178,7 +178,6 @@ class OpenRequests:
         request.answers.end(error)
 
     def close(self) -> None:
-        """Ends the thread."""
         if self._is_started:
             self._came.put(None)
             self._thread.join()
