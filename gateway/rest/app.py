@@ -6,6 +6,7 @@ Every route belongs to a category. An operator may restrict a category to client
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -50,6 +51,9 @@ class Answering(Route):
         super().__init__(path, endpoint, methods=list(endpoint.handlers))
         # Starlette answers HEAD where it answers GET; Triton answers 405.
         self.methods = set(endpoint.handlers)
+        # Starlette's `$` also matches before a newline at the end, and its `.` matches none: the path `.../42%0A` would
+        # name the sequence 42, and `.../a%0Ab` no sequence at all.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
         self.described = category, path, endpoint
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

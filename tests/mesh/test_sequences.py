@@ -92,6 +92,20 @@ async def test_an_id_of_a_client_does_nothing_to_the_operators_terminal(mesh: Ru
     await step(mesh, hostile, 0, sequence_end=True)
 
 
+async def test_a_newline_in_a_path_is_part_of_the_id(mesh: RunningMesh) -> None:
+    """What is asked of `7015%0A` does nothing to 7015, and an id with a newline is reached as any other."""
+    await step(mesh, 7015, 1, sequence_start=True)
+    await step(mesh, "two\nlines", 1, sequence_start=True)
+
+    stranger = await asyncio.to_thread(send, mesh.http(), "DELETE", f"{SEQUENCES}/7015%0A")
+
+    assert HTTPStatus.NOT_FOUND == stranger.status
+    assert "two\nlines" == get(mesh.http(), f"{SEQUENCES}/two%0Alines").document["id"]
+    assert HTTPStatus.NOT_FOUND == get(mesh.http(), "/v2/health/live%0A").status
+    assert 1 == await step(mesh, 7015, 0, sequence_end=True)
+    assert 1 == await step(mesh, "two\nlines", 0, sequence_end=True)
+
+
 async def test_one_that_is_ended_frees_its_slot_and_its_client_hears_why(mesh: RunningMesh) -> None:
     await step(mesh, 7021, 5, sequence_start=True)
     assert 7 == await step(mesh, 7021, 2)
