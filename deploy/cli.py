@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Any
 
 import click
@@ -16,14 +16,16 @@ from click.shell_completion import get_completion_class
 
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
+from deploy.operate.settings import check_is_text
 from shared.contract.ids import correlation_id_from
+from shared.settings import ENTRY_POINTS as SETTINGS_OF
 from shared.settings import settings_command
 from shared.traces.tracing import describe
 
 UP_HELP = """A whole mesh on this machine, until Ctrl-C.
 
-Starts gateways, schedulers, executors, and a Redis unless --redis-url is given. Prints one line when it is ready. A
-process that dies is started again and reported. Ctrl-C stops everything in order, a second Ctrl-C at once.
+Starts gateways, schedulers, executors, and a Redis unless --redis-url is given. Prints where they listen when they
+are ready. A process that dies is started again and reported. Ctrl-C stops everything in order, a second Ctrl-C at once.
 """
 UP_EPILOG = """Every setting of a service can be given here too, as its environment variable: see `seqmesh gateway
 --help`, `seqmesh scheduler --help` and `seqmesh executor --help`."""
@@ -65,13 +67,18 @@ class LazyCommand(click.Command):
         super().__init__(name, **about)
         self._module = module
 
+    def real(self) -> click.Command:
+        """The command as it stands in its module; that of a service is made of its settings."""
+        for entry in entry_points(group=SETTINGS_OF, name=str(self.name)):
+            return settings_command(entry.load(), print, name=entry.name, help="")
+        found = vars(import_module(self._module)).values()
+        return next(one for one in found if isinstance(one, click.Command) and one.name == self.name)
+
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if extra.get("resilient_parsing"):
-            for one in vars(import_module(self._module)).values():
-                if isinstance(one, click.Command) and one.name == self.name:
-                    return one.make_context(info_name, args, parent, **extra)
+            return self.real().make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -106,6 +113,7 @@ def show_version() -> None:
 @click.option("--string", is_flag=True, help='ID is a string even if it looks like a number: 42 and "42" differ.')
 def show_trace(model: str, correlation_id: str, version: str, *, string: bool) -> None:
     """The trace id of a sequence, running or not."""
+    check_is_text({"model": model, "id": correlation_id, "version": version})
     click.echo(describe(model, version, correlation_id_from(correlation_id, string=string)))
 
 
@@ -114,7 +122,7 @@ COMPLETION_HELP = """Prints what lets a shell complete a command line.
 Commands, options, models, and ids of sequences are completed.
 
 \b
-  eval "$(seqmesh completion bash)"        in ~/.bashrc; zsh likewise, in ~/.zshrc
+  eval "$(seqmesh completion bash)"    in ~/.bashrc; zsh likewise, in ~/.zshrc
   seqmesh completion fish > ~/.config/fish/completions/seqmesh.fish
 """
 

@@ -362,11 +362,14 @@ class SettingsCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes one section per group, in the order in which the groups first appear."""
+        """Writes one section per group, in the order in which the groups first appear.
+
+        Arguments stand in the line of usage, and the text says what they are.
+        """
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(parameter, click.Argument):
                 group = parameter.group if isinstance(parameter, SettingOption) else "Options"
                 sections.setdefault(group, []).append(record)
         for group, records in sections.items():

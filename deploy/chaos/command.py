@@ -7,6 +7,7 @@ import platform
 import random
 import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -54,7 +55,10 @@ KINDS_HELP = "Faults, by name (kill-executor), act (kill) or victim (executor). 
 SENTINELS_HELP = """Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary.
 With the fault promote-replica a replica takes over that lacks the last writes; clients must be told which steps are
 gone."""
-EPILOG = "\b\nFaults:\n" + "\n".join(f"  {kind.name:20} {kind.meaning}" for kind in KINDS.values())
+EPILOG = "\b\nFaults:\n" + "\n".join(
+    textwrap.fill(kind.meaning, 78, initial_indent=f"  {kind.name:20} ", subsequent_indent=" " * 23)
+    for kind in KINDS.values()
+)
 EXIT_FAILED_CHECK = 1
 COUNT = click.IntRange(1)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)

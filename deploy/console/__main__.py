@@ -12,7 +12,7 @@ from shared.settings import parse_settings
 HELP = """Serves a page that shows a running mesh: executors and their slots, sequences, models, charts, events.
 
 \b
-  seqmesh console                                   of the mesh that `seqmesh up` runs in this folder
+  seqmesh console         of the mesh that `seqmesh up` runs in this folder
   seqmesh console --redis-url redis://10.0.0.5      of another mesh
 """
 

@@ -23,7 +23,7 @@ from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.moving import MoveError
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.sequences import OPEN_STATES, PauseError
+from shared.store.sequences import PauseError
 
 AT_ONCE_MAX = 16
 """Actions that run or wait for their turn."""
@@ -50,10 +50,7 @@ class Actions:
         async def act(mesh: OperatedMesh) -> str:
             if said := await end_one(mesh, sequence):
                 return said
-            (status,) = await mesh.sequences.statuses([sequence])
-            if status is None or status.state in OPEN_STATES:
-                raise RequestError("the mesh knows no such sequence: it may have ended meanwhile", Code.NOT_FOUND)
-            return f"was over already ({status.state})"
+            raise RequestError("the mesh knows no such sequence: it may have ended meanwhile", Code.NOT_FOUND)
 
         return await self._carry_out(sequence, act)
 

@@ -23,8 +23,9 @@ from deploy.console.live import LiveMesh, Page, as_server_sent
 from deploy.console.reader import FOUND_MAX, MeshReader
 from deploy.console.view import sequence_view
 from deploy.local.control import ask_to_kill
+from deploy.operate.operating import id_text
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
-from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, model_of, sequence_id
+from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, correlation_id_of, model_of, sequence_id
 from shared.process import logs
 from shared.store.redis_client import CONNECTION_LOST
 
@@ -137,7 +138,7 @@ class ConsoleRoutes:
                 said = await self.actions.move(sequence, parameter(request, "to"), parameter(request, "leaving"))
             case _:
                 raise RequestError("a sequence can be told to: end, pause, resume, move", Code.NOT_FOUND)
-        return self._acted(action, f"Sequence {parameter(request, 'id')} of {model_of(sequence)}", said)
+        return self._acted(action, f"Sequence {id_text(correlation_id_of(sequence))} of {model_of(sequence)}", said)
 
     async def act_on_executor(self, request: Request) -> Response:
         """POST /api/executors/{name}/{action}: `drain`, or `undrain`. name: of the executor, or its id"""

@@ -23,7 +23,7 @@ HELP = """Writes the folder of a model that works: configuration, model, and a c
 The model has one input, one output and one state, which the mesh keeps for each sequence. Change it into yours.
 
 \b
-  seqmesh new tracker --from torch    models/tracker, a recurrent cell of PyTorch
+  seqmesh new tracker --from torch    models/tracker, a cell of PyTorch
   seqmesh up --models models          serves it
   python models/tracker/client.py     a sequence of four steps
 """

@@ -6,6 +6,7 @@ A shell waits for it with each press of a key: a mesh that cannot be found, or t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 
@@ -13,10 +14,12 @@ import click
 
 from deploy.operate.operating import OperatedMesh, found_mesh
 from deploy.operate.settings import OperatorSettings
-from shared.contract.ids import correlation_id_of
+from shared.contract.ids import correlation_id_from, correlation_id_of
 from shared.store.redis_client import CONNECTION_LOST
 
 PATIENCE_S = 2.0
+TYPED = re.compile(r"(?!-)[\w.:@%+,=/-]+")
+"""An id that a shell takes as it stands. Ids are clients' own: others might be commands in the line of an operator."""
 IDS_MAX, LOOKED_AT_MAX = 100, 10_000
 """Ids that are offered, and sequences that are looked at for them."""
 
@@ -31,12 +34,18 @@ def models(context: click.Context, _: click.Parameter, begin: str) -> list[str]:
 
 
 def ids(context: click.Context, _: click.Parameter, begin: str) -> list[str]:
-    """Open sequences of the model before it whose id begins like that."""
+    """Open sequences of the model before it whose id begins like that, and names them when it is typed."""
+    string = bool(context.params.get("string"))
 
     async def found(mesh: OperatedMesh) -> list[str]:
         model = str(context.params.get("model"))
         names, _ = await mesh.sequences.some(model, begin, found_max=IDS_MAX, looked_at_max=LOOKED_AT_MAX)
-        return [str(correlation_id_of(name)) for name in names]
+        found = [correlation_id_of(name) for name in names]
+        return [
+            text
+            for one in found
+            if TYPED.fullmatch(text := str(one)) and one == correlation_id_from(text, string=string)
+        ]
 
     return _offered(context, found)
 

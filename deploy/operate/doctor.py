@@ -37,8 +37,8 @@ Without a mesh in --data-dir and without --redis-url, it looks at this machine a
 what it needs. Changes nothing. The exit status is 1 if something fails, else 0.
 
 \b
-  seqmesh doctor                                  this machine, and the mesh of `seqmesh up` in it
-  seqmesh doctor --redis-url redis://redis:6379   a mesh elsewhere
+  seqmesh doctor        this machine, and the mesh of `seqmesh up` in it
+  seqmesh doctor --redis-url redis://redis:6379    a mesh elsewhere
 """
 
 

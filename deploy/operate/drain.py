@@ -29,7 +29,7 @@ then.
 
 \b
   seqmesh drain --list             who holds how many sequences
-  seqmesh drain executor-2         for instance before its machine is taken away
+  seqmesh drain executor-2         before its machine is taken away
   seqmesh drain executor-2 --undo  it serves again
 """
 

@@ -11,8 +11,9 @@ import click
 from deploy.operate.completion import IDS, MODEL
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import id_text
 from shared.contract.errors import Code
-from shared.contract.ids import SequenceId
+from shared.contract.ids import SequenceId, correlation_id_of
 from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.sequences import PauseError
 
@@ -55,10 +56,12 @@ async def act_on_each(
     wrong: list[str] = []
     async with found_mesh(settings) as mesh:
         for correlation_id in correlation_ids:
+            sequence = named(model, correlation_id, **naming)
+            name = id_text(correlation_id_of(sequence))
             try:
-                click.echo(f"{correlation_id}: {await act(mesh, named(model, correlation_id, **naming))}")
+                click.echo(f"{name}: {await act(mesh, sequence)}")
             except PauseError as error:
-                wrong.append(f"{correlation_id}: {error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}")
+                wrong.append(f"{name}: {error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}")
     if wrong:
         raise click.ClickException("\n".join(wrong))
 

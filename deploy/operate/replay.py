@@ -14,7 +14,8 @@ from deploy.operate import completion
 from deploy.operate.comparison import Comparison, OutputSummary, ReplayAnswer, Tolerance, compared
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
-from deploy.operate.texts import aligned, counted
+from deploy.operate.texts import aligned, counted, id_text
+from shared.contract.ids import correlation_id_of
 from shared.store.company import call_addresses, services
 from shared.store.exported import ExportError, from_file
 from shared.store.journals import Journal, JournaledStep, JournalError, read_journal
@@ -35,7 +36,7 @@ The exit status is 0 if nothing is different, 1 if something is, and 2 if nothin
 \b
   seqmesh seq replay running_sum 42
   seqmesh seq replay running_sum 42 --to-version 2 --rtol 1e-3
-  seqmesh seq replay --file 42.sequence --to-model running_sum_int8 --gateway grpc://staging:8001
+  seqmesh seq replay --file 42.sequence --gateway grpc://staging:8001
 """
 
 
@@ -116,7 +117,7 @@ async def _found(
             try:
                 journal = await mesh.sequences.journal(sequence)
             except JournalError as error:
-                raise Trouble(f"{correlation_id}: {error} ({WHICH})") from error
+                raise Trouble(f"{id_text(correlation_id_of(sequence))}: {error} ({WHICH})") from error
         return journal, _address(gateway) if gateway else await gateway_of(mesh)
 
 

@@ -17,8 +17,8 @@ from deploy.operate import move, pause, replay
 from deploy.operate.completion import ID, IDS, MODEL
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
-from deploy.operate.texts import aligned, clock, counted, duration
-from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from deploy.operate.texts import aligned, clock, counted, duration, id_text
+from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import EndCode
@@ -29,7 +29,7 @@ LIST_HELP = """Lists the sequences of a model that are not over.
 \b
   seqmesh seq ls running_sum
   seqmesh seq ls running_sum --state live --executor executor-2
-  seqmesh seq ls running_sum --sort used --limit 20      the ones that nobody used for longest
+  seqmesh seq ls running_sum --sort used --limit 20    not used for longest
   seqmesh seq ls running_sum --json | jq .id
 """
 SHOW_HELP = """Shows one sequence: where it is, and how far it has come.
@@ -116,19 +116,22 @@ async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str
     async with found_mesh(settings) as mesh:
         unknown: list[str] = []
         for correlation_id in correlation_ids:
-            if said := await end_one(mesh, named(model, correlation_id, **naming)):
-                click.echo(f"{correlation_id}: {said}")
+            sequence = named(model, correlation_id, **naming)
+            name = id_text(correlation_id_of(sequence))
+            if said := await end_one(mesh, sequence):
+                click.echo(f"{name}: {said}")
             else:
-                unknown.append(correlation_id)
+                unknown.append(name)
     if unknown:
         raise click.ClickException(f"{', '.join(unknown)}: {NO_SUCH}")
 
 
 async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
-    """Ends a sequence, and says what becomes of it; "" if there is none that is open. Safe to repeat."""
+    """Ends a sequence, and says what becomes of it; "" if the mesh knows none. Safe to repeat."""
     code = await mesh.sequences.end(sequence)
     if code is EndCode.NOTHING:
-        return ""
+        (status,) = await mesh.sequences.statuses([sequence])
+        return "" if status is None or status.state in OPEN_STATES else f"was over already ({status.state})"
     return "ended before it had a slot" if code is EndCode.REMOVED else "ends now"
 
 
@@ -138,19 +141,23 @@ async def fork(
     """Carries `seqmesh seq fork` out. Raises click.ClickException with the reason if it cannot be done."""
     origin, copy = (named(model, each, version=version, string=string) for each in (correlation_id, new_id))
     async with found_mesh(settings) as mesh:
-        with told(f"{correlation_id} as {new_id}"):
+        of, name = (id_text(correlation_id_of(each)) for each in (origin, copy))
+        with told(f"{of} as {name}"):
             exported = await mesh.sequences.fork(origin, copy)
-    click.echo(f"{new_id} goes on behind step {exported.steps} of {correlation_id}")
+    click.echo(f"{name} goes on behind step {exported.steps} of {of}")
 
 
 async def export(settings: OperatorSettings, model: str, correlation_id: str, file: Path, **naming: Any) -> None:
     """Carries `seqmesh seq export` out. Raises click.ClickException with the reason if it cannot be done."""
+    sequence = named(model, correlation_id, **naming)
+    name = id_text(correlation_id_of(sequence))
     async with found_mesh(settings) as mesh:
-        with told(correlation_id):
-            exported = await mesh.sequences.export_when_idle(named(model, correlation_id, **naming))
+        with told(name):
+            exported = await mesh.sequences.export_when_idle(sequence)
     data = to_file(exported)
     await asyncio.to_thread(write_whole, file, data)
-    click.echo(f"{file}: {exported.steps} steps of {correlation_id}, {len(data)} bytes")
+    steps = f"{exported.steps} step{'' if exported.steps == 1 else 's'}"
+    click.echo(f"{file}: {steps} of {name}, {len(data)} bytes")
 
 
 async def import_file(settings: OperatorSettings, file: Path, *, as_id: str, version: str, string: bool) -> None:
@@ -161,7 +168,7 @@ async def import_file(settings: OperatorSettings, file: Path, *, as_id: str, ver
             exported = from_file(data)
             correlation_id = correlation_id_from(as_id, string=string) if as_id else exported.id
             await mesh.sequences.reopen(sequence_id(exported.model, version, correlation_id), exported)
-    click.echo(f"{correlation_id} goes on behind step {exported.steps}")
+    click.echo(f"{id_text(correlation_id)} goes on behind step {exported.steps}")
 
 
 @contextmanager
@@ -194,24 +201,18 @@ def table(shown: Sequence[SequenceStatus], now_ms: int) -> str:
         state = f"{state}, place {one.place}" if one.place is not None else state
         steps, open_steps = str(one.last_step), str(one.open_steps or "")
         used, age = duration(now_ms - one.used_ms), duration(now_ms - one.begun_ms)
-        rows.append((id_text(one), state, one.executor, steps, open_steps, used, left, age))
+        rows.append((name_text(one), state, one.executor, steps, open_steps, used, left, age))
     return aligned(rows)
 
 
-def id_text(one: SequenceStatus) -> str:
-    """The id, with the version if the client names one.
-
-    A text that looks like a number stands in quotes, and one that a terminal would obey too, with escapes: ids are
-    clients' own.
-    """
-    is_plain = not isinstance(one.id, str) or (one.id.isprintable() and not one.id.isdecimal())
-    text = str(one.id) if is_plain else repr(one.id)
-    return f"{text} (version {one.requested_version})" if one.requested_version else text
+def name_text(one: SequenceStatus) -> str:
+    """The id, with the version if the client names one."""
+    return f"{id_text(one.id)} (version {one.requested_version})" if one.requested_version else id_text(one.id)
 
 
 def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[tuple[str, str]]:
     """Names and texts about one sequence."""
-    lines = [("sequence", id_text(one)), ("model", f"{one.model}, version {one.version or 'not known'}")]
+    lines = [("sequence", name_text(one)), ("model", f"{one.model}, version {one.version or 'not known'}")]
     lines.append(("state", f"{one.state}, accepts nothing but a START" if one.closed else one.state))
     if one.place is not None:
         lines.append(("place in the line", f"{one.place}, {expected_wait(one)}"))

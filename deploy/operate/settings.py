@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,31 @@ def operator_command(
     settings = options(OperatorSettings)
 
     def callback(**values: Any) -> None:
+        check_is_text(values)
         found = OperatorSettings(**{str(one.name): values.pop(str(one.name)) for one in settings})
-        asyncio.run(run(found, **values))
+        try:
+            asyncio.run(run(found, **values))
+        except click.ClickException as error:
+            error.message = printable(error.message)
+            raise
 
     return SettingsCommand(
         name, params=[*params, *settings], callback=callback, help=help, context_settings={"max_content_width": 110}
     )
+
+
+def check_is_text(values: Mapping[str, Any]) -> None:
+    """Raises click.UsageError for an argument that is no UTF-8: no model, id or executor is called by other bytes."""
+    for value in values.values():
+        for text in value if isinstance(value, tuple) else [value]:
+            if (
+                isinstance(text, str)
+                and not text.isprintable()
+                and any("\ud800" <= letter <= "\udfff" for letter in text)
+            ):
+                raise click.UsageError(f"{text!r} is no UTF-8 text")
+
+
+def printable(text: str) -> str:
+    """A text with escapes in the place of what a terminal would obey. Errors quote files, names and other programs."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)

@@ -23,7 +23,7 @@ on every gateway and scheduler when the command is back.
 \b
   seqmesh tenants ls
   seqmesh tenants set acme --live-max 500 --steps-per-s 2000 --share 2
-  seqmesh tenants set '*' --live-max 50          each tenant that has no limits of its own
+  seqmesh tenants set '*' --live-max 50   those without limits of their own
   seqmesh tenants rm acme
 """
 SET_HELP = """Sets what a tenant may do. What is left out stays as it is.

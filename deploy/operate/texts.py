@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Sequence
+
+from shared.contract.ids import CorrelationId
 
 
 def counted(number: int, noun: str) -> str:
@@ -36,9 +39,31 @@ def size(number: int) -> str:
     return f"{scaled:.1f} GiB"
 
 
+def id_text(correlation_id: CorrelationId) -> str:
+    """An id as people read it. Ids are clients' own, and may hold whatever a terminal obeys.
+
+    A text stands in quotes, with escapes, if it looks like a number, begins with a quote, or has characters or spaces
+    that are not seen. So no two ids look the same.
+    """
+    if isinstance(correlation_id, int):
+        return str(correlation_id)
+    is_seen = correlation_id.isprintable() and all(correlation_id.split(" "))
+    is_plain = is_seen and not correlation_id.isdecimal() and correlation_id[0] not in "'\""
+    return correlation_id if is_plain else repr(correlation_id)
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Rows of equally many cells as lines, with the columns below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(text + " " * (width - cells(text)) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def cells(text: str) -> int:
+    """Cells of a terminal that a text takes: letters of East Asia take two, marks above a letter none."""
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
     )

@@ -10,6 +10,8 @@ from typing import NewType
 
 import xxhash
 
+from shared.contract.limits import CORRELATION_ID_CHARS_MAX
+
 type_tag = {int: "i", str: "s"}
 
 ShardId = NewType("ShardId", int)
@@ -50,6 +52,13 @@ def correlation_id_from(text: str, *, string: bool) -> CorrelationId:
     """An id that was typed, or stands in a path. string: it is a text even if it looks like a number"""
     is_number = not string and text.isascii() and text.isdecimal() and len(text) <= UINT64_DIGITS
     return int(text) if is_number else text
+
+
+def is_nameable(correlation_id: CorrelationId) -> bool:
+    """Whether a request can name a sequence by this id: 0 and an empty text mean none, and texts have a bound."""
+    if isinstance(correlation_id, int):
+        return 0 < correlation_id < 1 << 64
+    return 0 < len(correlation_id.encode()) <= CORRELATION_ID_CHARS_MAX
 
 
 def correlation_id_of(sequence: SequenceId) -> CorrelationId:

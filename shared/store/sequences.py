@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from shared.contract.errors import Code, Reason
-from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, model_of, sequence_id
-from shared.contract.limits import LIVE_MAX, PAUSE_MS_MAX
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
+from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ReplyMessage, ServedModel, encode
 from shared.contract.record import (
     ACCEPTED,
@@ -413,8 +413,14 @@ class Sequences:
     async def reopen(self, sequence: SequenceId, exported: ExportedSequence) -> None:
         """Opens an exported sequence under an id. It gets a slot with its next step.
 
-        Raises ExportError if no executor serves its version, the id has an open sequence, or there are too many.
+        Raises ExportError if no executor serves its version, no client could name the id, the id has an open sequence,
+        or there are too many.
         """
+        if not is_nameable(correlation_id_of(sequence)):
+            raise ExportError(
+                "no client could go on with such an id: take a number from 1 on, or a text of 1 to "
+                f"{CORRELATION_ID_CHARS_MAX} bytes"
+            )
         served = await self._serving(model_of(sequence), exported.version)
         call = self._scripts.reopen(
             sequence, exported, idle_ms=served.idle_ms, live_max=LIVE_MAX, pageable=served.pageable

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -43,6 +44,24 @@ def test_the_help_of_what_operates_a_mesh_shows_an_example_on_a_line_of_its_own(
 
     assert "\\b" not in result.stdout
     assert re.search(r"^ +(seqmesh \w+( \w+)? \S+|--pids \S+)", result.stdout, re.MULTILINE)
+
+
+def commands_below(command: click.Command, *words: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command with its words, also those that are imported late."""
+    if isinstance(command, cli.LazyCommand):
+        command = command.real()
+    yield " ".join(words), command
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from commands_below(below, *words, name)
+
+
+def test_every_help_is_read_on_eighty_columns() -> None:
+    """But for a line that has one option's name and nothing else: no word of it may be broken."""
+    for words, command in commands_below(cli.main):
+        text = CliRunner().invoke(command, ["--help"], prog_name=f"seqmesh {words}", terminal_width=80).output
+        long = [line for line in text.splitlines() if len(line) > 80 and not line.strip().startswith("--")]
+        assert [] == long, words
 
 
 def test_the_help_of_up_shows_every_setting() -> None:
@@ -109,7 +128,20 @@ def test_a_shell_is_offered_commands_options_and_words_of_commands_that_are_impo
     assert ["reshard"] == offered("res")
     assert {"pause", "export", "ls"} <= set(offered("seq", ""))
     assert ["--seconds", "--string"] == offered("seq", "pause", "m", "7", "--s")
+    assert ["--http-max-input-size"] == offered("gateway", "--http-max-i")
+    assert ["--data-dir"] == offered("console", "--data")
     assert ["live"] == offered("seq", "ls", "m", "--state", "l")
+
+
+@pytest.mark.parametrize("command", ["trace", "seq show", "seq end", "drain"])
+def test_an_argument_that_is_no_text_is_told(command: str, tmp_path: Path) -> None:
+    place = [] if command == "trace" else ["--data-dir", str(tmp_path)]
+    arguments = [*command.split(), *place, b"m\xff".decode(errors="surrogateescape")]
+    arguments += [] if command == "drain" else ["7"]
+
+    result = CliRunner().invoke(cli.main, arguments)
+
+    assert (2, True) == (result.exit_code, "is no UTF-8 text" in result.output), result.output
 
 
 def test_where_no_mesh_is_a_shell_is_offered_nothing(tmp_path: Path) -> None:

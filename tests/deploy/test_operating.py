@@ -16,7 +16,7 @@ from redis import Redis
 from deploy import cli
 from deploy.local.launcher import MeshState
 from deploy.operate.diagnoses import Severity
-from deploy.operate.operating import found_mesh
+from deploy.operate.operating import aligned, found_mesh, id_text
 from deploy.operate.settings import OperatorSettings
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
@@ -66,6 +66,31 @@ async def test_a_mesh_that_this_release_does_not_understand_is_left_alone(
     with pytest.raises(click.ClickException, match=told):
         async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)):
             pass
+
+
+@pytest.mark.parametrize(
+    ("correlation_id", "shown"),
+    [
+        (42, "42"),
+        ("42", "'42'"),
+        ("'42'", "\"'42'\""),
+        ("customer-7/é", "customer-7/é"),
+        ("<b class='x'>", "<b class='x'>"),
+        ("two  spaces", "'two  spaces'"),
+        ("", "''"),
+        ("  begins late", "'  begins late'"),
+        ("\x1b[2J", r"'\x1b[2J'"),
+        ("\u202eback", r"'\u202eback'"),
+    ],
+)
+def test_no_two_ids_look_the_same_and_none_is_obeyed_by_a_terminal(correlation_id: int | str, shown: str) -> None:
+    assert shown == id_text(correlation_id)
+
+
+def test_columns_stand_below_each_other_whatever_their_letters() -> None:
+    rows = [("ID", "STATE"), ("日本語", "live"), ("e\u0301", "live")]
+
+    assert ["ID      STATE", "日本語  live", "e\u0301       live"] == aligned(rows).splitlines()
 
 
 async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -> None:

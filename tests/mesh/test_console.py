@@ -199,6 +199,42 @@ async def test_a_sequence_is_paused_moved_and_ended_on_the_page_and_an_executor_
     assert [] == problems
 
 
+async def test_an_id_is_seen_for_what_it_is_and_its_command_is_safe_to_paste(
+    mesh: RunningMesh, browser: Browser
+) -> None:
+    """Letters that are not seen, or turn others around, are written out; a shell runs nothing that a client wrote."""
+    expect.set_options(timeout=PATIENCE_MS)
+    problems: list[str] = []
+    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
+    caller = GrpcCaller(mesh.grpc())
+    shown = {
+        "\u202egnp.exe": (r'"\u202egnp.exe"', r"$'\u202egnp.exe'"),
+        " $(reboot)'": ('" $(reboot)\'"', r"$' $(reboot)\''"),
+        "42": ('"42"', "--string"),
+        "two\nlines": (r'"two\u000alines"', r"$'two\u000alines'"),
+    }
+    for name in shown:
+        await caller("sum", Step(name, 1, start=True))
+    page = await opened(browser, address, problems)
+
+    for name, (text, pasted) in shown.items():
+        await page.goto(f"{address.partition('#')[0]}#/")
+        await page.get_by_role("link", name=f"Sequence {text}:").click()
+        await expect(page.locator("h1")).to_have_text(f"Sequence {text}")
+        command = await page.locator("code", has_text="seqmesh trace").inner_text()
+        assert pasted in command
+        # A shell hands the very id on.
+        told = await asyncio.create_subprocess_exec(
+            "bash", "-c", f'seqmesh() {{ printf %s "${{!#}}"; }}; {command}', stdout=asyncio.subprocess.PIPE
+        )
+        assert name.encode() == (await told.communicate())[0]
+    await page.goto(f"{address.partition('#')[0]}#/nowhere")
+    await expect(page).to_have_title("Overview · seqmesh console")
+    assert [] == problems
+    for name in shown:
+        await caller("sum", Step(name, 0, end=True))
+
+
 async def test_charts_of_a_model_show_its_phases_as_lines_and_as_tables(mesh: RunningMesh, browser: Browser) -> None:
     expect.set_options(timeout=PATIENCE_MS)
     problems: list[str] = []

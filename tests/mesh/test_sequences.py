@@ -10,9 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 import pytest
+from click.shell_completion import ShellComplete
 
+from deploy import cli
 from shared.contract.ids import sequence_id
+from shared.store.exported import from_file, to_file
 from tests.mesh.raw_http import answer, get, infer_document, posted, send
 from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
 
@@ -75,7 +79,8 @@ async def test_an_operators_list_reads_well(mesh: RunningMesh) -> None:
     assert "7011: ends now\n7012: ends now\n7013: ends now\n" == ended
     await eventually(lambda: not get(mesh.http(), f"{SEQUENCES}?prefix=701").document["total"], "they are over")
     assert "cancelled" in await seqmesh(mesh, "seq", "show", MODEL, "7011")
-    assert "no such sequence" in await seqmesh(mesh, "seq", "end", MODEL, "7011", code=1)
+    assert "7011: was over already (cancelled)\n" == await seqmesh(mesh, "seq", "end", MODEL, "7011")
+    assert "no such sequence" in await seqmesh(mesh, "seq", "end", MODEL, "7019", code=1)
     assert "there are: " in await seqmesh(mesh, "seq", "ls", "nobody", code=1)
 
 
@@ -104,6 +109,49 @@ async def test_a_newline_in_a_path_is_part_of_the_id(mesh: RunningMesh) -> None:
     assert HTTPStatus.NOT_FOUND == get(mesh.http(), "/v2/health/live%0A").status
     assert 1 == await step(mesh, 7015, 0, sequence_end=True)
     assert 1 == await step(mesh, "two\nlines", 0, sequence_end=True)
+
+
+async def test_a_copy_gets_an_id_that_a_client_can_name(mesh: RunningMesh, tmp_path: Path) -> None:
+    await step(mesh, 7016, 1, sequence_start=True)
+    file = tmp_path / "7016.sequence"
+    await seqmesh(mesh, "seq", "export", MODEL, "7016", str(file))
+    exported = from_file(file.read_bytes())
+    for number, unusable in enumerate((0, -1, "", "x" * 129)):
+        foreign = tmp_path / f"{number}.sequence"
+        foreign.write_bytes(to_file(msgspec.structs.replace(exported, id=unusable)))
+        assert "no client could go on" in await seqmesh(mesh, "seq", "import", str(foreign), code=1)
+    assert "no client could go on" in await seqmesh(mesh, "seq", "fork", MODEL, "7016", "0", code=1)
+    assert 1 == await step(mesh, 7016, 0, sequence_end=True)
+
+
+async def test_a_foreign_file_does_nothing_to_the_operators_terminal(mesh: RunningMesh, tmp_path: Path) -> None:
+    await step(mesh, 7017, 1, sequence_start=True)
+    file = tmp_path / "7017.sequence"
+    await seqmesh(mesh, "seq", "export", MODEL, "7017", str(file))
+    exported = from_file(file.read_bytes())
+
+    hostile = msgspec.structs.replace(exported, id="\x1b[2Jcleared")
+    file.write_bytes(to_file(hostile))
+    assert "'\\x1b[2Jcleared' goes on behind step 1\n" == await seqmesh(mesh, "seq", "import", str(file))
+    file.write_bytes(to_file(msgspec.structs.replace(exported, model="\x1b[2Jcleared")))
+    assert r"of model '\x1b[2Jcleared'" in await seqmesh(mesh, "seq", "import", str(file), code=1)
+    for sequence in (7017, hostile.id):
+        assert 1 == await step(mesh, sequence, 0, sequence_end=True)
+
+
+async def test_a_shell_is_offered_ids_that_name_the_sequence_and_are_no_commands(mesh: RunningMesh) -> None:
+    for sequence in (7018, "7018", "$(id)", "a b", "--version", "two\nlines", "talk-é/7018"):
+        await step(mesh, sequence, 1, sequence_start=True)
+
+    def offered(*options: str) -> list[str]:
+        words = ["seq", "show", f"--redis-url={mesh.state.redis_url}", *options, MODEL]
+        completion = ShellComplete(cli.main, {}, "seqmesh", "_SEQMESH_COMPLETE")
+        return sorted(one.value for one in completion.get_completions(words, ""))
+
+    assert ["7018", "talk-é/7018"] == await asyncio.to_thread(offered)
+    assert ["7018", "talk-é/7018"] == await asyncio.to_thread(offered, "--string")
+    for sequence in (7018, "7018", "$(id)", "a b", "--version", "two\nlines", "talk-é/7018"):
+        await step(mesh, sequence, 0, sequence_end=True)
 
 
 async def test_one_that_is_ended_frees_its_slot_and_its_client_hears_why(mesh: RunningMesh) -> None:

@@ -57,7 +57,7 @@ export function App() {
     watch(watches ? namedBy(new URLSearchParams(watches)) : null, charted);
   }, [watches, charts, signedIn]);
   useEffect(() => {
-    const name = PAGES.find(([path]) => path === at.page)?.[1] ?? "Sequence";
+    const name = at.page === "sequence" ? "Sequence" : (PAGES.find(([path]) => path === at.page)?.[1] ?? "Overview");
     document.title = `${name} · seqmesh console`;
   }, [at.page]);
 

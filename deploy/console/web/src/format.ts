@@ -66,9 +66,38 @@ export function chartedBy(query: URLSearchParams): Charted {
   return { model: query.get("model") ?? "", version: query.get("version") ?? "", range };
 }
 
-/** An id as people read it: a text that looks like a number stands in quotes, because 42 and "42" differ. */
-export function idText(one: Sequence): string {
-  return one.is_text && /^\d+$/.test(one.id) ? `"${one.id}"` : one.id;
+/** What is not seen, or turns the letters around it: clients name their sequences as they like. */
+const UNSEEN = /[\p{C}]|[^\S ]/gu;
+
+function escaped(letter: string): string {
+  const code = (letter.codePointAt(0) ?? 0).toString(16);
+  return code.length > 4 ? `\\U${code.padStart(8, "0")}` : `\\u${code.padStart(4, "0")}`;
+}
+
+/**
+ * An id as people read it. A text stands in quotes if it looks like a number, because 42 and "42" differ, or if its
+ * letters do not show what it is.
+ */
+export function idText({ id, is_text }: Pick<Sequence, "id" | "is_text">): string {
+  if (!is_text || (/^[^'"]/.test(id) && !/^\d+$/.test(id) && id.split(" ").every(Boolean) && id.search(UNSEEN) < 0)) return id;
+  return `"${id.replace(/["\\]/g, "\\$&").replace(UNSEEN, escaped)}"`;
+}
+
+/** A word of a command line that can be pasted into a shell: an id may be a command there. */
+function word(text: string): string {
+  if (/^[\w.:@%+,=/][\w.:@%+,=/-]*$/.test(text)) return text;
+  return `$'${text.replace(/['\\]/g, "\\$&").replace(UNSEEN, escaped)}'`;
+}
+
+/** The command that names the trace of a sequence. */
+export function traceCommand(named: Named): string {
+  const looksLikeNumber = /^\d+$/.test(named.id);
+  const options = [
+    ...(named.string && looksLikeNumber ? ["--string"] : []),
+    ...(named.version ? ["--version", named.version] : []),
+    ...(named.id.startsWith("-") ? ["--"] : []),
+  ];
+  return ["seqmesh", "trace", ...options, named.model, named.id].map(word).join(" ");
 }
 
 /** A hue by which a sequence is recognised when it moves. Never the only sign: its id stands beside it. */

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { isOpen, SequenceActions } from "./actions";
-import { clock, count, duration, idText, keyOf, linkOf } from "./format";
+import { clock, count, duration, idText, keyOf, linkOf, traceCommand } from "./format";
 import { ask } from "./session";
 import type { State } from "./store";
 import type { Named, Sequence, View } from "./types";
@@ -148,7 +148,7 @@ export function SequencePage({ view, state, named, signedIn, signIn }: PageProps
   return (
     <section aria-labelledby="sequence-title">
       <p><a href="#/sequences">All sequences</a></p>
-      <h1 id="sequence-title">Sequence {named.string && /^\d+$/.test(named.id) ? `"${named.id}"` : named.id}</h1>
+      <h1 id="sequence-title">Sequence {idText({ id: named.id, is_text: named.string || !/^\d+$/.test(named.id) })}</h1>
       <p class="muted">of {named.model}{named.version && `, version ${named.version}`}</p>
       {watched === null && <p class="empty-line" aria-busy="true">Reading it …</p>}
       {watched !== null && watched.sequence === null && (
@@ -173,7 +173,7 @@ export function SequencePage({ view, state, named, signedIn, signIn }: PageProps
           </ol>
           <p class="muted">
             The mesh keeps no history of a sequence. This is what its record says, and what the console saw while somebody looked.
-            Its trace has every step: <code>seqmesh trace {named.model} {named.id}</code>
+            Its trace has every step: <code class="whole">{traceCommand(named)}</code>
           </p>
         </>
       )}
