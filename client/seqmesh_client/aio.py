@@ -38,6 +38,8 @@ class AsyncLink:
 
     def close(self) -> None:
         self._call.cancel()
+        # Of a call that is over already, gRPC's own task still waits for the next message.
+        self._outbox.put_nowait(None)
 
     async def receive(self, until: float) -> Any:
         """The next message. Raises LinkBroken when there is none until then."""
@@ -53,8 +55,8 @@ class AsyncLink:
         return message
 
     async def _messages(self) -> AsyncIterator[Any]:
-        while True:
-            yield await self._outbox.get()
+        while (message := await self._outbox.get()) is not None:
+            yield message
 
 
 class AsyncClient(GatewayChannels[grpc.aio.Channel]):

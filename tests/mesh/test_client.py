@@ -325,6 +325,19 @@ def test_a_plain_triton_is_refused_unless_its_weaker_promise_is_accepted(plain: 
     assert 2 == service.ran, "no step was sent twice"
 
 
+async def test_a_connection_that_broke_leaves_no_task_behind(plain: tuple[PlainServer, str]) -> None:
+    before = asyncio.all_tasks()
+    async with AsyncClient([plain[1]], strict=False) as client:
+        sequence = client.sequence("sum")
+        await sequence.step(STEP)
+        with pytest.raises(OutcomeUnknown):
+            await sequence.step(STEP)
+    if left := asyncio.all_tasks() - before:
+        await asyncio.wait(left, timeout=PATIENCE_S)
+
+    assert all(task.done() for task in left), left
+
+
 @pytest.mark.parametrize("plain", [True], indirect=True)
 def test_a_server_that_answers_garbage_is_told_so(plain: tuple[PlainServer, str]) -> None:
     with Client([plain[1]], strict=False) as client, pytest.raises(WrongAnswer, match="no such step"):
