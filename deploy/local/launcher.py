@@ -154,14 +154,16 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
 
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
-    """Holds the data directory. Raises `LauncherError` if another launcher holds it, or another user owns it."""
+    """Holds the data directory. Raises `LauncherError` if it cannot be written, or another launcher holds it, or
+    another user owns it."""
     try:
         open_to_others = make_private(data_dir)
-    except PermissionError as refused:
-        raise LauncherError(f"{refused}: give another --data-dir") from refused
+        opened = (data_dir / "lock").open("a+")
+    except OSError as refused:
+        raise LauncherError(f"no data can be kept in {data_dir} ({refused}): give another --data-dir") from refused
     if open_to_others:
         say(f"warning: {open_to_others}")
-    with (data_dir / "lock").open("a+") as lock:
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -220,7 +222,9 @@ def inherited_environment() -> dict[str, str]:
 
 
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
-    """Raises `LauncherError` if another process listens on a port of ours: its answers would pass for ours."""
+    """Raises `LauncherError` if two of our services are to have one port, or another process listens on it: its answers
+    would pass for ours."""
+    users: dict[int, str] = {}
     for child in (child.state for child in plans):
         ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
         if child.service == "console":
@@ -228,11 +232,17 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
         for name, port in ports.items():
             if not port:
                 continue
+            user = f"the {name} port of {child.name}"
+            if port in users:
+                raise LauncherError(f"{users[port]} and {user} are both {port}: give another --{name}-port")
+            users[port] = user
             try:
                 socket.create_server((host, port), family=family_of(host)).close()
             except OSError as refused:
+                # What stands behind it is Python's, and names the address again.
+                reason = str(refused.strerror).partition(" (while")[0]
                 raise LauncherError(
-                    f"{child.name} cannot listen on {host}:{port} ({refused.strerror}): "
+                    f"{child.name} cannot listen on {host}:{port} ({reason}): "
                     f"stop what runs there, or give another --{name}-port"
                     + (", or --no-console" if name == "console" else "")
                 ) from refused

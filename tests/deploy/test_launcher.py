@@ -262,6 +262,43 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
     assert not (tmp_path / "mesh" / "mesh.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("ports", "told"),
+    [
+        (
+            {"http_port": 9650, "grpc_port": 9650},
+            "the http port of gateway-1 and the grpc port of gateway-1 are both 9650",
+        ),
+        (
+            {"http_port": 9650, "grpc_port": 9660, "gateways": 2},
+            "the grpc port of gateway-1 and the http port of gateway-2 are both 9660: give another --http-port",
+        ),
+        (
+            {"http_port": 9650, "console_port": 9650},
+            "the http port of gateway-1 and the console port of console are both 9650",
+        ),
+    ],
+)
+def test_ports_that_two_of_the_meshs_own_services_would_share_are_refused(
+    tmp_path: Path, ports: dict[str, int], told: str
+) -> None:
+    chosen = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "console_port": 0, **ports}
+
+    with pytest.raises(LauncherError, match=told):
+        up(UpSettings(data_dir=tmp_path / "mesh", **chosen))
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/mesh"])
+def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+
+    with (
+        pytest.raises(LauncherError, match=r"no data can be kept in .*: give another --data-dir"),
+        locked(tmp_path / place),
+    ):
+        pass
+
+
 def test_two_launchers_never_share_a_data_directory(tmp_path: Path) -> None:
     with (
         locked(tmp_path),
