@@ -16,8 +16,9 @@ from redis import Redis
 from deploy import cli
 from deploy.local.launcher import MeshState
 from deploy.operate.diagnoses import Severity
-from deploy.operate.operating import aligned, found_mesh, id_text
+from deploy.operate.operating import found_mesh
 from deploy.operate.settings import OperatorSettings
+from deploy.operate.texts import aligned, id_text
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from tests.embedded_redis import EmbeddedRedis
