@@ -112,9 +112,16 @@ def story_mark(page: Path) -> str:
     return page_mark(page, (STORY,))
 
 
-ALL_BLOCKS = [block for page in pages() for block in blocks_of(page)]
-STORIES = [page for page in pages() if story_mark(page)]
-STORY_NAMES = frozenset(map(name_of, STORIES))
+@cache
+def all_blocks() -> tuple[Block, ...]:
+    """The code blocks of every page. They are read when a test asks: to read every page takes a second."""
+    return tuple(block for page in pages() for block in blocks_of(page))
+
+
+@cache
+def story_names() -> frozenset[str]:
+    """The pages that are stories."""
+    return frozenset(name_of(page) for page in pages() if story_mark(page))
 
 
 def prose_of(page: Path) -> str:

@@ -16,7 +16,7 @@ from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from shared.contract.tensors import from_numpy, to_numpy
 from tests.design.weighted_sum_backend import WeightedSumBackend, WeightedSumEngine
-from tests.markdown_pages import ALL_BLOCKS, ROOT
+from tests.markdown_pages import ROOT, all_blocks
 
 CONFIG = """
 backend: "weighted_sum"
@@ -119,7 +119,7 @@ def test_the_guide_shows_the_example_as_it_is() -> None:
     """Parts of docs/guides/backends.md stand word for word in the files of examples/backend that their marks name."""
     shown = {
         (mark.removeprefix("not run: "), block.text)
-        for block in ALL_BLOCKS
+        for block in all_blocks()
         if block.page == "docs/guides/backends.md"
         for mark in block.marks
         if mark.startswith("not run: examples/")

@@ -15,16 +15,16 @@ from executor.configuration.load import load_model_config
 from tests.docs import commands
 from tests.embedded_redis import EmbeddedRedis
 from tests.markdown_pages import (
-    ALL_BLOCKS,
     HOLDER,
     OUTPUT,
     QUOTED,
     STORY,
-    STORY_NAMES,
     Block,
+    all_blocks,
     code_spans,
     name_of,
     pages,
+    story_names,
 )
 
 KINDS = {"python", "sh", "pbtxt", "yaml", "toml", "json", "conf"}
@@ -43,12 +43,12 @@ FOREIGN_OPTIONS = {
 
 def in_language(language: str) -> pytest.MarkDecorator:
     """A test for each block in a language."""
-    blocks = [block for block in ALL_BLOCKS if block.language == language and not block.is_excused]
+    blocks = [block for block in all_blocks() if block.language == language and not block.is_excused]
     return pytest.mark.parametrize("block", blocks, ids=[block.where for block in blocks])
 
 
 def test_every_block_is_run_or_checked_or_says_why_not() -> None:
-    unknown = [block.where for block in ALL_BLOCKS if not is_looked_after(block)]
+    unknown = [block.where for block in all_blocks() if not is_looked_after(block)]
 
     assert [] == unknown, "blocks of no known language need a mark: <!-- not run: REASON -->"
 
@@ -61,15 +61,15 @@ def is_looked_after(block: Block) -> bool:
 def test_every_mark_means_something() -> None:
     known = [
         mark in (OUTPUT, HOLDER) or mark.startswith((STORY, "not run: ", *QUOTED))
-        for block in ALL_BLOCKS
+        for block in all_blocks()
         for mark in block.marks
     ]
 
-    assert all(known), [block.where for block in ALL_BLOCKS if block.marks]
+    assert all(known), [block.where for block in all_blocks() if block.marks]
 
 
 def test_files_with_titles_stand_on_pages_that_use_them() -> None:
-    assert [] == [block.where for block in ALL_BLOCKS if block.title and block.page not in STORY_NAMES]
+    assert [] == [block.where for block in all_blocks() if block.title and block.page not in story_names()]
 
 
 @in_language("sh")

@@ -21,16 +21,16 @@ import pytest
 from deploy.local.private_mesh import environment_without_settings
 from tests.docs.commands import SEQMESH, Line, check, lines_of
 from tests.markdown_pages import (
-    ALL_BLOCKS,
     HOLDER,
     OUTPUT,
     ROOT,
-    STORIES,
-    STORY_NAMES,
     Block,
+    all_blocks,
     blocks_of,
     name_of,
+    pages,
     story_mark,
+    story_names,
 )
 from tests.mesh.conftest import remember
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
@@ -40,8 +40,8 @@ OPERATING = {"drain", "seq", "tenants", "settings", "trace", "version"}
 """Commands of `seqmesh` that stories carry out. The others run for ever or for long, and have tests of their own."""
 PROGRAMS = [
     block
-    for block in ALL_BLOCKS
-    if block.language == "python" and block.page not in STORY_NAMES and not block.is_excused
+    for block in all_blocks()
+    if block.language == "python" and block.page not in story_names() and not block.is_excused
 ]
 
 
@@ -79,7 +79,7 @@ def test_programs_work_and_print_what_the_page_says(block: Block, mesh: RunningM
 
 def output_after(block: Block, default: str) -> str:
     """What the page says that a program prints, if it does."""
-    blocks = [one for one in ALL_BLOCKS if one.page == block.page]
+    blocks = [one for one in all_blocks() if one.page == block.page]
     after = blocks[blocks.index(block) + 1 :][:1]
     return after[0].text if after and OUTPUT in after[0].marks else default
 
@@ -97,8 +97,8 @@ def test_two_texts_go_on_without_state_in_the_client(mesh: RunningMesh, tmp_path
 
 QUESTIONS = [
     (block, line)
-    for block in ALL_BLOCKS
-    if block.language == "sh" and block.page not in STORY_NAMES
+    for block in all_blocks()
+    if block.language == "sh" and block.page not in story_names()
     for line in lines_of(block.text)
     if line.program == "curl"
 ]
@@ -220,7 +220,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., RunningMesh]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", STORIES, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in pages() if story_mark(page)], ids=name_of)
 def test_stories_go_as_they_are_told(page: Path, tmp_path: Path, start: Callable[..., RunningMesh]) -> None:
     repository = story_mark(page).partition("models=")[2]
     story = Story(tmp_path, repository, start)

@@ -21,7 +21,7 @@ from scheduler.__main__ import CHECKS as SCHEDULER_CHECKS
 from shared.settings import parse_settings
 from tests.deploy.kubernetes.chart import CHART, RefusedValuesError, ask, containers, objects, question_of, rendered
 from tests.deploy.kubernetes.generated import MANIFESTS, SCHEMA, SETTINGS, manifests, schema, settings_classes
-from tests.markdown_pages import ALL_BLOCKS, ROOT
+from tests.markdown_pages import ROOT, all_blocks
 
 pytest.importorskip("helm_python", reason="there is no wheel of Helm for this machine")
 
@@ -98,7 +98,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 """Values, and words of what Helm says about them."""
 DOCUMENTED: list[dict[str, Any]] = [
     yaml.safe_load(block.text)
-    for block in ALL_BLOCKS
+    for block in all_blocks()
     if block.page.endswith("kubernetes.md") and block.language == "yaml" and "externalRules" not in block.text
 ]
 """Values that the documentation names."""
