@@ -16,7 +16,7 @@ from deploy.local.embedded import free_port
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import Callers, Traffic, make_plans
 
-SEQUENCES = 16
+SEQUENCES = 8
 
 
 @pytest.mark.parametrize("service", ["executor", "scheduler", "gateway"])

@@ -271,7 +271,7 @@ class Traffic:
             self.answered += 1
             if answer != expected:
                 again = " (sent again meanwhile)" if self.repeated > repeated else ""
-                self.wrong.append(f"{step} of {plan.values}: expected {expected}, got {answer}{again}")
+                self.wrong.append(f"{self.model}: {step} of {plan.values}: expected {expected}, got {answer}{again}")
             await asyncio.sleep(chance.uniform(0, 2 * self.pause_s))
 
     async def _call(self, step: Step, chance: random.Random) -> int:
@@ -281,7 +281,7 @@ class Traffic:
                 return await chance.choice(self.callers)(self.model, step)
             except Exception as error:
                 if not (self.retries and is_interruption(error)) or time.monotonic() > deadline:
-                    error.add_note(f"{step}, {self.answered} of {self.total} steps answered")
+                    error.add_note(f"{self.model}: {step}, {self.answered} of {self.total} steps answered")
                     raise
                 self.repeated += 1
                 self.interruptions[str(error)] += 1
