@@ -48,9 +48,6 @@ HOOKS = (
     "model_batcher_finalize",
 )
 
-HOOK_FAILURES = (Exception, SystemExit)
-"""What a hook may raise: `sys.exit()` in a model's own file must not end the executor."""
-
 _modules = itertools.count(1)
 
 
@@ -103,7 +100,7 @@ class BatchStrategy:
         self._hooks: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in HOOKS}
         try:
             self._batcher = self._hooks["model_batcher_initialize"](config)
-        except HOOK_FAILURES as failure:
+        except BaseException as failure:
             raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
 
     async def decide(
@@ -142,13 +139,13 @@ class BatchStrategy:
     def _call(self, hook: str, request: RequestId, *arguments: Any) -> Any:
         try:
             return self._hooks[hook](*arguments)
-        except HOOK_FAILURES as failure:
+        except BaseException as failure:
             raise StrategyError(f"{self._blame(hook)}: {_reason(failure)}", request) from failure
 
     def _quietly(self, hook: str, argument: Any) -> None:
         try:
             self._hooks[hook](argument)
-        except HOOK_FAILURES as failure:  # no request depends on this hook; the operator is told
+        except BaseException as failure:  # noqa: BLE001 - no request depends on this hook; the operator is told
             logs.error("batch strategy failed", failure, model=self._model, hook=hook)
 
     def _import(self, path: Path) -> ModuleType:
@@ -160,7 +157,7 @@ class BatchStrategy:
         sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
-        except HOOK_FAILURES as failure:
+        except BaseException as failure:
             del sys.modules[spec.name]
             raise LoadError(
                 f"batch strategy '{path}' of model '{self._model}' cannot be imported: {_reason(failure)}"

@@ -404,7 +404,7 @@ class ModelRepository:
                 )
                 made[-1] = replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
                 versions.append(made[-1])
-            except (Exception, SystemExit) as error:  # A model's own code; whatever it raises, the load failed.
+            except BaseException as error:  # A model's own code; whatever it raises, the load failed.
                 self.devices.check()
                 for served in made:
                     close_now(served)

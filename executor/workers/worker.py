@@ -167,7 +167,7 @@ class EngineWorker:
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         try:
             result = self._engine.run(rows, want_state)
-        except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
+        except BaseException as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             self._devices.check()
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
@@ -187,7 +187,7 @@ class EngineWorker:
         if len(saved) > 1 and all(one.states for one in saved):
             try:
                 self._engine.load_states([one.slot for one in saved], [one.states for one in saved])
-            except (Exception, SystemExit) as failure:  # noqa: BLE001 - as below
+            except BaseException as failure:  # noqa: BLE001 - as below
                 logs.warning("states loaded one by one", instance=self.name, states=len(saved), cause=str(failure))
             else:
                 return [None] * len(saved)
@@ -201,7 +201,7 @@ class EngineWorker:
                 self._engine.restore_model(saved.correlation_id, saved.model_state)
             else:
                 raise ModelError(f"model '{self._model}' has no methods checkpoint and restore any more")
-        except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything
+        except BaseException as failure:  # noqa: BLE001 - a model may raise anything
             self._devices.check()
             return failure
         return None
@@ -216,7 +216,7 @@ class EngineWorker:
         self.running = None if self._limits else EngineCall(self.name, threading.get_ident())
         try:
             return call(*arguments, **named)
-        except (Exception, SystemExit):
+        except BaseException:
             self._devices.check()
             raise
         finally:

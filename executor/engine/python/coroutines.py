@@ -17,6 +17,9 @@ from typing import Any, cast
 CLOSING_S = 5.0
 """How long the coroutines of a model that is unloaded may take to end."""
 
+_ENDING = (SystemExit, KeyboardInterrupt)
+"""What ends an event loop if a task raises it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -66,24 +69,24 @@ class Coroutines:
         while True:
             try:
                 loop.run_forever()
-            except SystemExit:
-                log.exception("a task of model instance '%s' wanted to exit", self._instance)
+            except _ENDING:
+                log.exception("a task of model instance '%s' wanted to end the process", self._instance)
             else:
                 break
         loop.close()
 
 
 class _Exit:
-    """A coroutine wanted to exit. Raised on the loop, it would end that."""
+    """A coroutine raised one of `_ENDING`."""
 
-    def __init__(self, wanted: SystemExit) -> None:
+    def __init__(self, wanted: BaseException) -> None:
         self.wanted = wanted
 
 
 async def _contained(coroutine: Coroutine[Any, Any, object]) -> object:
     try:
         return await coroutine
-    except SystemExit as wanted:
+    except _ENDING as wanted:
         return _Exit(wanted)
 
 

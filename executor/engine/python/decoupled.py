@@ -14,6 +14,7 @@ again one by one, because some of their answers may have gone out.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Coroutine, Sequence
@@ -107,7 +108,7 @@ class DecoupledEngine(PythonEngine):
                 if inspect.iscoroutine(returned):
                     self._begin(returned, [request.sender for request in requests])
                     return None
-        except Exception as error:  # noqa: BLE001 - the model's own code
+        except BaseException as error:  # noqa: BLE001 - the model's own code
             return self._call_error(error_text(error))
         return None if returned is None else self._call_error(self._not_none)
 
@@ -122,7 +123,9 @@ class DecoupledEngine(PythonEngine):
             try:
                 returned = await coroutine
                 failure = None if returned is None else self._call_error(self._not_none)
-            except Exception as error:  # noqa: BLE001 - the model's own code
+            except asyncio.CancelledError:  # the instance closes
+                raise
+            except BaseException as error:  # noqa: BLE001 - the model's own code
                 failure = self._call_error(error_text(error))
             if failure is not None:
                 for sender in senders:

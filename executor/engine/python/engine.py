@@ -163,7 +163,7 @@ class PythonEngine:
                 model = model_class()
                 if hasattr(model, "initialize"):
                     model.initialize(arguments)
-        except Exception as error:  # the model's own code
+        except BaseException as error:  # the model's own code, as in `_responses`
             raise LoadError(
                 f"Failed to initialize model instance '{request.instance_name}', message: {error_text(error)}"
             ) from error
@@ -339,7 +339,7 @@ class PythonEngine:
         try:
             with model_dir_known(self._model_dir):
                 return bool(self._model.is_ready())
-        except Exception:  # the model's own code
+        except BaseException:  # as in `_responses`
             log.exception("is_ready of model instance '%s' failed", self._instance)
             return False
 
@@ -349,7 +349,7 @@ class PythonEngine:
             try:
                 with model_dir_known(self._model_dir), calls.no_calls():
                     self._model.finalize()
-            except Exception:  # the model's own code
+            except BaseException:  # as in `_responses`
                 log.exception("finalize of model instance '%s' failed", self._instance)
         self._coroutines.close()
         forget(self._model_class, self._code_dir)
@@ -393,7 +393,8 @@ class PythonEngine:
                 if inspect.iscoroutine(responses):
                     execution.loop_thread = self._coroutines.start()
                     responses = self._coroutines.run(responses)
-        except Exception as error:  # noqa: BLE001 - the model's own code: every row of the call fails, as in Triton
+        except BaseException as error:  # noqa: BLE001 - the model's own code: every row of the call fails, as in Triton.
+            # Also by SystemExit, KeyboardInterrupt or CancelledError, which in an event loop would end the executor.
             return self._call_error(error_text(error))
         if responses is None and any(request.sole_sender is not None for request in requests):
             return [None] * len(requests)

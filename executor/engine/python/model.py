@@ -139,7 +139,7 @@ def _executed(path: Path) -> ModuleType:
     try:
         with model_dir_known(str(path.parent)):
             spec.loader.exec_module(module)
-    except Exception as error:  # the model's own code
+    except BaseException as error:  # the model's own code
         del sys.modules[name]
         raise LoadError(f"cannot import {path}: {error_text(error)}") from error
     return module

@@ -127,7 +127,7 @@ def _completed(model_class: type[Any], config_json: str, path: Path) -> str:
     try:
         with model_dir_known(str(path.parent)):
             completed = complete(ModelConfig(config_json))
-    except Exception as error:  # the model's own code
+    except BaseException as error:  # the model's own code
         raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}") from error
     if not isinstance(completed, ModelConfig):
         raise ConfigError(

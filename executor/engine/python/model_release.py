@@ -60,7 +60,7 @@ class GivenSequences:
         try:
             with model_dir_known(self._model_dir):
                 self._model.release(correlation_id=correlation_id)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's own code
+        except BaseException as error:  # noqa: BLE001 - the model's own code
             log.error("model '%s': release of sequence %s failed: %s", self._name, correlation_id, error_text(error))
 
     def release_all(self) -> None:

@@ -74,7 +74,7 @@ class ModelState:
         try:
             with model_dir_known(self._model_dir):
                 return call(correlation_id, *arguments)
-        except (Exception, SystemExit) as error:  # the model's own code: only this sequence is to suffer from it
+        except BaseException as error:  # the model's own code: only this sequence is to suffer from it
             raise self._error(method, correlation_id, error_text(error)) from error
 
     def _error(self, method: str, correlation_id: CorrelationId, text: str) -> ModelError:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor.engine.base import Engine, Row, RowError, RowResult
+from executor.engine.base import ChecksReadiness, Engine, Row, RowError, RowResult
 from executor.engine.python.engine import PythonEngine
 from executor.workers.answers import answer
 from shared.contract.errors import LoadError
@@ -710,6 +710,57 @@ def test_initialize_is_given_triton_s_arguments_and_close_calls_finalize(
     assert "finalized" == finalized
 
 
+ENDS_A_LOOP = ["SystemExit(3)", "KeyboardInterrupt()", "GeneratorExit()", "asyncio.CancelledError()"]
+"""What a model may raise that is no Exception. In an event loop each would end the executor, or a task of it."""
+
+RAISING = """
+    import asyncio
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT")
+            if value.as_numpy().item() == 13:
+                raise RAISED
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value.as_numpy())])
+
+        def is_ready(self):
+            raise RAISED
+
+        def finalize(self):
+            raise RAISED
+"""
+
+
+@pytest.mark.parametrize("raised", ENDS_A_LOOP)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_is_no_exception_fails_its_row_alone_and_neither_readiness_nor_the_end_raises_it(
+    workshop: Workshop, raised: str, *, asynchronous: bool
+) -> None:
+    source = RAISING.replace("RAISED", raised)
+    if asynchronous:
+        source = source.replace("def execute", "async def execute")
+    workshop.python("raising", source)
+    specs = [TensorSpec("INPUT", "FP32", (1,))], [TensorSpec("OUTPUT", "FP32", (1,))]
+    config = plain_config("raising", "python", inputs=specs[0], outputs=specs[1])
+    engine = workshop.load(config)
+    rows = [Row({"INPUT": wire("INPUT", [[value]], "<f4")}) for value in (1.0, 13.0, 2.0)]
+
+    first, guilty, last = engine.run(rows, [False] * 3).rows
+
+    assert isinstance(first, RowResult)
+    assert isinstance(last, RowResult)
+    assert isinstance(guilty, RowError)
+    kind = raised.partition("(")[0].rpartition(".")[2]
+    assert f"Failed to process the request(s) for model instance 'raising_0_0', message: {kind}" in guilty.message
+    assert isinstance(engine, ChecksReadiness)
+    assert not engine.is_ready()
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -720,6 +771,11 @@ def test_initialize_is_given_triton_s_arguments_and_close_calls_finalize(
         (
             "class TritonPythonModel:\n    def execute(self, r): ...\n    def initialize(self, args): 1 / 0",
             "Failed to initialize model instance 'broken_0_0', message: ZeroDivisionError: division by zero",
+        ),
+        ("import sys\nsys.exit(3)", "model.py: SystemExit: 3"),
+        (
+            "class TritonPythonModel:\n    def execute(self, r): ...\n    def initialize(self, args): raise KeyboardInterrupt",
+            "Failed to initialize model instance 'broken_0_0', message: KeyboardInterrupt: ",
         ),
     ],
 )

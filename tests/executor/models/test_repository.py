@@ -226,7 +226,7 @@ async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
 ) -> None:
     (folder / "running_sum" / "1" / "model.py").write_text(CODE + "\nraise SystemExit(3)\n")
 
-    with pytest.raises(LoadError, match="is at UNAVAILABLE state: Internal: SystemExit: 3"):
+    with pytest.raises(LoadError, match=r"is at UNAVAILABLE state: Invalid argument: cannot import .*: SystemExit: 3"):
         repository.load("running_sum")
 
 

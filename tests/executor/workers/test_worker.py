@@ -31,7 +31,7 @@ class Broken:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("failure", [MemoryError("no room"), SystemExit(3)])
+@pytest.mark.parametrize("failure", [MemoryError("no room"), SystemExit(3), KeyboardInterrupt("^C")])
 async def test_an_engine_that_raises_fails_every_row_but_the_null_rows(failure: BaseException) -> None:
     broken: Any = Broken(failure)
     worker = EngineWorker(broken, "sum", "sum_0_0", InstanceIndex(0))

@@ -98,7 +98,7 @@ def serve(frames: Frames, side: Side) -> None:
             else:
                 assert engine is not None, "an instance is loaded first"
                 answer = _made(engine, call, side)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's own code; it is for the executor
+        except BaseException as error:  # noqa: BLE001 - the model's own code; it is for the executor
             answer = _raised(error)
         if isinstance(call, Close):
             side.count()
