@@ -22,7 +22,7 @@ from executor.engine import shapes
 from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, tensor_of
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
-from executor.engine.pytorch.state_values import Value, description, row_tensors, tensor_problem
+from executor.engine.pytorch.state_values import Texts, Value, description, row_tensors, tensor_problem
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState
@@ -284,25 +284,26 @@ class TextState:
     def _at(self, place: int) -> Tensor:
         return self._slots.get(place, self._initial)
 
-    def gather(self, places: Places) -> list[str]:
+    def gather(self, places: Places) -> Texts:
         real = next(place for place in places.reads if place != NULL_PLACE)
-        null = [""] * element_count(self._at(real).shape)
+        shape = self._at(real).shape
+        null = [""] * element_count(shape)
         strings: list[str] = []
         for place in places.reads:
             strings += null if place == NULL_PLACE else _strings(self._at(place))
-        return strings
+        return Texts(strings, (len(places.reads), *shape))
 
     def problem(self, value: object, rows: int) -> str | None:
         if not isinstance(value, list):
             return f"expected List[str], got {type(value).__name__}"
-        strings = cast("list[object]", value)
+        strings = cast("list[str]", value)
         if len(strings) % rows:
             return f"{len(strings)} strings cannot be divided among {rows} rows"
         try:
-            self._row_shape(len(strings) // rows)
+            text_shape(self.spec.dims, strings, rows)
         except ValueError as error:
             return str(error)
-        return self._size_problem(cast("list[str]", value), rows)
+        return self._size_problem(strings, rows)
 
     def _size_problem(self, strings: list[str], rows: int) -> str | None:
         # An upper bound: four bytes of length before each string, and at most four per character. Only beyond it the
@@ -319,15 +320,11 @@ class TextState:
     def tensors(self, value: Value, rows: int) -> list[Tensor]:
         assert isinstance(value, list)
         count = len(value) // rows
-        shape = self._row_shape(count)
+        shape = text_shape(self.spec.dims, value, rows)
         return [
             Tensor(self.spec.input_name, "BYTES", shape, pack_bytes(value[row * count : (row + 1) * count]))
             for row in range(rows)
         ]
-
-    def _row_shape(self, count: int) -> shapes.Shape:
-        """The shape of one row's strings. Raises ValueError if the number does not determine it."""
-        return text_shape(self.spec.dims, count)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         self._slots.update(zip(places, tensors, strict=True))
@@ -344,10 +341,15 @@ def _strings(tensor: Tensor) -> list[str]:
     return [element.decode() for element in bytes_elements(tensor.raw)]
 
 
-def text_shape(dims: Sequence[int], count: int) -> shapes.Shape:
-    """The shape of the strings of one row, as a model returns only a plain list.
-    Raises ValueError if they do not fit.
+def text_shape(dims: Sequence[int], strings: list[str], rows: int) -> shapes.Shape:
+    """The shape of one row's strings, of which each row has as many. A plain list tells only their number.
+    Raises ValueError if they do not fit, or their number does not determine the shape.
     """
+    if isinstance(strings, Texts):
+        if strings.shape[:1] == (rows,) and shapes.fits(strings.shape[1:], dims):
+            return strings.shape[1:]
+        raise ValueError(f"strings of shape {shapes.text(strings.shape)} are not {shapes.text((rows, *dims))}")
+    count = len(strings) // rows
     known = math.prod(dim for dim in dims if dim != -1)
     variable = sum(1 for dim in dims if dim == -1)
     if variable == 0 and known == count:

@@ -41,6 +41,7 @@ from executor.engine.pytorch.outputs import Outputs
 from executor.engine.pytorch.places import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places
 from executor.engine.pytorch.recurrent import RecurrentLayers
 from executor.engine.pytorch.relocation import relocated
+from executor.engine.pytorch.state_values import Texts
 from executor.engine.pytorch.switches import Switches
 from executor.engine.pytorch.threads import use_threads
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
@@ -316,7 +317,9 @@ class TorchEngine:
         filling = total - layout.kept
         if isinstance(source, StateSpec):
             value = self._states_by_input[source.input_name].gather(places)
-            return value if self._batched or isinstance(value, list) else value[0]
+            if self._batched:
+                return value
+            return Texts(value, value.shape[1:]) if isinstance(value, Texts) else value[0]
         if isinstance(source, ControlSpec):
             name, false = source.name, self._false[source.name]
             parts = [row.controls[name].raw if not row.null or name in row.controls else false for row in batch]
@@ -372,7 +375,7 @@ class TorchEngine:
                 f"model '{self._config.name}': {len(strings)} BYTES elements do not fill {shapes.text(shape)}",
                 Code.INVALID_ARG,
             )
-        return strings
+        return Texts(strings, shape)
 
     def _called(self, positional: list[Any], named: dict[str, Any]) -> Any:
         assert self._forward is not None, "the engine is closed"
@@ -404,6 +407,8 @@ class TorchEngine:
             value = self._outputs.value(returned, name)
             if not self._batched and isinstance(value, torch.Tensor):
                 value = value.unsqueeze(0)
+            elif not self._batched and isinstance(value, Texts):
+                value = value.in_batch
             problem = state.problem(value, layout.total)
             if problem is not None:
                 raise BatchFailedError(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")

@@ -14,6 +14,7 @@ from executor.engine.batch_tensors import scattered_shape
 from executor.engine.pytorch.arena import text_shape
 from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
+from executor.engine.pytorch.state_values import Texts
 from executor.engine.ragged import request_shapes
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, TensorSpec
@@ -137,12 +138,12 @@ class Outputs:
         dims = shapes.declared_by_model(spec)
         if not isinstance(value, list):
             raise self._wrong(spec.name, "List[str]", type(value).__name__)
-        strings = cast("list[str]", value)
+        strings = value.in_batch if isinstance(value, Texts) and not self._batched else cast("list[str]", value)
         if len(strings) % total:
             raise self._wrong(spec.name, f"the same number for each of {total} rows", f"{len(strings)} strings")
         per_row = len(strings) // total
         try:
-            shape = shapes.for_client(spec, text_shape(dims, per_row))
+            shape = shapes.for_client(spec, text_shape(dims, strings, total))
         except ValueError as error:
             raise self._wrong(spec.name, shapes.text(dims), str(error)) from error
         return [

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
 from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor
+
+
+class Texts(list[str]):
+    """The strings of a tensor, in order, with its shape. To TorchScript it is a `List[str]`, which has no shape."""
+
+    def __init__(self, strings: Iterable[str], shape: shapes.Shape) -> None:
+        super().__init__(strings)
+        self.shape = shape
+
+    @property
+    def in_batch(self) -> Texts:
+        """The same as the one row of a batch."""
+        return Texts(self, (1, *self.shape))
+
 
 Value = torch.Tensor | list[str]
 """The value of one state for a whole batch, as a model takes and returns it; strings row after row."""

@@ -6,7 +6,7 @@ backend, backend_common.cc (CompareDimsSupported).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -22,13 +22,11 @@ from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, S
 class SessionCall(msgspec.Struct, frozen=True):
     """What each call of a session is given, and asked for.
 
-    outputs      names of the outputs and next states that the configuration wants
-    text_shapes  shapes of the inputs of BYTES, by name, each with at most one dimension of -1
+    outputs: names of the outputs and next states that the configuration wants
     """
 
     signature: SessionSignature
     outputs: tuple[str, ...]
-    text_shapes: Mapping[str, tuple[int, ...]]
 
 
 def checked_call(config: ModelConfig, signature: SessionSignature) -> SessionCall:
@@ -38,12 +36,7 @@ def checked_call(config: ModelConfig, signature: SessionSignature) -> SessionCal
     _check_outputs(config, signature)
     states = config.sequence_batching.states if config.sequence_batching else ()
     wanted = dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in states])
-    texts = {
-        name: _text_shape(config, name, source)
-        for name, source in argument_sources(config)
-        if source.datatype == "BYTES"
-    }
-    return SessionCall(signature, tuple(wanted), texts)
+    return SessionCall(signature, tuple(wanted))
 
 
 def _check_inputs(config: ModelConfig, model: SessionSignature) -> None:
@@ -153,23 +146,3 @@ def _check_dims(config: ModelConfig, name: str, model_dims: Sequence[int] | None
             f"{where}: the model expects {len(model_dims)} dimensions (shape {shapes.text(model_dims)}) but the model "
             f"configuration specifies {len(whole)} dimensions {said}"
         )
-
-
-def _text_shape(config: ModelConfig, name: str, source: Source) -> tuple[int, ...]:
-    """Shape of an input of strings, of which the engine knows the number: at most one dimension may be variable."""
-    match source:
-        case TensorSpec():
-            own = shapes.declared_by_model(source)
-        case StateSpec():
-            own = tuple(source.dims)
-        case ControlSpec():
-            own = (1,)
-        case BatchInput():
-            own = (-1,)
-    shape = (-1, *own) if config.max_batch_size else own
-    if shape.count(-1) > 1:
-        raise LoadError(
-            f"model '{config.name}': input '{name}' has strings and more than one variable dimension "
-            f"{shapes.text(shape)}, of which the number of strings tells nothing"
-        )
-    return shape

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor.engine.pytorch.state_values import Texts
 from executor.engine.sessions.checks import SessionCall
+from executor.engine.shapes import Shape
 
-Value = torch.Tensor | list[str]
-"""A tensor; of BYTES, its elements in order."""
+Value = torch.Tensor | Texts
 
 Compute = Callable[[Mapping[str, Value]], Mapping[str, Value]]
 """One call of a session: its inputs by name -> the wanted outputs by name."""
@@ -33,10 +34,10 @@ class SessionForward:
         """Runs the model. Raises what its runtime raises."""
         # The configuration has no scalars: it says [1].
         found = self._compute({name: self._shaped(name, value) for name, value in given.items()})
-        return {name: value if isinstance(value, list) or value.dim() else value[None] for name, value in found.items()}
+        return {name: value if value.shape else _reshaped(value, (1,)) for name, value in found.items()}
 
     def _shaped(self, name: str, value: Value) -> Value:
-        return value.reshape(()) if name in self._scalars and not isinstance(value, list) else value
+        return _reshaped(value, ()) if name in self._scalars else value
 
 
 class Lent:
@@ -48,22 +49,29 @@ class Lent:
 
     def __init__(self, call: SessionCall, run: Run) -> None:
         self._run = run
-        self._text_shapes = call.text_shapes
         self._outputs = [(name, call.signature.outputs[name].datatype) for name in call.outputs]
 
     def __call__(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        found = self._run({name: self._array(name, value) for name, value in inputs.items()})
+        found = self._run({name: _array(value) for name, value in inputs.items()})
         return {name: _value(array, datatype) for (name, datatype), array in zip(self._outputs, found, strict=True)}
 
-    def _array(self, name: str, value: Value) -> NDArray[Any]:
-        if isinstance(value, list):
-            return np.array(value, dtype=object).reshape(self._text_shapes[name])
-        return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+
+def _reshaped(value: Value, shape: Shape) -> Value:
+    return Texts(value, shape) if isinstance(value, Texts) else value.reshape(shape)
+
+
+def _array(value: Value) -> NDArray[Any]:
+    if isinstance(value, Texts):
+        return np.array(value, dtype=object).reshape(value.shape)
+    return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
 
 
 def _value(array: NDArray[Any], datatype: str) -> Value:
     if datatype == "BYTES":
-        return [element.decode() if isinstance(element, bytes) else str(element) for element in np.ravel(array)]
+        texts = (element.decode() if isinstance(element, bytes) else str(element) for element in np.ravel(array))
+        return Texts(texts, np.shape(array))
+    # By its name, because numpy has two types of 64 bits that are equal, and torch knows one of them.
     owned = np.asarray(array)
+    owned = owned.view(np.dtype(owned.dtype.str))
     value = torch.from_numpy(owned if owned.flags.writeable else owned.copy())
     return value.view(torch.bfloat16) if datatype == "BF16" else value

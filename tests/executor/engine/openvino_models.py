@@ -48,7 +48,7 @@ def leaky_sum(path: Path, batch: int = BATCH) -> Path:
 def identity(path: Path, kind: Any, dims: Sequence[int]) -> Path:
     """y = x."""
     x = value("x", kind, dims)
-    return save(path, [x], {"y": op.reshape(x, np.array([0, 0]), special_zero=True)})
+    return save(path, [x], {"y": op.reshape(x, np.zeros(len(dims), np.int64), special_zero=True)})
 
 
 def pairs(path: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 import pytest
 
 from executor.engine.backends import find_backend
@@ -165,26 +166,31 @@ KINDS = [
     ("FP16", [[1.5, -0.25]], "<f2"),
     ("INT64", [[-(2**60), 3]], "<i8"),
     ("UINT16", [[65535, 3]], "<u2"),
+    ("UINT64", [[2**31 - 1, 3]], "<u8"),
     ("BOOL", [[True, False]], "?"),
     ("BYTES", [["", "grün\n"]], "O"),
     ("BF16", [[1.5, -3.0]], ml_dtypes.bfloat16),
 ]
 
 
-def write_identity(runtime: Runtime, path: Path, datatype: str) -> None:
-    """y = x, of two elements a row."""
+def write_identity(runtime: Runtime, path: Path, datatype: str, dims: Sequence[int] = (2,)) -> None:
+    """y = x. dims: those of a row, -1 for any size"""
     if runtime.backend == "onnxruntime":
         types = onnx_models.types
         kinds = {"FP32": types.FLOAT, "FP64": types.DOUBLE, "FP16": types.FLOAT16, "BYTES": types.STRING}
         kinds["BF16"] = types.BFLOAT16
-        onnx_models.identity(path, kinds.get(datatype) or getattr(types, datatype), [onnx_models.BATCH, 2])
+        named = [f"size{place}" if dim == -1 else dim for place, dim in enumerate(dims)]
+        onnx_models.identity(path, kinds.get(datatype) or getattr(types, datatype), [onnx_models.BATCH, *named])
     elif runtime.backend == "openvino":
         kinds = {"FP32": "f32", "FP64": "f64", "FP16": "f16", "INT64": "i64", "UINT16": "u16", "BOOL": "boolean"}
+        kinds["UINT64"] = "u64"
         kinds |= {"BYTES": "string", "BF16": "bf16"}
-        openvino_models.identity(path, getattr(openvino_models.ov.Type, kinds[datatype]), [-1, 2])
+        openvino_models.identity(path, getattr(openvino_models.ov.Type, kinds[datatype]), [-1, *dims])
     else:
         kinds = {"FP32": "float32", "FP64": "float64", "FP16": "float16", "BYTES": "string", "BF16": "bfloat16"}
-        tensorflow_models.identity(path, kinds.get(datatype, datatype.lower()), [None, 2])
+        tensorflow_models.identity(
+            path, kinds.get(datatype, datatype.lower()), [None, *(None if dim == -1 else dim for dim in dims)]
+        )
 
 
 @pytest.mark.parametrize(("datatype", "values", "dtype"), KINDS, ids=[kind[0] for kind in KINDS])
@@ -203,6 +209,28 @@ def test_every_kind_of_tensor_passes(
 
         assert [tensor.raw] * rows == [result.outputs[0].raw for result in ran]
         assert {(1, 2)} == {tuple(result.outputs[0].shape) for result in ran}
+
+
+SIZES = [(1, 3), (2, 2), (1, 1)]
+"""Rows of a request, and the size of its variable dimensions."""
+
+
+@pytest.mark.parametrize("dims", [(-1,), (-1, -1), (2, -1)])
+@pytest.mark.parametrize("batched", [True, False])
+def test_strings_keep_their_shape_however_many_of_its_dimensions_vary(
+    workshop: Workshop, runtime: Runtime, dims: tuple[int, ...], *, batched: bool
+) -> None:
+    write_identity(runtime, workshop.version_dir("echo") / runtime.file, "BYTES", dims)
+    own = dims if batched else (-1, *dims)
+    spec = [TensorSpec("x", "BYTES", own)], [TensorSpec("y", "BYTES", own)]
+    config = plain_config("echo", runtime.backend, inputs=spec[0], outputs=spec[1], max_batch_size=4 if batched else 0)
+    engine = workshop.load(config)
+    given = [np.full((rows, *(size if dim == -1 else dim for dim in dims)), str(size), object) for rows, size in SIZES]
+
+    ran = results(engine, [Row({"x": wire("x", array, "O", "BYTES")}) for array in given], want_state=False)
+
+    assert [array.shape for array in given] == [tuple(result.outputs[0].shape) for result in ran]
+    assert [wire("x", array, "O", "BYTES").raw for array in given] == [result.outputs[0].raw for result in ran]
 
 
 # -- completion -------------------------------------------------------------------------------------------------------
