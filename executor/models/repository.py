@@ -175,6 +175,7 @@ class ModelRepository:
 
     def __post_init__(self) -> None:
         self._sources = [LocalFolder(one) if isinstance(one, Path) else one for one in self.sources]
+        self.backend_dirs = [folder.absolute() for folder in self.backend_dirs]
 
     def refresh(self) -> bool:
         """Looks anew at repositories elsewhere. Returns whether that changes what the index says. Blocks."""

@@ -95,7 +95,8 @@ class LocalFolder:
     """A repository in a folder of this machine. It is read each time, so there is nothing to refresh."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        # A model may change the directory that the process works in.
+        self._root = root.absolute()
         self.problem: StorageError | None = None
 
     def refresh(self) -> None: ...

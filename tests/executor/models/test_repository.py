@@ -221,6 +221,23 @@ async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
     assert set() == repository.loading
 
 
+async def test_a_model_that_changes_the_working_directory_takes_no_relative_repository_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    repository = ModelRepository((Path(folder.name),), Devices(), backend_dirs=[Path(folder.name)])
+    moving = CODE.replace("class TritonPythonModel:", "import os\nos.chdir('/')\n\n\nclass TritonPythonModel:", 1)
+    (folder / "running_sum" / "1" / "model.py").write_text(moving)
+    assert moving != CODE
+
+    repository.load("running_sum")
+    assert Path("/") == Path.cwd()
+    change_config(folder, "max_batch_size: 32", "max_batch_size: 16")
+    assert 16 == repository.load("running_sum").record.config.max_batch_size
+    assert repository.backend_dirs == [folder]
+    await repository.close()
+
+
 async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
     repository: ModelRepository, folder: Path
 ) -> None:
