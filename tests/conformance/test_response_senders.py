@@ -100,7 +100,7 @@ async def test_over_a_stream_the_answer_carries_the_final_flag(target: Target) -
         ({"later": "answer,answer"}, 2007),
         ({"later": "flag"}, "let go of the request's response sender without a response"),
         ({"later": "drop"}, "let go of the request's response sender without a response"),
-        ({}, "execute must return an InferenceResponse for every request, not NoneType"),
+        ({}, "Expected an 'InferenceResponse' object in the execute function return list"),
     ],
 )
 async def test_the_first_response_is_the_answer_and_a_request_without_one_ends_with_an_error(

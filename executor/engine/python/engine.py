@@ -399,13 +399,12 @@ class PythonEngine:
         if responses is None and any(request.sole_sender is not None for request in requests):
             return [None] * len(requests)
         if not isinstance(responses, list | tuple):
-            return self._call_error(
-                f"execute must return a list with one InferenceResponse per request, not {type(responses).__name__}"
-            )
+            return self._call_error(f"Expected a list in the execute return, found type '{type(responses)}'.")
         given = cast("Sequence[object]", responses)
         if len(given) != len(requests):
             return self._call_error(
-                f"execute must return one InferenceResponse per request: expected {len(requests)}, got {len(given)}"
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(given)}\n"
             )
         return given
 
@@ -450,7 +449,8 @@ class PythonEngine:
             return result
         if not isinstance(returned, interface.InferenceResponse):
             return self._call_error(
-                f"execute must return an InferenceResponse for every request, not {type(returned).__name__}"
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(returned)}'."
             )
         made = self._made_of(one, returned)
         if made.keep_state is not None:

@@ -408,10 +408,16 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("responses = None", "execute must return a list with one InferenceResponse per request, not NoneType"),
-        ("pass", "execute must return one InferenceResponse per request: expected 1, got 0"),
-        ("responses.append(None)", "execute must return an InferenceResponse for every request, not NoneType"),
-        ("responses.append('text')", "execute must return an InferenceResponse for every request, not str"),
+        ("responses = None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
+        (
+            "pass",
+            "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+        ),
+        ("responses.append(None)", "in the execute function return list, found type '<class 'NoneType'>'."),
+        (
+            "responses.append('text')",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'.",
+        ),
         ("responses.append(pb_utils.InferenceResponse([x.as_numpy()]))", "returned a ndarray among its output tensors"),
         (
             "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('q', x.as_numpy())]))",
@@ -774,8 +780,8 @@ def test_what_is_no_exception_fails_its_row_alone_and_neither_readiness_nor_the_
         ),
         ("import sys\nsys.exit(3)", "model.py: SystemExit: 3"),
         (
-            "class TritonPythonModel:\n    def execute(self, r): ...\n    def initialize(self, args): raise KeyboardInterrupt",
-            "Failed to initialize model instance 'broken_0_0', message: KeyboardInterrupt: ",
+            "class TritonPythonModel:\n    def execute(self): ...\n    def initialize(self, a): raise SystemExit",
+            "Failed to initialize model instance 'broken_0_0', message: SystemExit: ",
         ),
     ],
 )

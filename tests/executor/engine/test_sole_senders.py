@@ -196,7 +196,7 @@ def test_execute_may_return_none_for_all_of_them(workshop: Workshop) -> None:
     assert SENDS == value_of(sent)
     assert later.open
     assert isinstance(neither, RowError)
-    assert "execute must return an InferenceResponse for every request, not NoneType" in neither.message
+    assert "Expected an 'InferenceResponse' object in the execute function return list" in neither.message
 
 
 def test_declared_states_move_on_with_the_answer_and_an_owner_that_lost_the_row_keeps_its_own(
