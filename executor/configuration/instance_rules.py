@@ -8,6 +8,7 @@ from __future__ import annotations
 from executor.configuration.names import KIND, Part
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
+from shared.contract.limits import INSTANCES_MAX
 
 MINIMUM_COMPUTE_CAPABILITY = "6.000000"
 """Triton's default, as it prints it. The mesh itself leaves it to torch what a GPU must be able to do."""
@@ -39,6 +40,9 @@ def check_instance_groups(config: ConfigMessage, *, dialect: bool, gpu_count: in
                 f"{prefix} and platform {config.platform}specifies profile field which is only supported for TensorRT "
                 "models"
             )
+    count = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
+    if count > INSTANCES_MAX:
+        raise ConfigError(f"model '{config.name}' has {count} instances, more than {INSTANCES_MAX} in one executor")
     return notes
 
 

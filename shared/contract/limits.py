@@ -80,6 +80,11 @@ JOINED_MAX = 16
 and takes space in the record. One caller more replaces the oldest, which is told.
 """
 
+INSTANCES_MAX = 1024
+"""Instances of a model in one executor. Each is a thread at least, and they are made one after the other: a count with
+a few zeros too many would keep the executor from ever serving.
+"""
+
 MODEL_STATE_BYTES_MAX = 64 << 20
 """Bytes that a model may hand out as the state of one sequence: they go to Redis with a commit, which blocks Redis."""
 

@@ -259,6 +259,10 @@ INSTANCES = [
         f"{IO} instance_group {{ kind: KIND_MODEL }}",
         "instance group m_0 of model m has kind KIND_MODEL, which is not supported: say KIND_CPU or KIND_GPU",
     ),
+    (
+        f"{IO} instance_group [ {{ count: 1000 kind: KIND_CPU }}, {{ count: 25 kind: KIND_CPU }} ]",
+        "model 'm' has 1025 instances, more than 1024 in one executor",
+    ),
 ]
 
 PARAMETERS = [
