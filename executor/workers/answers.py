@@ -32,13 +32,17 @@ def answer(
         error = sendable(result.message)
         return encode(ReplyMessage(version, (), result.code, error, reason, step, executor, {}, *of_many))
     parameters = dict(result.parameters)
-    reply = encode(
-        ReplyMessage(version, tuple(result.outputs), "", "", "", step, executor, parameters, *of_many, result.empty)
-    )
-    if len(reply) > bytes_max:
+    reply, size = b"", sum(len(tensor.raw) for tensor in result.outputs)
+    # What cannot be sent is not copied either: the event loop renews the lease.
+    if size <= bytes_max:
+        reply = encode(
+            ReplyMessage(version, tuple(result.outputs), "", "", "", step, executor, parameters, *of_many, result.empty)
+        )
+        size = len(reply)
+    if size > bytes_max:
         # The step stays committed. Redis would cut the connection at such an answer, which would then be sent again for
         # ever.
-        text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {bytes_max}"
+        text = f"the model's answer has {size} bytes, and Redis, through which it goes, takes {bytes_max}"
         return encode(ReplyMessage(version, (), Code.INTERNAL, text, "", step, executor, {}, *of_many))
     return reply
 

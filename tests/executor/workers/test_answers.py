@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from executor.engine.base import RowResult
+from executor.workers import answers
 from executor.workers.answers import answer
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import decode_reply
+from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.contract.tensors import from_numpy
 
 
@@ -21,3 +23,16 @@ def test_an_answer_that_redis_does_not_take_is_told_as_such() -> None:
     assert ("", 1) == (decode_reply(whole).error, len(decode_reply(whole).outputs))
     assert (Code.INTERNAL, 3, ()) == (told.error_code, told.step, tuple(told.outputs))
     assert f"answer has {len(whole)} bytes" in told.error
+
+
+def test_an_answer_of_which_the_tensors_alone_are_too_large_is_not_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = RowResult((from_numpy("OUTPUT", np.zeros((1, 100), np.uint8)),), {})
+    encoded: list[ReplyMessage] = []
+    monkeypatch.setattr(answers, "encode", lambda message: encoded.append(message) or encode(message))
+
+    told = decode_reply(answer(result, version="1", executor=ExecutorId("a"), step=3, bytes_max=99))
+
+    assert "answer has 100 bytes" in told.error
+    assert [()] == [message.outputs for message in encoded]
