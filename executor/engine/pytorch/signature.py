@@ -110,9 +110,24 @@ def load_script(path: Path, device: torch.device) -> torch.jit.ScriptModule:
         with script_deprecation_ignored():
             module = cast("torch.jit.ScriptModule", torch.jit.load(str(path), map_location=device))
     except (RuntimeError, ValueError, OSError) as error:
+        if _is_saved_object(path):
+            reason = "it was written by torch.save and has no code; write it with torch.jit.save or torch.export.save"
+            raise LoadError(f"failed to load model '{path}': {reason}") from error
         raise LoadError(f"failed to load model '{path}': {error}") from error
     module.eval()
     return module
+
+
+def _is_saved_object(path: Path) -> bool:
+    """Whether a file is the archive of a Python object, such as weights, and not of a TorchScript module. Torch itself
+    then says that the file is corrupted.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            files = {name.rpartition("/")[2] for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return "data.pkl" in files and "constants.pkl" not in files
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:

@@ -708,6 +708,15 @@ def test_a_damaged_model_file_is_a_load_error(workshop: Workshop) -> None:
     bad_load(workshop, config, "failed to load model")
 
 
+def test_a_file_of_weights_alone_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    torch.save(torch.nn.Linear(1, 1).state_dict(), workshop.version_dir("doubled") / "model.pt")
+    config = plain_config(
+        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
+    )
+
+    bad_load(workshop, config, r"was written by torch\.save and has no code; write it with torch\.jit\.save")
+
+
 def test_a_missing_model_file_is_a_load_error_that_names_what_was_looked_for(workshop: Workshop) -> None:
     workshop.version_dir("doubled")
     config = plain_config(
