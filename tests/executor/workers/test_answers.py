@@ -30,7 +30,12 @@ def test_an_answer_of_which_the_tensors_alone_are_too_large_is_not_put_together(
 ) -> None:
     result = RowResult((from_numpy("OUTPUT", np.zeros((1, 100), np.uint8)),), {})
     encoded: list[ReplyMessage] = []
-    monkeypatch.setattr(answers, "encode", lambda message: encoded.append(message) or encode(message))
+
+    def noting(message: ReplyMessage) -> bytes:
+        encoded.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(answers, "encode", noting)
 
     told = decode_reply(answer(result, version="1", executor=ExecutorId("a"), step=3, bytes_max=99))
 
