@@ -32,7 +32,7 @@ from shared.configuration.parse import parse_json, parse_text
 from shared.configuration.proto import config_proto
 from shared.configuration.schema import CONFIG_DESCRIPTOR, is_dialect
 from shared.contract.errors import ConfigError
-from shared.contract.limits import ERROR_CHARACTERS_MAX
+from shared.contract.limits import ERROR_CHARACTERS_MAX, INSTANCES_MAX
 from shared.contract.model_config import BatchInputKind, ModelConfig
 
 LoadText = Callable[..., LoadedConfig]
@@ -435,7 +435,7 @@ sound = some(
         "output": st.just([{"name": "O", "data_type": "TYPE_FP32", "dims": [1]}]),
     },
     sequence_batching=sound_sequence,
-    instance_group=st.lists(some(name=names, count=int32), max_size=2),
+    instance_group=st.lists(some(name=names, count=st.integers(-1, INSTANCES_MAX // 2)), max_size=2),
     model_warmup=st.lists(
         some(name=names, batch_size=st.integers(0, 1), inputs=st.dictionaries(names, sound_warmup, max_size=2)),
         max_size=2,
