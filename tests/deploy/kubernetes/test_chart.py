@@ -92,6 +92,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"redis": {"url": "redis-cluster://a", **ELSEWHERE}}, "url"),
     ({"redis": {"url": "redis://a"}}, "redis.internal.enabled to false"),
     ({"executor": {"autoscaling": {"enabled": True, "kind": "hpa", "targets": {"batchFillPercent": 9}}}}, "keda"),
+    ({"gateway": {"autoscaling": {"enabled": True, "min": 5, "max": 2}}}, "gateway.autoscaling.min is greater"),
+    ({"executor": {"autoscaling": {"enabled": True, "min": 5, "max": 2}}}, "executor.autoscaling.min is greater"),
+    (
+        {"executor": {"autoscaling": {"enabled": True, "targets": {"waitingSequences": 0, "pendingRequests": 0}}}},
+        "targets are all 0",
+    ),
     ({"redis": ELSEWHERE, "networkPolicies": {"enabled": True}}, "networkPolicies.egress"),
     ({"executor": {"modelsVolume": {"emptyDir": {}, "hostPath": {"path": "/"}}}}, "modelsVolume"),
 ]
@@ -339,6 +345,18 @@ def test_network_policies_let_through_what_the_services_say_to_each_other_and_no
 def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], words: str) -> None:
     with pytest.raises(RefusedValuesError, match=re.escape(words)):
         rendered(values)
+
+
+@pytest.mark.parametrize("name", ["a" * 53, "team.mesh", "a" * 37 + "-b", "seqmesh-" + "a" * 45])
+def test_a_release_of_any_name_has_objects_that_kubernetes_can_make(name: str) -> None:
+    """Services: RFC 1035, 63 characters. A StatefulSet's name and a hash are a label of its pods."""
+    made = [one for text in rendered({}, name=name).values() for one in yaml.safe_load_all(text) if one]
+
+    for one in made:
+        most = 52 if one["kind"] == "StatefulSet" else 63
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", one["metadata"]["name"]), one["metadata"]["name"]
+        assert len(one["metadata"]["name"]) <= most
+    assert len({(one["kind"], one["metadata"]["name"]) for one in made}) == len(made)
 
 
 def test_the_values_of_the_documentation_are_taken() -> None:

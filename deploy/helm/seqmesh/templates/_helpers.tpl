@@ -1,5 +1,16 @@
+{{- /* Services have names without a dot. The name of the StatefulSet, with `-redis`, is a part of a label of its pods,
+       and has 52 characters at most. */}}
 {{- define "seqmesh.name" -}}
-{{- if contains "seqmesh" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-seqmesh{{ end }}
+{{- $name := .Release.Name | replace "." "-" -}}
+{{- if contains "seqmesh" $name }}{{ $name | trunc 46 | trimSuffix "-" }}{{ else }}{{ $name | trunc 38 | trimSuffix "-" }}-seqmesh{{ end }}
+{{- end }}
+
+{{- /* Refuses bounds of which the lower is the greater; argument: (list name-of-the-values autoscaling). */}}
+{{- define "seqmesh.bounds" -}}
+{{- $scaling := index . 1 }}
+{{- if gt (int $scaling.min) (int $scaling.max) }}
+{{- fail (printf "%s.autoscaling.min is greater than max" (index . 0)) }}
+{{- end }}
 {{- end }}
 
 {{- /* What never changes of an object's labels; argument: (list root component). */}}
