@@ -91,7 +91,11 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
     yield from _keeping(info, config)
     yield from _memory(info)
     if facts.round_trip > SLOW_ROUND_TRIP_MS:
-        yield warn("redis", f"a round trip takes {facts.round_trip:.1f} ms", "run the services nearer to Redis")
+        yield warn(
+            "redis",
+            f"a round trip takes {facts.round_trip:.1f} ms",
+            "run the services nearer to Redis, or give its machine less to do",
+        )
     else:
         yield ok("redis", f"a round trip takes {facts.round_trip:.2f} ms")
     if abs(facts.skew) > SKEW_MS + facts.round_trip:
