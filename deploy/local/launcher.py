@@ -609,7 +609,10 @@ def read_state(data_dir: Path) -> MeshState:
     path = data_dir / "mesh.json"
     if not path.exists():
         raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
-    return msgspec.json.decode(path.read_bytes(), type=MeshState)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MeshState)
+    except msgspec.MsgspecError as error:
+        raise LauncherError(f"{path} cannot be read ({error}): start the mesh again with `seqmesh up`") from error
 
 
 def now_ms() -> int:

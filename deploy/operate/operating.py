@@ -90,6 +90,8 @@ def located(settings: OperatorSettings) -> tuple[str, str]:
     try:
         state = read_state(settings.data_dir)
     except LauncherError as error:
+        if (settings.data_dir / "mesh.json").exists():
+            raise click.ClickException(error.message) from error
         raise click.ClickException(
             f"no mesh runs in {settings.data_dir}: give the --data-dir of its `seqmesh up`, or its --redis-url"
         ) from error

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -44,9 +44,11 @@ def operator_command(
         found = OperatorSettings(**{str(one.name): values.pop(str(one.name)) for one in settings})
         try:
             asyncio.run(run(found, **values))
-        except click.ClickException as error:
-            error.message = printable(error.message)
+        except click.UsageError:
             raise
+        except click.ClickException as error:
+            # A class of its own may have an exit code of its own.
+            raise type(error)(printable(error.message)) from error
 
     return SettingsCommand(
         name, params=[*params, *settings], callback=callback, help=help, context_settings={"max_content_width": 110}
@@ -56,7 +58,8 @@ def operator_command(
 def check_is_text(values: Mapping[str, Any]) -> None:
     """Raises click.UsageError for an argument that is no UTF-8: no model, id or executor is called by other bytes."""
     for value in values.values():
-        for text in value if isinstance(value, tuple) else [value]:
+        texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        for text in texts:
             if (
                 isinstance(text, str)
                 and not text.isprintable()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -282,7 +283,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
 def test_ports_that_two_of_the_meshs_own_services_would_share_are_refused(
     tmp_path: Path, ports: dict[str, int], told: str
 ) -> None:
-    chosen = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "console_port": 0, **ports}
+    chosen: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "console_port": 0, **ports}
 
     with pytest.raises(LauncherError, match=told):
         up(UpSettings(data_dir=tmp_path / "mesh", **chosen))
@@ -317,6 +318,13 @@ def test_the_lock_of_a_dead_launcher_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_reading_the_state_where_no_mesh_runs_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="seqmesh up"):
+        read_state(tmp_path)
+
+
+def test_a_state_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mesh.json").write_text("{broken")
+
+    with pytest.raises(LauncherError, match=r"mesh\.json cannot be read .*seqmesh up"):
         read_state(tmp_path)
 
 
