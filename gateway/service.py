@@ -19,7 +19,7 @@ import os
 import socket
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,13 +35,15 @@ from gateway.exposure import Exposure
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.http.seats import Share
-from gateway.http.server import HttpServer, Served, listen
+from gateway.http.server import HttpServer, Served
 from gateway.models.catalog import Catalog
 from gateway.models.metrics import Gauge, Metrics
 from gateway.models.observation import Observation
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
+from gateway.ports.listening import listen
+from gateway.ports.sharing import PortShare, SharedPorts, sharing
 from gateway.requests.allowances import Allowances
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
@@ -49,6 +51,7 @@ from gateway.requests.inference import Inference
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import Orphans
 from gateway.requests.recovery import RestartRecovery
+from gateway.requests.region_folder import RegionFolder
 from gateway.requests.regions import REGIONS_MAX, Regions
 from gateway.requests.replies import Replies
 from gateway.requests.unserved import Unserved
@@ -77,6 +80,7 @@ from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
+from shared.store.redis_url import url_without_password
 from shared.store.scripts import Drawn, Scripts
 from shared.store.sequences import Sequences
 from shared.store.server_run import ServerRun
@@ -96,6 +100,15 @@ class ListeningPorts:
     http_port: int
     grpc_port: int
     metrics_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPorts:
+    """Listening sockets. share: this gateway's share in its HTTP and its gRPC port; None if it shares none"""
+
+    http: socket.socket
+    metrics: socket.socket
+    share: PortShare | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +152,8 @@ async def serve(
     try:
         async with running_core(settings, name, keys, tracing, tasks) as core:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s)
+            async with _opened(settings) as ports:
+                await _serve_ports(settings, core, tasks, stop, on_ready, patience_s, ports)
     finally:
         await asyncio.to_thread(tracing.shutdown)
 
@@ -254,6 +268,21 @@ async def running_core(
             await replies.close()
 
 
+@asynccontextmanager
+async def _opened(settings: GatewaySettings) -> AsyncGenerator[OpenPorts]:
+    """The ports of HTTP and of the metrics, open within the block. Their servers may close them earlier."""
+    async with AsyncExitStack() as stack:
+        share = None
+        if settings.reuse_port:
+            mesh = f"{url_without_password(settings.redis_url)} {settings.key_prefix}"
+            agreed = SharedPorts(settings.host, settings.http_port, settings.grpc_port, mesh)
+            share = await stack.enter_async_context(sharing(agreed))
+        # The shared port comes last: a gateway that ends here must not have been given connections.
+        metrics = stack.enter_context(listen(settings.host, settings.metrics_port))
+        http = stack.enter_context(listen(settings.host, settings.http_port, is_shared=settings.reuse_port))
+        yield OpenPorts(http, metrics, share)
+
+
 async def _serve_ports(
     settings: GatewaySettings,
     core: Core,
@@ -261,6 +290,7 @@ async def _serve_ports(
     stop: Stop,
     on_ready: Callable[[ListeningPorts], None] | None,
     grace_s: float,
+    ports: OpenPorts,
 ) -> None:
     shares = descriptors.shares(
         descriptors.raise_limit(),
@@ -274,15 +304,16 @@ async def _serve_ports(
         key_prefix=settings.client_shm_prefix,
         bytes_max=max(settings.http_max_input_size, settings.grpc_max_input_size),
         budget=core.inference.budget,
+        shared=RegionFolder(ports.share.folder / "regions") if ports.share is not None else None,
     )
+    if ports.share is not None:
+        tasks.start(regions.run(), name="regions")
     http_share = Share(shares.http, shares.http_per_client)
-    http = listen(settings.host, settings.http_port)
-    exposure = Exposure(settings, is_loopback(http.getsockname()[0]))
+    exposure = Exposure(settings, is_loopback(ports.http.getsockname()[0]))
     exposure.warn()
     tasks.start(exposure.warn_of_model_control(core.catalog), name="exposure")
     applications = _applications(settings, core, stop, exposure, regions, http_share)
     stop.started()
-    metrics = listen(settings.host, settings.metrics_port)
     servicer = InferenceServicer(
         core.inference,
         core.catalog,
@@ -297,7 +328,7 @@ async def _serve_ports(
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     # The second relief: the servicer's own, which ends calls with unfinished messages, is asked before it.
     core.memory.reliefs.append(core.unread.relieve)
-    addresses = ListeningPorts(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
+    addresses = ListeningPorts(ports.http.getsockname()[1], grpc.port, ports.metrics.getsockname()[1])
     http_server = HttpServer(
         Served(applications.of_http, http_share),
         Served(applications.of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
@@ -305,10 +336,10 @@ async def _serve_ports(
         settings=settings,
         unread=core.unread,
     )
-    await http_server.start(http)
+    await http_server.start(ports.http)
     metrics_share = Share(descriptors.METRICS, descriptors.METRICS)
     metrics_server = HttpServer(Served(applications.of_metrics, metrics_share), parser=settings.http_parser)
-    await metrics_server.start(metrics)
+    await metrics_server.start(ports.metrics)
     logs.info(
         "gateway ready",
         host=settings.host,
@@ -317,6 +348,8 @@ async def _serve_ports(
         metrics=addresses.metrics_port,
     )
     core.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc.port))
+    if ports.share is not None:
+        ports.share.opened()
     if on_ready is not None:
         on_ready(addresses)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -11,10 +12,10 @@ from typing import Any, Literal, Self
 import click
 
 from gateway.access.restrictions import Restriction, parse_restrictions
-from gateway.bounds.memory import MEMORY_MIN, available_bytes
-from shared.contract.limits import LIVE_MAX
+from shared.contract.limits import GATEWAY_MEMORY_MIN, LIVE_MAX
 from shared.contract.response_cache import parse_cache_config
 from shared.origins import parse_origin
+from shared.process.machine import available_bytes
 from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1
@@ -43,6 +44,13 @@ class GatewaySettings(MetricsSettings):
     )
     metrics_port: int = setting(
         8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
+    )
+    reuse_port: bool = setting(
+        default=False,
+        help="Whether the HTTP and the gRPC port are shared (SO_REUSEPORT): any number of gateways of one mesh and one "
+        "user may listen on them on this machine, and the system spreads connections over them. Each still needs a "
+        "metrics port of its own. On Linux alone.",
+        group="Addresses",
     )
     grpc_advertise: str = setting(
         "",
@@ -354,8 +362,12 @@ class GatewaySettings(MetricsSettings):
             except (ValueError, re.error) as error:
                 raise click.UsageError(f"{option}: {error}") from error
         MetricsSettings.__post_init__(self)
-        if 0 < self.memory_max < MEMORY_MIN:
-            raise click.UsageError(f"--memory-max: a gateway needs {MEMORY_MIN >> 20}MiB at least")
+        if self.reuse_port and sys.platform != "linux":
+            raise click.UsageError("--reuse-port: only Linux spreads connections over processes that share a port")
+        if self.reuse_port and not (self.http_port and self.grpc_port):
+            raise click.UsageError("--reuse-port needs --http-port and --grpc-port: with 0 each would get another one")
+        if 0 < self.memory_max < GATEWAY_MEMORY_MIN:
+            raise click.UsageError(f"--memory-max: a gateway needs {GATEWAY_MEMORY_MIN >> 20}MiB at least")
         if bool(self.http_server_cert) != bool(self.http_server_key) or (
             self.http_root_cert and not self.http_server_cert
         ):
@@ -367,7 +379,7 @@ class GatewaySettings(MetricsSettings):
 
     def bounded(self) -> Self:
         """With the bounds that are not given made shares of the process's memory."""
-        memory_max = self.memory_max or max(MEMORY_MIN, available_bytes() // 2)
+        memory_max = self.memory_max or max(GATEWAY_MEMORY_MIN, available_bytes() // 2)
         rest = memory_max - OWN_BYTES
         message = min(MESSAGE_BYTES_MAX, rest // 16)
         return dataclasses.replace(

@@ -99,6 +99,8 @@ def lease_setting() -> Any:
     )
 
 
+Count = int | Literal["auto"]
+"""A number, or as many as this machine is good for."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -205,6 +207,18 @@ class ByteCount(click.ParamType[int]):
         return int(digits) * factor
 
 
+class AutoCount(click.ParamType[Any]):
+    """A number, or `auto`."""
+
+    name = "count"
+
+    def __init__(self, minimum: float | None, maximum: float | None) -> None:
+        self._number = click.IntRange(whole(minimum), whole(maximum))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Count:
+        return "auto" if value == "auto" else self._number.convert(value, param, ctx)
+
+
 class Repository(click.ParamType[ModelLocation]):
     """A model repository: a folder, or a URL of an object store."""
 
@@ -307,7 +321,7 @@ def option(name: str, kind: Any, default: Any, meaning: Meaning) -> SettingOptio
         show_envvar=True,
         show_default=not meaning.required and default not in ("", (), None),
         help=meaning.help,
-        metavar=meaning.unit.upper() or {int: "N", float: "X"}.get(kind),
+        metavar=meaning.unit.upper() or {int: "N", float: "X", Count: "N|auto"}.get(kind),
     )
     made.group = meaning.group
     made.secret = meaning.secret
@@ -321,6 +335,8 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
         return CommaList() if members[0] is str else parameter_type(members[0], meaning)
     if kind == ModelLocation:
         return Repository()
+    if kind == Count:
+        return AutoCount(meaning.minimum, meaning.maximum)
     if origin is Literal:
         return click.Choice(members)
     if kind is int and meaning.unit == "bytes":

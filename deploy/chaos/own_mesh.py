@@ -49,6 +49,8 @@ def own_mesh(directory: Path, *, lease_ms: int, sentinels: bool) -> Generator[Ow
         settings = {
             "SEQMESH_REDIS_URL": redis.url_for_services(links),
             "SEQMESH_GATEWAYS": str(OF_EACH),
+            # Each has proxies of its own before it, as if it were alone on its machine.
+            "SEQMESH_SHARE_PORTS": "false",
             "SEQMESH_SCHEDULERS": str(OF_EACH),
             "SEQMESH_LEASE_MS": str(lease_ms),
             # Processes are killed on purpose here, so the launcher need not wait long before it restarts them.

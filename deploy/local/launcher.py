@@ -56,15 +56,19 @@ from deploy.local.supervision import (
     UserNotice,
 )
 from deploy.local.tether import tethered
+from shared.contract.limits import GATEWAY_MEMORY_MIN
 from shared.process.cpu_policy import schedule_by
 from shared.process.logs import Level, level_of_line
+from shared.process.machine import available_bytes, available_cores
 from shared.process.repeats import Repeats
 from shared.settings import MeshSettings, environment_of, variable_name
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.redis_url import url_without_password
 
 PORT_STEP = 10
-"""Distance between the ports of one gateway and those of the next."""
+"""Distance between the ports of one gateway and those of the next, where they do not share them."""
+BUSY_GATEWAYS = 4
+"""As many gateways as keep one Redis busy: a small step takes a gateway two to three times as long as Redis."""
 PROBE_INTERVAL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 PROGRESS_INTERVAL_S = 5.0
@@ -140,7 +144,13 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
     # The embedded server inherits it; the services set it themselves.
     schedule_by(settings.cpu_policy)
-    settings = dataclasses.replace(settings, console_token=settings.console_token or secrets.token_urlsafe(16))
+    settings = dataclasses.replace(
+        settings,
+        console_token=settings.console_token or secrets.token_urlsafe(16),
+        gateways=number_of_gateways(settings, available_cores()),
+    )
+    if settings.share_ports and settings.gateways != 1 and sys.platform != "linux":
+        raise LauncherError("only on Linux can several gateways share a port: give --no-share-ports")
     with (
         private_files() as umask,
         locked(settings.data_dir),
@@ -202,13 +212,17 @@ def plan(
     plans = [server_plan(settings, server)] if server else []
     redis_url = socket_url(server) if server else settings.redis_url
     environment = {**inherited_environment(), **environment_of(mesh_settings(settings, redis_url))}
+    gateways = gateway_ports(settings)
     models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
     for service, count in (("scheduler", settings.schedulers), ("executor", settings.executors)):
         for number in range(1, count + 1):
             state = child_state(settings.data_dir, service, f"{service}-{number}")
             flags = [f"--name={state.name}", *(models if service == "executor" else [])]
             plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
-    plans.extend(gateway_plan(settings, number, commands, environment, umask) for number in range(settings.gateways))
+    shares = {**shares_of_memory(len(gateways)), **environment}
+    plans.extend(
+        gateway_plan(settings, number, ports, commands, shares, umask) for number, ports in enumerate(gateways, 1)
+    )
     if settings.console:
         private = {**environment, CONSOLE_TOKEN: settings.console_token, CONSOLE_CONTROL: str(control)}
         plans.append(console_plan(settings, commands, private, umask))
@@ -222,9 +236,9 @@ def inherited_environment() -> dict[str, str]:
 
 
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
-    """Raises `LauncherError` if two of our services are to have one port, or another process listens on it: its answers
-    would pass for ours."""
-    users: dict[int, str] = {}
+    """Raises `LauncherError` if a port is to serve two purposes, or another process listens on it: its answers would
+    pass for ours. Gateways may share a port for one purpose."""
+    users: dict[int, tuple[str, str]] = {}
     for child in (child.state for child in plans):
         ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
         if child.service == "console":
@@ -232,10 +246,10 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
         for name, port in ports.items():
             if not port:
                 continue
-            user = f"the {name} port of {child.name}"
-            if port in users:
-                raise LauncherError(f"{users[port]} and {user} are both {port}: give another --{name}-port")
-            users[port] = user
+            first, user = users.setdefault(port, (name, f"the {name} port of {child.name}"))
+            if first != name:
+                ours = f"the {name} port of {child.name}"
+                raise LauncherError(f"{user} and {ours} are both {port}: give another --{name}-port")
             try:
                 socket.create_server((host, port), family=family_of(host)).close()
             except OSError as refused:
@@ -266,21 +280,53 @@ def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
     )
 
 
+def number_of_gateways(settings: UpSettings, cores: int) -> int:
+    """How many gateways run. auto: one for each core that executors and an embedded Redis leave, at least one.
+
+    A scheduler takes a few hundredths of a core, which is not counted.
+    """
+    if settings.gateways != "auto":
+        return settings.gateways
+    others = settings.executors + (0 if settings.redis_url else 1)
+    return max(1, min(BUSY_GATEWAYS, cores - others))
+
+
+def gateway_ports(settings: UpSettings) -> list[dict[str, int]]:
+    """The ports of each gateway. What they share is the same for all of them, and the metrics' port never is."""
+    assert settings.gateways != "auto"
+
+    def ports(first: int, *, are_shared: bool = False) -> list[int]:
+        if are_shared:
+            return [first or free_port(settings.host)] * count
+        return [first + PORT_STEP * number if first else free_port(settings.host) for number in range(count)]
+
+    count = settings.gateways
+    http = ports(settings.http_port, are_shared=settings.share_ports)
+    grpc = ports(settings.grpc_port, are_shared=settings.share_ports)
+    of_each = zip(http, grpc, ports(settings.metrics_port), strict=True)
+    return [dict(zip(("http_port", "grpc_port", "metrics_port"), each, strict=True)) for each in of_each]
+
+
+def shares_of_memory(gateways: int) -> dict[str, str]:
+    """The bound of each gateway's memory as a variable: together half of the machine's, which is the default of one."""
+    if gateways == 1:
+        return {}
+    return {variable_name("memory_max"): str(max(GATEWAY_MEMORY_MIN, available_bytes() // 2 // gateways))}
+
+
 def gateway_plan(
-    settings: UpSettings, number: int, commands: ServiceCommand, environment: Mapping[str, str], umask: int
+    settings: UpSettings,
+    number: int,
+    ports: Mapping[str, int],
+    commands: ServiceCommand,
+    environment: Mapping[str, str],
+    umask: int,
 ) -> ChildPlan:
-    """The gateway with that number, counted from 0."""
-
-    def port(first: int) -> int:
-        return first + PORT_STEP * number if first else free_port(settings.host)
-
-    ports = {
-        "http_port": port(settings.http_port),
-        "grpc_port": port(settings.grpc_port),
-        "metrics_port": port(settings.metrics_port),
-    }
-    state = child_state(settings.data_dir, "gateway", f"gateway-{number + 1}", ports)
+    """The gateway with that number, counted from 1."""
+    state = child_state(settings.data_dir, "gateway", f"gateway-{number}", ports)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in ports.items()]
+    if settings.share_ports and settings.gateways != 1:
+        flags.append("--reuse-port")
     command = [*commands("gateway"), f"--name={state.name}", f"--host={settings.host}", *flags]
     return ChildPlan(state, command, environment, umask)
 
@@ -475,9 +521,9 @@ class Launcher:
         say(self._ready_text())
 
     async def _not_ready(self) -> list[str]:
-        """Gateways that are not ready, each with the reason."""
+        """Gateways that are not ready, each with the reason. Each is asked on the port that it shares with nobody."""
         host, gateways = reachable(self._settings.host), self._gateways()
-        reasons = await asyncio.gather(*(unreadiness(host, gateway.http_port) for gateway in gateways))
+        reasons = await asyncio.gather(*(unreadiness(host, gateway.metrics_port) for gateway in gateways))
         told = zip(gateways, reasons, strict=True)
         return [f"{gateway.name} ({reason}; {gateway.log})" for gateway, reason in told if reason]
 
@@ -487,7 +533,10 @@ class Launcher:
     def _ready_text(self) -> str:
         """Where the mesh is found: one line, which a program may read; on a terminal a line for each place."""
         host, gateways = reachable(self._settings.host), self._gateways()
-        where = "; ".join(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways)
+        # Those who share their ports are one place.
+        where = "; ".join(dict.fromkeys(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways))
+        if self._settings.share_ports and len(gateways) > 1:
+            where += f" ({len(gateways)} gateways)"
         metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
         consoles = [
             f"console http://{host}:{child.state.http_port}/#token={self._settings.console_token}"

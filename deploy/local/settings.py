@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.local.embedded import AppendFsync
 from shared.contract.locations import ModelLocation
-from shared.settings import MeshSettings, setting
+from shared.settings import Count, MeshSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,12 @@ class UpSettings(MeshSettings):
         unit="repository",
         group="Models",
     )
-    gateways: int = setting(
-        1, help="Gateways; the n-th listens on the ports below plus 10 for each before it.", group="Size", minimum=1
+    gateways: Count = setting(
+        1,
+        help="Gateways; one uses one core at most. auto: as many as this machine has cores for, beside the executors "
+        "and Redis, and no more than one Redis can keep busy.",
+        group="Size",
+        minimum=1,
     )
     schedulers: int = setting(1, help="Schedulers; one leads each model, the others stand by.", group="Size", minimum=1)
     executors: int = setting(1, help="Executors; each loads every model.", group="Size", minimum=1)
@@ -43,6 +47,13 @@ class UpSettings(MeshSettings):
     )
     metrics_port: int = setting(
         8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
+    )
+    share_ports: bool = setting(
+        default=True,
+        help="Whether all gateways listen on the same HTTP and gRPC port, where the system spreads connections over "
+        "them (Linux alone). --no-share-ports: as if each were a machine of its own, the n-th listens on these ports "
+        "plus 10 for each before it, and so it does with its metrics in any case.",
+        group="Addresses",
     )
     console: bool = setting(default=True, help="Whether a console runs: a page that shows the mesh.", group="Console")
     console_port: int = setting(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from shared.contract.errors import UnavailableError
 from shared.process import logs
+from shared.process.machine import read_text
 
-MEMORY_MIN = 384 << 20
 LOOK_EVERY_S = 0.05
 """Pause between two looks at the process's size. A client on the same machine sends some tens of MiB in this time."""
 TIGHT_PART = 0.65
@@ -27,45 +27,6 @@ FULL_PART = 0.8
 TRIM_EVERY_S = 1.0
 SAY_EVERY_S = 10.0
 STATM = Path("/proc/self/statm")
-CGROUP = Path("/proc/self/cgroup")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-
-
-def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
-    """The machine's memory, or the container's limit if that is smaller.
-
-    source  cgroup v2: memory.max; v1: memory.limit_in_bytes; the smallest of the group's and its parents' limits
-    """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
-        lines = cgroup.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        own = base / path.lstrip("/")
-        for group in (own, *own.parents):
-            if group == base.parent:
-                break
-            # In a container the path may be the host's, of which only the root exists here.
-            limit = read_text(group / name)
-            if limit.isdecimal():
-                found.append(int(limit))
-    return min(found)
-
-
-def read_text(path: Path) -> str:
-    """The text of a small file; "" where it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def resident_bytes() -> int:

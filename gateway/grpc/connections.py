@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.grpc.pb import Context
+from gateway.ports.listening import TCP_INFO, quieten
 
 OPEN_FILES = Path("/dev/fd")
 GOAWAY = bytes.fromhex("000008 07 00 00000000 7fffffff 00000000")
@@ -62,6 +63,8 @@ class GrpcConnections:
         """Stops accepting connections, and tells each client to leave when its connection has no call. A connection
         that is still there after HEARD_S is closed when it has no call. Returns when none is left.
         """
+        listeners = [file for file, client in sockets_of(self.port) if client == LISTENING]
+        await asyncio.gather(*(quieten_file(file) for file in listeners))
         self._leaving = True
         while self._close_quiet():  # noqa: ASYNC110 - nobody tells of a connection that comes or goes without a call
             await asyncio.sleep(LOOK_INTERVAL_S)
@@ -109,7 +112,6 @@ class GrpcConnections:
         return {client_port(context) for context in self._calls}
 
 
-TCP_INFO = getattr(socket, "TCP_INFO", 11)
 TCP_INFO_BYTES = 232
 LISTENING = 0
 """Stands for a client's port: the socket is the listening one."""
@@ -170,6 +172,12 @@ def received_bytes(file: int) -> int:
     with contextlib.suppress(OSError, struct.error), borrowed(file) as found:
         return struct.unpack_from("Q", found.getsockopt(socket.IPPROTO_TCP, TCP_INFO, TCP_INFO_BYTES), 128)[0]
     return 0
+
+
+async def quieten_file(file: int) -> None:
+    """`quieten` for the transport's own listening socket. The transport accepts what is queued there."""
+    with borrowed(file) as found:
+        await quieten(found)
 
 
 def close_listener(file: int) -> None:

@@ -154,8 +154,8 @@ def channel_options(settings: GatewaySettings, connections_max: int) -> list[tup
             settings.grpc_http2_min_recv_ping_interval_without_data,
         ),
         ("grpc.http2.max_ping_strikes", settings.grpc_http2_max_ping_strikes),
-        # Otherwise a second server on the same port would silently get a part of the connections.
-        ("grpc.so_reuseport", 0),
+        # Without --reuse-port a second server on the same port would silently get a part of the connections.
+        ("grpc.so_reuseport", int(settings.reuse_port)),
         # `gateway.grpc.intake` unpacks compressed messages, and counts their bytes.
         ("grpc.per_message_decompression", 0),
         # A fixed window for each stream. The transport's own estimate grows without regard to the number of streams:

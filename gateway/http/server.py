@@ -26,13 +26,11 @@ from gateway.http.connection import HEAD_S, Connection
 from gateway.http.hypercorn_connection import HypercornConnection
 from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.http.seats import Seat, Share, client_of
+from gateway.ports.listening import quieten
 from gateway.settings import GatewaySettings, HttpParser
-from shared.contract.errors import UnavailableError
 from shared.process import logs
 from shared.process.lifecycle import end
 
-BACKLOG = 1024
-"""Connections that may wait to be accepted. Large, for many clients that start at once."""
 SEE_OFF_S = 0.5
 """How long a gateway that stops keeps idle connections open. A client's next request in this time is answered, and its
 answer tells the client to close the connection."""
@@ -48,22 +46,6 @@ CONNECTIONS: Mapping[HttpParser, Callable[[Any, Config, WorkerContext, Seat, Unr
     "hypercorn": HypercornConnection,
 }
 """The connections of each setting `--http-parser`."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 picks a free one. Raises UnavailableError when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        server.bind((host, port))
-        server.listen(BACKLOG)
-    except OSError as error:
-        server.close()
-        raise UnavailableError(f"HTTP cannot listen on {host}:{port}: {error}") from error
-    server.setblocking(False)  # noqa: FBT003  the socket module's own signature
-    return server
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +104,7 @@ class HttpServer:
         self._checking = loop.create_task(self._check(), name="http check")
 
     async def stop(self, grace_s: float, *, see_off_s: float = SEE_OFF_S) -> None:
-        """Stops accepting connections, answers the requests on open ones, then closes them.
+        """Accepts what clients have connected already, answers the requests on open connections, then closes them.
 
         Each open connection is closed with its next response, which says `Connection: close`; one without a request is
         closed after `see_off_s`. A client that is slow to send or read has less time than usual (LEAVING_PATIENCE_S).
@@ -131,10 +113,12 @@ class HttpServer:
         see_off_s  seconds until connections without a request are closed
         """
         assert self._listening is not None and self._accepting is not None and self._checking is not None
-        await end([self._accepting])
-        self._listening.close()
         # A connection is closed when it has served more requests than this: from now on, with the next response.
         self._config.keep_alive_max_requests = 0
+        if see_off_s and not self._accepting.done():
+            await quieten(self._listening)
+        await end([self._accepting])
+        self._listening.close()
         self._left_at = asyncio.get_running_loop().time()
         begin = time.monotonic()
         await self._gone(min(see_off_s, grace_s))

@@ -3,7 +3,8 @@
 A region is a part of a file in /dev/shm that a client has registered under a name. It is read and written by system
 calls and never mapped: a client that shortens a mapped file would end this process by SIGBUS. What a request names is
 copied when it is admitted, so the client may use the memory again before the answer comes; an answer is written when it
-is sent. Regions belong to one gateway and are forgotten with it.
+is sent. Regions belong to one gateway, or to all gateways that share a port (`gateway.requests.region_folder`), and are
+forgotten with the last of them.
 
 A gateway opens these files with its own rights, for whoever asks. So all of it is off unless the operator allows it,
 and the names of files can be confined to a prefix.
@@ -11,6 +12,7 @@ and the names of files can be confined to a prefix.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import weakref
@@ -18,9 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.bounds.byte_budget import ByteBudget
+from gateway.requests.region_folder import RegionEntry, RegionFolder
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 
 FOLDER = Path("/dev/shm")  # noqa: S108  shared memory is there and nowhere else: shm_open(3)
+LOOK_S = 1.0
+"""Pause between two looks for regions that were unregistered at another gateway."""
 REGIONS_MAX = 1024
 """Regions of one gateway: each takes an open file."""
 NAME_CHARACTERS_MAX = 256
@@ -66,13 +71,11 @@ class RegionFile:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered region. key: name of its file; offset: where it begins in the file; both sizes in bytes."""
+    """A region that this gateway has open. stamp: of its registration, where gateways share them; else None"""
 
-    name: str
-    key: str
-    offset: int
-    byte_size: int
+    entry: RegionEntry
     file: RegionFile
+    stamp: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class RegionPart:
 
     def read(self) -> bytes:
         """The part's bytes. Raises RequestError when the file has become shorter."""
-        data = self.region.file.read(self.region.offset + self.offset, self.byte_size)
+        data = self.region.file.read(self.region.entry.offset + self.offset, self.byte_size)
         if len(data) < self.byte_size:
             raise self._shrunk()
         return data
@@ -98,7 +101,7 @@ class RegionPart:
                 f"be at least {len(data)} bytes to hold the results",
                 Code.INTERNAL,
             )
-        begin = self.region.offset + self.offset
+        begin = self.region.entry.offset + self.offset
         # A write beyond the end would make the file longer.
         if self.region.file.size < begin + len(data):
             raise self._shrunk()
@@ -106,24 +109,26 @@ class RegionPart:
             self.region.file.write(begin, data)
         except OSError as error:
             raise RequestError(
-                f"unable to write output '{output}' into shared memory region '{self.region.name}': {error.strerror}",
+                f"unable to write output '{output}' into shared memory region '{self.region.entry.name}': "
+                f"{error.strerror}",
                 Code.INTERNAL,
             ) from error
 
     def _shrunk(self) -> MeshError:
         return RequestError(
-            f"the file of shared memory region '{self.region.name}' is shorter than when it was registered",
+            f"the file of shared memory region '{self.region.entry.name}' is shorter than when it was registered",
             Code.INTERNAL,
         )
 
 
 class Regions:
-    """The regions of one gateway.
+    """The regions of one gateway, or of all that share its ports.
 
     is_allowed   whether there may be any
     key_prefix   names of files begin with it
     bytes_max    bytes that one request may take from regions
     budget       has room for them, too, when a request is read
+    shared       what is registered at the gateways that share the port; None: this gateway shares none
     """
 
     def __init__(
@@ -133,12 +138,14 @@ class Regions:
         key_prefix: str = "",
         bytes_max: int = 0,
         budget: ByteBudget | None = None,
+        shared: RegionFolder | None = None,
         folder: Path = FOLDER,
     ) -> None:
         self.is_allowed = is_allowed
         self._key_prefix = key_prefix.removeprefix("/")
         self._bytes_max = bytes_max
         self._budget = budget
+        self._shared = shared
         self._folder = folder
         self._regions: dict[str, Region] = {}
 
@@ -157,16 +164,24 @@ class Regions:
             )
         if not name:
             raise RequestError("'region name' is necessary to register system shared memory region")
-        if name in self._regions:
-            raise RequestError(f"shared memory region '{name}' already in manager", Code.ALREADY_EXISTS)
+        if self._regions.get(name) if self._shared is None else self._shared.stamp(name):
+            raise already_there(name)
         if len(name) > NAME_CHARACTERS_MAX:
             raise RequestError(f"the name of a shared memory region has at most {NAME_CHARACTERS_MAX} characters")
-        if len(self._regions) >= REGIONS_MAX:
+        if len(self.status()) >= REGIONS_MAX:
             raise UnavailableError(f"this gateway has {REGIONS_MAX} shared memory regions: unregister some")
-        region = Region(name, key, offset, byte_size, self._open(key, plain))
+        region = Region(RegionEntry(name, key, offset, byte_size), self._open(key))
         if not byte_size or offset + byte_size > region.file.size:
             raise RequestError(f"failed to register shared memory region '{name}': invalid args")
-        self._regions[name] = region
+        if self._shared is None:
+            self._regions[name] = region
+            return
+        try:
+            is_first = self._shared.add(region.entry)
+        except OSError as error:
+            raise UnavailableError(f"shared memory region '{name}' cannot be registered: {error.strerror}") from error
+        if not is_first:
+            raise already_there(name)
 
     def unregister(self, name: str = "") -> None:
         """Removes one region, or all ("" as name). Requests that are under way keep what they use. An unknown name is
@@ -175,24 +190,36 @@ class Regions:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
+        if self._shared is not None:
+            self._shared.remove(name) if name else self._shared.clear()
 
-    def status(self, name: str = "") -> list[Region]:
-        """The region of that name, or all ("" as name). Raises RequestError (NOT_FOUND)."""
-        if not name:
-            return list(self._regions.values())
-        if name not in self._regions:
+    def status(self, name: str = "") -> list[RegionEntry]:
+        """What is registered under that name, or at all ("" as name). Raises RequestError (NOT_FOUND)."""
+        if self._shared is not None:
+            entries = self._shared.entries()
+        else:
+            entries = [region.entry for region in self._regions.values()]
+        found = [entry for entry in entries if name in ("", entry.name)]
+        if name and not found:
             raise RequestError(f"Unable to find system shared memory region: '{name}'", Code.NOT_FOUND)
-        return [self._regions[name]]
+        return found
+
+    async def run(self) -> None:
+        """Closes regions that were unregistered at another gateway, so that their memory is given back. Endless."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for name in list(self._regions):
+                self._forget(name)
 
     def part(self, name: str, offset: int, byte_size: int) -> RegionPart:
         """A part of a region. Raises RequestError with Triton's words when there is no such region or part."""
         self._check_allowed()
-        region = self._regions.get(name)
+        region = self._find(name)
         if region is None:
             raise RequestError(f"Unable to find shared memory region: '{name}'", Code.NOT_FOUND)
-        if not 0 <= offset < region.byte_size:
+        if not 0 <= offset < region.entry.byte_size:
             raise RequestError(f"Invalid offset for shared memory region: '{name}'")
-        if not 0 <= byte_size <= region.byte_size - offset:
+        if not 0 <= byte_size <= region.entry.byte_size - offset:
             raise RequestError(f"Invalid offset + byte size for shared memory region: '{name}'")
         return RegionPart(region, offset, byte_size)
 
@@ -218,7 +245,30 @@ class Regions:
         if not self.is_allowed:
             raise RequestError(DISABLED, Code.UNSUPPORTED)
 
-    def _open(self, key: str, plain: str) -> RegionFile:
+    def _find(self, name: str) -> Region | None:
+        """The region of that name. Where gateways share them it is opened with its first use at this one.
+
+        Raises RequestError when it cannot be opened.
+        """
+        if self._shared is None:
+            return self._regions.get(name)
+        self._forget(name)
+        if name not in self._regions:
+            # The stamp comes first: if the entry is of a later registration, the next use finds another stamp.
+            stamp, entry = self._shared.stamp(name), self._shared.find(name)
+            if stamp is None or entry is None:
+                return None
+            self._regions[name] = Region(entry, self._open(entry.key), stamp)
+        return self._regions[name]
+
+    def _forget(self, name: str) -> None:
+        """Closes a region unless its registration still counts at the gateways that share it."""
+        region = self._regions.get(name)
+        if self._shared is not None and region is not None and region.stamp != self._shared.stamp(name):
+            del self._regions[name]
+
+    def _open(self, key: str) -> RegionFile:
+        plain = key.removeprefix("/")
         refusal = f"Unable to open shared memory region: '{key}'"
         # shm_open(3) takes no slash but the first one either.
         if not plain or "/" in plain or "\0" in plain or plain in (".", ".."):
@@ -234,6 +284,11 @@ class Regions:
 
 NO_REGIONS = Regions()
 """Of a gateway that allows none."""
+
+
+def already_there(name: str) -> RequestError:
+    """The error of a second registration of a name. Triton's words."""
+    return RequestError(f"shared memory region '{name}' already in manager", Code.ALREADY_EXISTS)
 
 
 def cuda_refusal(name: str) -> RequestError:

@@ -147,6 +147,8 @@ def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
 def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
     table = Table(origins, restrictions)
     table.add(METRICS, "/metrics", GET=server.metrics)
+    # Where gateways share their other ports, only here does one say how it is itself.
+    _add_health(table, server)
     return _app(table)
 
 

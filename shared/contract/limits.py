@@ -18,6 +18,9 @@ VALUE_BYTES_MAX = 500 << 20
 MiB (proto-max-bulk-len; if that is set lower, `redis_client.value_bytes_max` tells), and cuts the connection.
 """
 
+GATEWAY_MEMORY_MIN = 384 << 20
+"""Least bound of the memory of a gateway's process: half of it is the process without any request."""
+
 REPLY_STREAM_TTL_MS = 60_000
 """How long a dead gateway's reply streams stay."""
 

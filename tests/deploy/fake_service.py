@@ -1,4 +1,4 @@
-"""Stands for a service in the launcher's tests: `fake_service.py <service> --name=... [--http-port=...]`.
+"""Stands for a service in the launcher's tests: `fake_service.py <service> --name=... [--metrics-port=...]`.
 
 Behaviour by environment: FAKE_FAILS names a child that exits at once with code 1; FAKE_STUBBORN one that ignores
 SIGTERM. A gateway answers its readiness with 200, a console its stream with FAKE_STREAM.
@@ -18,7 +18,8 @@ def stop(*_: object) -> None:
 
 
 service, *flags = sys.argv[1:]
-values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+given = [flag.removeprefix("--").partition("=") for flag in flags]
+values = {name: value for name, _, value in given}
 name = values.get("name", service)
 print(f"2026-01-01T00:00:00.000Z INFO    quiet name={name}", flush=True)
 print(f"2026-01-01T00:00:00.000Z WARNING loud name={name} url={os.environ['SEQMESH_REDIS_URL']}", flush=True)
@@ -42,7 +43,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
         pass
 
 
-port = values.get("http-port") or values.get("console-port")
+port = values.get("metrics-port") or values.get("console-port")
 if port:
     http.server.HTTPServer((values["host"], int(port)), Ready).serve_forever()
 threading.Event().wait()

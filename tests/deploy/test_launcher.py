@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import pty
 import re
@@ -19,8 +20,21 @@ import psutil
 import pytest
 
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
-from deploy.local.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state, up
+from deploy.local.launcher import (
+    ChildState,
+    LauncherError,
+    LogFile,
+    MeshState,
+    gateway_ports,
+    locked,
+    number_of_gateways,
+    read_state,
+    shares_of_memory,
+    up,
+)
 from deploy.local.settings import UpSettings
+from shared.contract.limits import GATEWAY_MEMORY_MIN
+from shared.process.machine import available_bytes
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
@@ -116,8 +130,11 @@ def test_says_one_line_when_ready_and_stops_everything_on_ctrl_c(launch: Launch)
     assert set(children) == {"redis", "scheduler-1", "executor-1", "executor-2", "gateway-1", "gateway-2", "console"}
     assert launcher.state().ready
     assert launcher.state().redis_url in line
-    for gateway in ("gateway-1", "gateway-2"):
-        assert f"http://127.0.0.1:{children[gateway].http_port}" in line
+    first, second = children["gateway-1"], children["gateway-2"]
+    assert (first.http_port, first.grpc_port) == (second.http_port, second.grpc_port)
+    assert 1 == line.count(f"http://127.0.0.1:{first.http_port}, grpc 127.0.0.1:{first.grpc_port} (2 gateways)")
+    for gateway in (first, second):
+        assert f"http://127.0.0.1:{gateway.metrics_port}/metrics" in line
     assert not any("waiting for" in said for said in launcher.said[:-1])
     processes = launcher.processes()
     assert {child.pid for child in children.values()} == {process.pid for process in processes}
@@ -271,7 +288,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
             "the http port of gateway-1 and the grpc port of gateway-1 are both 9650",
         ),
         (
-            {"http_port": 9650, "grpc_port": 9660, "gateways": 2},
+            {"http_port": 9650, "grpc_port": 9660, "gateways": 2, "share_ports": False},
             "the grpc port of gateway-1 and the http port of gateway-2 are both 9660: give another --http-port",
         ),
         (
@@ -281,7 +298,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) 
     ],
 )
 def test_ports_that_two_of_the_meshs_own_services_would_share_are_refused(
-    tmp_path: Path, ports: dict[str, int], told: str
+    tmp_path: Path, ports: dict[str, Any], told: str
 ) -> None:
     chosen: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "console_port": 0, **ports}
 
@@ -298,6 +315,49 @@ def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path, place: str
         locked(tmp_path / place),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("cores", "executors", "redis_url", "expected"),
+    [(1, 1, "", 1), (2, 1, "", 1), (4, 1, "", 2), (4, 2, "", 1), (4, 2, "redis://elsewhere", 2), (64, 1, "", 4)],
+)
+def test_auto_leaves_cores_to_executors_and_redis_and_runs_no_more_than_redis_can_keep_busy(
+    cores: int, executors: int, redis_url: str, expected: int
+) -> None:
+    settings = UpSettings(gateways="auto", executors=executors, redis_url=redis_url)
+
+    assert expected == number_of_gateways(settings, cores)
+    assert 7 == number_of_gateways(dataclasses.replace(settings, gateways=7), cores)
+
+
+def test_gateways_share_two_ports_and_none_their_metrics() -> None:
+    settings = UpSettings(gateways=3)
+    ports = [{"http_port": 8000, "grpc_port": 8001, "metrics_port": port} for port in (8002, 8012, 8022)]
+
+    assert ports == gateway_ports(settings)
+
+    chosen = gateway_ports(dataclasses.replace(settings, http_port=0, grpc_port=0, metrics_port=0))
+    assert [1, 1, 3] == [len({one[name] for one in chosen}) for name in ("http_port", "grpc_port", "metrics_port")]
+
+
+def test_gateways_that_share_nothing_have_ports_ten_apart() -> None:
+    settings = UpSettings(gateways=2, share_ports=False)
+
+    assert [(8000, 8001, 8002), (8010, 8011, 8012)] == [tuple(one.values()) for one in gateway_ports(settings)]
+
+
+def test_several_gateways_together_may_take_the_memory_of_one() -> None:
+    assert {} == shares_of_memory(1)
+    half = available_bytes() // 2
+    assert {"SEQMESH_MEMORY_MAX": str(max(GATEWAY_MEMORY_MIN, half // 2))} == shares_of_memory(2)
+    assert {"SEQMESH_MEMORY_MAX": str(GATEWAY_MEMORY_MIN)} == shares_of_memory(half)
+
+
+def test_several_gateways_share_a_port_on_linux_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    with pytest.raises(LauncherError, match="--no-share-ports"):
+        up(UpSettings(gateways=2, data_dir=tmp_path / "mesh"))
 
 
 def test_two_launchers_never_share_a_data_directory(tmp_path: Path) -> None:

@@ -93,8 +93,9 @@ class RunningMesh:
         return f"{self.state.host}:{self.gateways[gateway].grpc_port}"
 
     def is_ready(self, gateway: int = 0) -> bool:
-        """Whether a gateway says that it is ready."""
-        connection = http.client.HTTPConnection(self.http(gateway), timeout=5)
+        """Whether a gateway says that it is ready, on the port that it shares with nobody."""
+        address = f"{self.state.host}:{self.gateways[gateway].metrics_port}"
+        connection = http.client.HTTPConnection(address, timeout=5)
         try:
             connection.request("GET", "/v2/health/ready")
             return connection.getresponse().status == http.HTTPStatus.OK
@@ -272,7 +273,7 @@ def running_mesh(
     environment: Mapping[str, str] | None = None,
 ) -> Generator[RunningMesh]:
     """Runs a mesh inside the `with` block; it is ready when the block begins, and every executor takes part: a gateway
-    is ready as soon as one does.
+    is ready as soon as one does. Each gateway has ports of its own, as on a machine of its own.
 
     environment  further settings (SEQMESH_...) and variables of the processes
     """
@@ -282,6 +283,7 @@ def running_mesh(
     variables = {
         **environment_without_settings(),
         "SEQMESH_GATEWAYS": str(gateways),
+        "SEQMESH_SHARE_PORTS": "false",
         "SEQMESH_SCHEDULERS": str(schedulers),
         "SEQMESH_LEASE_MS": str(LEASE_MS),
         # What a test kills has not failed: without this the launcher's pauses grow from test to test.

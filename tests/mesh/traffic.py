@@ -108,6 +108,7 @@ class Caller:
     library: Any
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._client: Any = self.library.InferenceServerClient(url)
 
     async def __call__(self, model: str, step: Step) -> int:

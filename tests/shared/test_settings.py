@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from deploy.local.settings import UpSettings
 from shared.settings import (
     ENTRY_POINTS,
     CommonSettings,
@@ -61,6 +62,17 @@ def test_the_flag_wins_over_the_environment_and_the_environment_over_the_default
 
     assert parsed().http_port == 9000
     assert parsed("--http-port", "9001").http_port == 9001
+
+
+def test_a_number_may_be_left_to_the_machine_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    def count(*arguments: str) -> object:
+        return parse_settings(UpSettings, arguments, program="example", help="An example.").gateways
+
+    assert [1, 3, "auto"] == [count(), count("--gateways", "3"), count("--gateways", "auto")]
+    for wrong, said in (("0", "not in the range x>=1"), ("many", "not a valid integer")):
+        with pytest.raises(SystemExit):
+            count("--gateways", wrong)
+        assert said in capsys.readouterr().err
 
 
 def test_every_kind_of_value_is_read_from_flags() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from deploy.operate.settings import OperatorSettings
 from shared.contract.locations import ModelLocation
-from shared.settings import ENTRY_POINTS, Meaning, SettingsClass, option, size_text, variables_of
+from shared.settings import ENTRY_POINTS, Count, Meaning, SettingsClass, option, size_text, variables_of
 from tests.docs.reference.markdown import code, page, table, text
 
 HEAD = ("Flag and variable", "Type", "Unit", "Default", "Bounds", "Meaning")
@@ -28,7 +28,15 @@ variable, the variable over the default. A variable that begins with `SEQMESH_` 
 
 OpenTelemetry reads its own variables, which begin with `OTEL_`.
 """
-NAMES = {int: "integer", float: "number", str: "text", bool: "boolean", Path: "path", ModelLocation: "repository"}
+NAMES = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "boolean",
+    Path: "path",
+    ModelLocation: "repository",
+    Count: "integer or `auto`",
+}
 
 
 def settings() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from pathlib import Path
 
 import click
 import pytest
@@ -12,23 +11,23 @@ import pytest
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import (
     FULL_PART,
-    MEMORY_MIN,
     TIGHT_PART,
     MemoryBound,
-    available_bytes,
     resident_bytes,
 )
 from gateway.bounds.unread_answers import MUCH_BYTES, UnreadAnswers
 from gateway.requests.admission import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, UnavailableError
+from shared.contract.limits import GATEWAY_MEMORY_MIN
+from shared.process.machine import available_bytes
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.fake_executor import RunningGateway
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize("memory_max", [MEMORY_MIN, GIB, 8 * GIB, 100 * GIB])
+@pytest.mark.parametrize("memory_max", [GATEWAY_MEMORY_MIN, GIB, 8 * GIB, 100 * GIB])
 def test_all_shares_together_fit_into_the_memory(memory_max: int) -> None:
     shares = GatewaySettings(redis_url="", memory_max=memory_max).bounded()
 
@@ -46,32 +45,9 @@ def test_what_is_given_is_not_derived() -> None:
 
 
 def test_by_default_half_of_what_there_is_and_too_little_is_refused() -> None:
-    assert max(MEMORY_MIN, available_bytes() // 2) == GatewaySettings().bounded().memory_max
+    assert max(GATEWAY_MEMORY_MIN, available_bytes() // 2) == GatewaySettings().bounded().memory_max
     with pytest.raises(click.UsageError, match="--memory-max: a gateway needs"):
-        GatewaySettings(memory_max=MEMORY_MIN - 1)
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "expected"),
-    [
-        ("0::/a/b\n", {"memory.max": "3000", "a/memory.max": "2000", "a/b/memory.max": "max"}, 2000),
-        ("0::/\n", {"memory.max": "1000"}, 1000),
-        ("0::/of/the/host\n", {"memory.max": "1000"}, 1000),
-        ("5:cpu:/x\n4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "500"}, 500),
-        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": str((1 << 63) - 4096)}, None),
-        ("", {}, None),
-    ],
-)
-def test_a_container_has_what_its_groups_allow(
-    tmp_path: Path, groups: str, files: dict[str, str], expected: int | None
-) -> None:
-    (tmp_path / "self").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "root" / name).write_text(text + "\n")
-
-    machine = available_bytes(tmp_path / "nothing", tmp_path)
-    assert (expected or machine) == available_bytes(tmp_path / "self", tmp_path / "root")
+        GatewaySettings(memory_max=GATEWAY_MEMORY_MIN - 1)
 
 
 def test_the_process_has_some_memory() -> None:

@@ -16,7 +16,8 @@ from typing import Any, cast, get_args
 import pytest
 
 from gateway.http.seats import Share
-from gateway.http.server import HttpServer, Served, listen
+from gateway.http.server import HttpServer, Served
+from gateway.ports.listening import listen
 from gateway.rest.reply import send_bytes
 from gateway.settings import GatewaySettings, HttpParser
 

@@ -12,7 +12,8 @@ import pytest
 
 from gateway.http.llhttp_request import HEADERS_MAX
 from gateway.http.seats import Share
-from gateway.http.server import HttpServer, Served, listen
+from gateway.http.server import HttpServer, Served
+from gateway.ports.listening import listen
 from gateway.rest.reply import send_bytes
 from gateway.settings import HttpParser
 

@@ -1,0 +1,1 @@
+"""Ports: how a gateway listens, how several gateways share a port, and how one leaves a port."""

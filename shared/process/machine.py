@@ -1,0 +1,61 @@
+"""What this machine, or the container, lets a process have: memory and cores.
+
+source  cgroup v2: memory.max, cpu.max; v1: memory.limit_in_bytes, cpu.cfs_quota_us; of the group and its parents
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
+    """The machine's memory, or the container's limit if that is smaller."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group, is_unified in groups("memory", cgroup, root):
+        limit = read_text(group / ("memory.max" if is_unified else "memory.limit_in_bytes"))
+        if limit.isdecimal():
+            found.append(int(limit))
+    return min(found)
+
+
+def available_cores(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
+    """The cores on which this process may run, or as many whole ones as the container's quota is worth; at least 1."""
+    found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for group, is_unified in groups("cpu", cgroup, root):
+        names = ("cpu.max",) if is_unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quota, *period = " ".join(read_text(group / name) for name in names).split() or [""]
+        # Without a quota the first word is "max" or -1.
+        if quota.isdecimal() and period:
+            found.append(int(quota) // int(period[0]))
+    return max(1, min(found))
+
+
+def groups(controller: str, cgroup: Path, root: Path) -> Iterator[tuple[Path, bool]]:
+    """The folders of this process's group and of its parents, each with whether it is of cgroup v2."""
+    for line in read_text(cgroup).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base = root
+        elif controller in controllers.split(","):
+            base = root / controller
+        else:
+            continue
+        own = base / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group == base.parent:
+                break
+            # In a container the path may be the host's, of which only the root exists here.
+            yield group, controllers == ""
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file; "" where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
