@@ -16,13 +16,13 @@ import msgspec
 
 from gateway.models.versions import check_version_text
 from shared.contract.batch_shape import ShapeKeys, rows_of
-from shared.contract.calls import NO_CALL, CallOrigin
+from shared.contract.calls import CallOrigin
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, RequestError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
-from shared.contract.model_config import ControlKind, ModelConfig, TensorSpec, TimeoutAction
+from shared.contract.model_config import ModelConfig, TensorSpec, TimeoutAction
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
 Parameter = str | int | bool | float
@@ -136,6 +136,7 @@ class Admitted(msgspec.Struct, frozen=True):
     """A request that may enter the mesh.
 
     sequence     None for a stateless model
+    flags        of a step (`StepFlag`), as a plain number: combining and asking enum flags costs more than all checks
     session_id   the id that the gateway made, when the request begins a sequence and names none; else None
     queueing     how a stateless request waits; without meaning for a step of a sequence
     timeout_is_ignored
@@ -144,7 +145,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
     message: InferMessage
     sequence: SequenceId | None = None
-    flags: StepFlag = StepFlag.NONE
+    flags: int = 0
     session_id: str | None = None
     queueing: Queueing = Queueing()
     timeout_is_ignored: bool = False
@@ -157,18 +158,22 @@ def admit(
     *,
     arrived_ns: int,
     make_session: Callable[[], int | str],
+    forms: KnownForms | None = None,
 ) -> Admitted:
     """Checks a request against its model.
 
     version       the version that will serve it
     arrived_ns    wall clock, ns
     make_session  makes a new id for a sequence whose client named none; its decimal or text form is told to the client
+    forms         remembers what was checked before; None: everything is checked
     returns       the step, or the stateless request, ready to be submitted
     raises        RequestError with Triton's words
     """
     config = record.config
-    check_outputs(call, config)
-    check_inputs(call, config)
+    if forms is None:
+        check_form(call, config)
+    else:
+        forms.check(call, config)
     if config.sequence_batching is None:
         return _stateless(call, config, version, arrived_ns)
     return _step(call, config, version, arrived_ns, make_session)
@@ -194,6 +199,38 @@ def check_correlation_id(correlation_id: CorrelationId) -> None:
 
 
 # -- outputs and inputs, for every model ----------------------------------------------------------------------------
+
+Form = tuple[tuple[str, ...], list[tuple[str, str, tuple[int, ...], int]]]
+"""Names of the outputs; name, datatype, shape and bytes of each input. See `form_of`."""
+
+
+class KnownForms:
+    """The form of the last request to each model that passed. A request of the same form passes by one comparison."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[ModelConfig, Form]] = {}
+
+    def check(self, call: InferCall, config: ModelConfig) -> None:
+        """As `check_form`."""
+        form = form_of(call)
+        known = self._last.get(config.name)
+        if known is not None and known[1] == form and known[0] is config:
+            return
+        check_form(call, config)
+        # The elements of BYTES are checked too, and are no part of the form.
+        if not any(tensor.datatype == "BYTES" for tensor in call.inputs):
+            self._last[config.name] = config, form
+
+
+def form_of(call: InferCall) -> Form:
+    """All that `check_form` looks at of a request without BYTES, but for the id that its errors name."""
+    return call.outputs, [(tensor.name, tensor.datatype, tensor.shape, len(tensor.raw)) for tensor in call.inputs]
+
+
+def check_form(call: InferCall, config: ModelConfig) -> None:
+    """The outputs that a request asks for, and its inputs, are those of the configuration. Raises RequestError."""
+    check_outputs(call, config)
+    check_inputs(call, config)
 
 
 def check_outputs(call: InferCall, config: ModelConfig) -> None:
@@ -335,6 +372,11 @@ def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
         )
 
 
+def input_bytes(call: InferCall) -> int:
+    """Bytes of a request's inputs."""
+    return sum([len(tensor.raw) for tensor in call.inputs])
+
+
 def has_many_strings(call: InferCall) -> bool:
     """Whether walking the BYTES inputs takes too long for the event loop. Then the caller walks them in a thread."""
     return any(tensor.datatype == "BYTES" and len(tensor.raw) > STRINGS_BYTES_MAX for tensor in call.inputs)
@@ -455,7 +497,6 @@ def _step(
             f"parameter 'sequence_step' that it is step {call.expected_step}: steps are counted from START, "
             "which is step 1"
         )
-    # Plain integers until the last moment: combining enum flags costs more than all the checks above.
     flags = (
         (START if call.start or made is not None else 0)
         # A request of an iterative model is the whole of its sequence, by whatever name (triton-spec 1.10).
@@ -472,7 +513,7 @@ def _step(
         # The END that is added above is the mesh's own: the model gets END only if the client sent one.
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=batching.iterative and not call.end),
         sequence=sequence_id(config.name, requested, correlation_id),
-        flags=StepFlag(flags),
+        flags=flags,
         session_id=None if made is None else str(made),
         timeout_is_ignored=batching.timeout_action is TimeoutAction.DELAY,
     )
@@ -491,7 +532,7 @@ def _own_sequence(
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),
-        flags=StepFlag(flags),
+        flags=flags,
     )
 
 
@@ -543,7 +584,7 @@ def named_sequence(call: InferCall, config: ModelConfig) -> CorrelationId:
         return int(call.session_id)
     check_correlation_id(call.session_id)
     assert config.sequence_batching is not None
-    control = config.sequence_batching.control(ControlKind.CORRID)
+    control = config.sequence_batching.correlation_id
     return session_number(call.session_id) if control and control.datatype in WIDE_IDS else call.session_id
 
 
@@ -555,14 +596,14 @@ def session_number(session_id: str) -> int:
 def wants_integer_id(config: ModelConfig) -> bool:
     """Whether the model has a CORRID control of an integer type."""
     batching = config.sequence_batching
-    control = batching.control(ControlKind.CORRID) if batching else None
+    control = batching.correlation_id if batching else None
     return control is not None and control.datatype != "BYTES"
 
 
 def _check_id_type(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> CorrelationId:
     """The id has the type that the model's CORRID control needs; without that control any type will do."""
     assert config.sequence_batching is not None
-    control = config.sequence_batching.control(ControlKind.CORRID)
+    control = config.sequence_batching.correlation_id
     if control is None or (control.datatype == "BYTES") == isinstance(correlation_id, str):
         return correlation_id
     given = "BYTES" if isinstance(correlation_id, str) else "UINT64"
@@ -583,23 +624,22 @@ def _message(
     own_sequence: bool = False,
     flags: int = 0,
 ) -> InferMessage:
-    origin = call.origin or NO_CALL
-    return InferMessage(
-        model=call.model,
-        version=version,
-        request_id=call.request_id,
-        correlation_id=correlation_id,
-        inputs=call.inputs,
-        outputs=call.outputs,
-        priority=priority,
-        timeout_us=call.timeout_us,
-        parameters=call.parameters,
+    message = InferMessage(
+        call.model,
+        version,
+        call.request_id,
+        correlation_id,
+        call.inputs,
+        call.outputs,
+        priority,
+        call.timeout_us,
+        call.parameters,
         arrived_ns=arrived_ns,
         # Only a client that names the step can ask for it again.
         keep_reply=bool(call.request_id) or call.expected_step is not None,
         own_sequence=own_sequence,
         flags=flags,
-        call=origin.name,
-        chain=origin.chain,
-        deadline_ms=origin.deadline_ms,
     )
+    if (origin := call.origin) is None:
+        return message
+    return msgspec.structs.replace(message, call=origin.name, chain=origin.chain, deadline_ms=origin.deadline_ms)

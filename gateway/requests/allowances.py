@@ -65,7 +65,7 @@ class Allowances:
 
     def __len__(self) -> int:
         """Requests that wait to be let in."""
-        return sum(len(allowance.waiting) for allowance in self._known.values())
+        return sum([len(allowance.waiting) for allowance in self._known.values()]) if self._known else 0
 
     def counted_as(self, tenant: str) -> str:
         """The name under which a tenant is counted: clients may make names up, so only those with limits of their own

@@ -333,7 +333,7 @@ class Dispatch:
                 # The response cache had the answer.
                 _measure_accepted(pending, now_ns)
                 pending.span.accepted(0)
-                self._replies.deliver(pending.token.encode(), outcome, self._keys.cache(pending.shard).entries)
+                self._replies.deliver(pending.token, outcome, self._keys.cache(pending.shard).entries)
             elif outcome:
                 _measure_accepted(pending, now_ns)
                 pending.span.accepted(0)
@@ -370,7 +370,7 @@ class Dispatch:
         if outcome.code is SubmitCode.REPEATED:
             pending.was_accepted(Accepted(step=outcome.step, run=outcome.run))
             record = self._keys.sequence(sequence_of(pending)).record
-            self._replies.deliver(pending.token.encode(), outcome.extra, record)
+            self._replies.deliver(pending.token, outcome.extra, record)
         else:
             self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step, outcome.run))
 
@@ -489,16 +489,17 @@ class Dispatch:
     def _submission(self, pending: PendingRequest) -> Submission:
         message, call = pending.admitted.message, pending.call
         part = call.part
+        flags = pending.admitted.flags
         return Submission(
-            sequence=sequence_of(pending),
-            flags=pending.admitted.flags,
-            digest=step_digest(call.request_id, pending.admitted.flags, call.inputs) if part is None else part.digest,
-            expected_step=call.expected_step,
-            version=message.version,
-            gateway=self._gateway,
-            token=pending.token,
-            timeout_us=patience_us(pending),
-            message=encode(message),
+            sequence_of(pending),
+            flags,
+            step_digest(call.request_id, flags, call.inputs) if part is None else part.digest,
+            call.expected_step,
+            message.version,
+            self._gateway,
+            pending.token,
+            patience_us(pending),
+            encode(message),
             since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms),
             tenant=call.tenant,
             tenant_max=-(-self._tenants().of(call.tenant).live_max // self._keys.shards) if call.tenant else 0,
@@ -530,6 +531,8 @@ def is_withdrawal(kind: CallKind) -> bool:
 def patience_us(pending: PendingRequest) -> int:
     """How long a request may wait for its sequence's first slot; 0: for ever."""
     call = pending.call
+    if not call.timeout_us and not call.wait_max_ms:
+        return 0
     bounds = (0 if pending.admitted.timeout_is_ignored else call.timeout_us, 1000 * call.wait_max_ms)
     return min(filter(None, bounds), default=0)
 
@@ -565,7 +568,7 @@ def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:
         pending = queue.popleft()
         if not pending.future.done():
             taken.append(pending)
-            size += sum(len(tensor.raw) for tensor in pending.call.inputs)
+            size += pending.size
     return taken
 
 

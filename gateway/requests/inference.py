@@ -17,7 +17,7 @@ import msgspec
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import Admitted, InferCall, admit, admit_end
+from gateway.requests.admission import START, Admitted, InferCall, KnownForms, admit, admit_end, input_bytes
 from gateway.requests.allowances import Allowances
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
@@ -31,7 +31,7 @@ from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.contract.messages import ModelRecord, StepFlag
+from shared.contract.messages import ModelRecord
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
@@ -87,6 +87,7 @@ class Inference:
         self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
         self._cache_bytes = cache_bytes
+        self._forms = KnownForms()
         # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
         # model wait behind them, so that the order of acceptance stays the order of arrival.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None, OnOpen | None]] = deque()
@@ -98,7 +99,8 @@ class Inference:
     @property
     def in_flight(self) -> int:
         """Requests that wait for an answer."""
-        return len(self._replies) + len(self._held) + (len(self._allowances) if self._allowances is not None else 0)
+        waiting = len(self._allowances) if self._allowances is not None else 0
+        return len(self._replies) + len(self._held) + waiting
 
     def connection(self) -> ConnectionSequences:
         """The sequences of a new connection. While this gateway stops, the connection's end leaves no orphans."""
@@ -120,7 +122,7 @@ class Inference:
                     called for a request that asks about its wait (`OpenRequest.hear`)
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        size = sum(len(tensor.raw) for tensor in call.inputs)
+        size = input_bytes(call)
         if self.in_flight >= self._in_flight_max:
             text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
             future.set_exception(UnavailableError(text))
@@ -135,9 +137,13 @@ class Inference:
         if call.tenant and not call.ended_run and self._allowances is not None:
             future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
             self._allowances.enter(call.tenant, partial(self._allowed, call, future, connection, on_open))
+            sent = None
         else:
-            self._arrive(call, future, connection, on_open)
-        if future.done():
+            sent = self._arrive(call, future, connection, on_open)
+        if sent is not None:
+            # Given back in `_ended`: each callback of a future is scheduled on its own.
+            sent.held_bytes = size
+        elif future.done():
             self.budget.give_back(size)
         else:
             future.add_done_callback(lambda _: self.budget.give_back(size))
@@ -170,11 +176,12 @@ class Inference:
         future: asyncio.Future[Answer],
         connection: ConnectionSequences | None,
         on_open: OnOpen | None,
-    ) -> None:
-        if call.model in self._held_models:
+    ) -> PendingRequest | None:
+        """The request, if it is one that was sent; None if it is held, refused, an ensemble's or the end of a run."""
+        if self._held_models and call.model in self._held_models:
             self._hold(call, future, connection, on_open)
-        else:
-            self._enter(call, future, connection, on_open, may_hold=True)
+            return None
+        return self._enter(call, future, connection, on_open, may_hold=True)
 
     def _check_size(self, call: InferCall, size: int) -> None:
         """Refuses a request that Redis would not take.
@@ -195,7 +202,7 @@ class Inference:
         on_open: OnOpen | None,
         *,
         may_hold: bool,
-    ) -> None:
+    ) -> PendingRequest | None:
         try:
             try:
                 record, version = self._catalog.find(call.model, call.version)
@@ -203,12 +210,13 @@ class Inference:
                 if not may_hold:
                     raise
                 self._hold(call, future, connection, on_open)
-                return
-            self._send_any(call, record, version, future, connection, on_open)
+                return None
+            return self._send_any(call, record, version, future, connection, on_open)
         except MeshError as error:
             # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
             # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
             future.set_exception(error.released())
+            return None
 
     def _hold(
         self,
@@ -237,16 +245,16 @@ class Inference:
         future: asyncio.Future[Answer],
         connection: ConnectionSequences | None,
         on_open: OnOpen | None,
-    ) -> None:
+    ) -> PendingRequest | None:
         if call.ended_run:
             self._send_end(call, record, version, future)
-            return
+            return None
         if not record.config.ensemble:
             pending = self._send(call, record, version, future, connection, on_open)
             # The gateway's own limit applies only to requests that came without a timeout.
             if self._timeout_ms and not call.timeout_us:
                 self._limit(pending, partial(self._expire, pending))
-            return
+            return pending
         request = self._ensembles.begin(
             call, record, version, future, connection or self._connection_of(future), on_open
         )
@@ -260,6 +268,7 @@ class Inference:
         if self._timeout_ms and not call.timeout_us:
             self._limit(request, partial(self._expire_ensemble, call, request))
             future.add_done_callback(lambda _: request.limit and request.limit.cancel())
+        return None
 
     def _send_end(self, call: InferCall, record: ModelRecord, version: str, future: asyncio.Future[Answer]) -> None:
         """Sends a request that ends a sequence without a step. It is no inference: nothing is measured or traced."""
@@ -284,7 +293,7 @@ class Inference:
         It has no limit of its own: a step that is given up before its answer is known would leave states apart. When
         the whole request's time is over, its steps with state go on.
         """
-        self._check_size(call, sum(len(tensor.raw) for tensor in call.inputs))
+        self._check_size(call, input_bytes(call))
         return self._send(call, record, version, future, connection, on_open)
 
     def _expire_ensemble(self, call: InferCall, request: OpenRequest) -> None:
@@ -308,7 +317,14 @@ class Inference:
         if config.decoupled and on_open is None:
             text = f"{call.endpoint} doesn't support models with decoupled transaction policy"
             raise RequestError(text, Code.UNSUPPORTED)
-        admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
+        admitted = admit(
+            call,
+            record,
+            version,
+            arrived_ns=time.time_ns(),
+            make_session=partial(new_session, config),
+            forms=self._forms,
+        )
         if admitted.sequence is not None:
             shard = self._keys.shard_of(admitted.sequence)
         else:
@@ -333,14 +349,16 @@ class Inference:
 
     def _ended(self, pending: PendingRequest, future: asyncio.Future[Answer]) -> None:
         self._replies.forget(pending)
+        self.budget.give_back(pending.held_bytes)
         if pending.limit is not None:
             pending.limit.cancel()
         if pending.span is not NO_STEP:
             _end(pending.span, future)
-        if pending.measures is not None and not future.cancelled() and future.exception() is None:
+        is_cancelled = future.cancelled()
+        if pending.measures is not None and not is_cancelled and future.exception() is None:
             message = pending.admitted.message
             pending.measures.answered(message.arrived_ns, pending.replied_ns, time.time_ns(), message.traceparent)
-        if future.cancelled() or pending.take is not None:
+        if is_cancelled or pending.take is not None:
             # Nobody takes the answers that are still to come, so a decoupled model need not give them.
             caller_left(pending, self._dispatch, is_stopping=self.stopping)
 
@@ -372,7 +390,7 @@ class Inference:
         span = self._tracing.begin_step(
             admitted.sequence,
             call.model,
-            start=bool(admitted.flags & StepFlag.START),
+            start=bool(admitted.flags & START),
             trace_headers=call.trace_headers,
             arrived_ns=message.arrived_ns,
             endpoint=call.endpoint,

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+from gateway.requests.admission import END
 from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
-from shared.contract.messages import StepFlag
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips
@@ -46,7 +46,7 @@ class ConnectionSequences:
         assert sequence is not None, "only steps of sequences have a user"
         # Removed and put in again below: thereby ordered by last use.
         self._open.pop(sequence, None)
-        if pending.admitted.flags & StepFlag.END:
+        if pending.admitted.flags & END:
             return
         orphan = Orphan(sequence, pending.token, grace_ms)
         if self._gone:

@@ -27,6 +27,7 @@ from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
+from shared.store.reading import text_of
 from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
 
 HEARTBEAT_S = 5.0
@@ -57,7 +58,7 @@ class Replies:
         self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shard_ids()}
         self._positions: dict[bytes, bytes] = {}
         self._untrimmed: dict[bytes, int] = {}
-        self._waiting: dict[bytes, PendingRequest] = {}
+        self._waiting: dict[str, PendingRequest] = {}
         self._tokens = itertools.count(1)
         self.has_given_up = False
 
@@ -75,7 +76,7 @@ class Replies:
 
     def expect(self, pending: PendingRequest) -> None:
         """Begins to wait for the request's reply. `forget` follows when its future ends, however it ends."""
-        self._waiting[pending.token.encode()] = pending
+        self._waiting[pending.token] = pending
 
     def rename(self, pending: PendingRequest) -> None:
         """Gives the request a new token. Only for a request that Redis has refused under the old one."""
@@ -85,9 +86,9 @@ class Replies:
 
     def forget(self, pending: PendingRequest) -> None:
         """Nobody waits for the request's reply any more."""
-        self._waiting.pop(pending.token.encode(), None)
+        self._waiting.pop(pending.token, None)
 
-    def deliver(self, token: bytes, raw: bytes, key: str) -> None:
+    def deliver(self, token: str, raw: bytes, key: str) -> None:
         """Hands a reply to its request, or drops it when nobody waits for it. key: the Redis key it was read from."""
         pending = self._waiting.get(token)
         if pending is not None and not pending.answered(raw, key):
@@ -170,7 +171,7 @@ class Replies:
             key = stream.decode()
             for _, fields in entries:
                 for index in range(0, len(fields), 2):
-                    self.deliver(fields[index], fields[index + 1], key)
+                    self.deliver(text_of(fields[index]), fields[index + 1], key)
 
     async def _create(self, shards: Sequence[ShardId], redis: Redis) -> None:
         for shard in shards:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.requests.admission import Admitted, InferCall, Parameter
+from gateway.requests.admission import TOLD, Admitted, InferCall, Parameter, input_bytes
 from gateway.requests.measures import LoadMeasures
 from shared.contract.errors import (
     Code,
@@ -28,7 +28,7 @@ from shared.contract.errors import (
 )
 from shared.contract.forecast import Outlook
 from shared.contract.ids import ShardId
-from shared.contract.messages import WAITED_MS, ModelRecord, ReplyMessage, StepFlag, read_reply
+from shared.contract.messages import WAITED_MS, ModelRecord, ReplyMessage, read_reply
 from shared.store.reading import FAILURES, noted
 from shared.traces.tracing import NO_STEP, StepSpan
 
@@ -95,14 +95,12 @@ class OpenRequest:
     limit   ends the request when the gateway's own time for it is over; None: there is no limit
     """
 
-    __slots__ = ("future", "hear", "heard", "is_many", "limit", "take")
-
     future: asyncio.Future[Answer]
     is_many: bool
-    hear: Callable[[Answer], None] | None
-    take: Callable[[Answer | MeshError], None] | None
-    heard: float
-    limit: asyncio.TimerHandle | None
+    hear: Callable[[Answer], None] | None = None
+    take: Callable[[Answer | MeshError], None] | None = None
+    heard: float = 0.0
+    limit: asyncio.TimerHandle | None = None
 
     def failed(self, error: MeshError) -> None:
         """Ends the future with an error, unless it has ended already."""
@@ -117,6 +115,7 @@ class PendingRequest(OpenRequest):
     """A request on its way.
 
     token       the request's name in reply streams, unique within this gateway's life
+    size        bytes of its inputs
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
     measures    those of the model's load; None: nobody measures
@@ -127,28 +126,20 @@ class PendingRequest(OpenRequest):
     early       the last answer, if it came before `accepted`, of a request that asked for the name of its run
     wait        of a request that has asked about its wait for a slot; else None
     withdrawn   the client has left, and the request is to be taken back
+    held_bytes  what it has of the gateway's budget; given back when its future ends
     sent        when it was last sent; seconds, monotonic clock
     first_sent  when it was first sent, if the outcome of that attempt is unknown; seconds, monotonic clock
     """
 
-    __slots__ = (
-        "accepted",
-        "admitted",
-        "call",
-        "early",
-        "first_sent",
-        "measures",
-        "record",
-        "replied_ns",
-        "sent",
-        "shard",
-        "span",
-        "taken",
-        "token",
-        "used",
-        "wait",
-        "withdrawn",
-    )
+    replied_ns: int = 0
+    used: Callable[[PendingRequest], None] | None = None
+    accepted: Accepted | None = None
+    early: ReplyMessage | None = None
+    wait: SlotWait | None = None
+    withdrawn: bool = False
+    held_bytes: int = 0
+    sent: float = 0.0
+    first_sent: float | None = None
 
     def __init__(
         self,
@@ -168,22 +159,13 @@ class PendingRequest(OpenRequest):
         self.future = future
         self.shard = shard
         self.token = token
+        self.size = input_bytes(call)
         self.span = span
         self.measures = measures
-        self.replied_ns = 0
-        self.limit = None
         self.is_many = record.config.decoupled
-        self.hear = None
-        self.wait = SlotWait() if admitted.flags & StepFlag.TOLD else None
-        self.take = None
         self.taken = max(0, call.first_answer - 1)
-        self.heard = 0.0
-        self.accepted: Accepted | None = None
-        self.early: ReplyMessage | None = None
-        self.used: Callable[[PendingRequest], None] | None = None
-        self.withdrawn = False
-        self.sent = 0.0
-        self.first_sent: float | None = None
+        if admitted.flags & TOLD:
+            self.wait = SlotWait()
 
     @property
     def repeatable(self) -> bool:

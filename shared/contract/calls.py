@@ -48,9 +48,6 @@ class CallOrigin:
         return replace(self, name=f"{self.name}/{part}") if self.name else self
 
 
-NO_CALL = CallOrigin("")
-
-
 class WaitingCall(msgspec.Struct, frozen=True, order=True):
     """A call that an instance has waited for for a while, as its process tells all executors.
 

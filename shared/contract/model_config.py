@@ -119,7 +119,7 @@ class FixedShape(StrEnum):
     ROWS = "rows"
 
 
-class SequenceBatching(msgspec.Struct, frozen=True):
+class SequenceBatching(msgspec.Struct, frozen=True, dict=True):
     """How a stateful model's sequences are scheduled.
 
     idle_us             a sequence expires after so long with nothing queued
@@ -141,6 +141,11 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     def control(self, kind: ControlKind) -> ControlSpec | None:
         """The control tensor of that kind; None if the model asks for none."""
         return next((control for control in self.controls if control.kind is kind), None)
+
+    @cached_property
+    def correlation_id(self) -> ControlSpec | None:
+        """The control tensor that gets the correlation id, which is asked for with each step."""
+        return self.control(ControlKind.CORRID)
 
 
 class SequenceRecovery(StrEnum):

@@ -20,7 +20,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _FLAGS = int(StepFlag.START | StepFlag.END)
 
 
-def step_digest(request_id: str, flags: StepFlag, inputs: Sequence[Tensor]) -> bytes:
+def step_digest(request_id: str, flags: int, inputs: Sequence[Tensor]) -> bytes:
     """Equal for steps of a sequence with the same request id, START, END and inputs; b"" without a request id.
 
     Parameters and the timeout do not count: a client may give a retry less time. About 1 us, and 0.1 ms for a MiB.

@@ -63,7 +63,7 @@ def check_tensor(tensor: Tensor) -> None:
     size = ELEMENT_BYTES.get(tensor.datatype)
     if size is None and tensor.datatype != "BYTES":
         raise ValueError(f"tensor '{tensor.name}' has no known datatype: {tensor.datatype[:64]!r}")
-    if any(not 0 <= dim < 1 << 63 for dim in tensor.shape):
+    if tensor.shape and not 0 <= min(tensor.shape) <= max(tensor.shape) < 1 << 63:
         raise ValueError(f"tensor '{tensor.name}' has no shape: {tensor.shape}")
     if size is not None and len(tensor.raw) != size * element_count(tensor.shape):
         raise ValueError(f"tensor '{tensor.name}' has {len(tensor.raw)} bytes, which is not what {tensor.shape} takes")

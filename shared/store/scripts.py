@@ -89,7 +89,7 @@ class Submission(msgspec.Struct, frozen=True):
     """
 
     sequence: SequenceId
-    flags: StepFlag
+    flags: int
     digest: bytes
     expected_step: int | None
     version: str
@@ -928,9 +928,12 @@ def _read_sums(key: str, flat: list[bytes]) -> dict[str, int]:
     return {name: number for name, number in sums.items() if number is not None}
 
 
+_SUBMIT_CODES = {int(code): code for code in SubmitCode}
+
+
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
     return [
-        Submitted(SubmitCode(code), step, _as_bytes(extra), text_of(run[0]) if run else "")
+        Submitted(_SUBMIT_CODES[code], step, _as_bytes(extra), text_of(run[0]) if run else "")
         for code, step, extra, *run in replies
     ]
 

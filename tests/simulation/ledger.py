@@ -208,7 +208,7 @@ class Ledger:
         life = self._lives.setdefault((step.sequence, outcome.extra), Life())
         if outcome.step in life.inputs:
             self.story.violate(f"{step.sequence}: step {outcome.step} was given twice")
-        if StepFlag.START in step.flags or outcome.step == 1:
+        if step.flags & StepFlag.START or outcome.step == 1:
             life.start = outcome.step
         # A START that is asked for again, after others came in or after the end, begins another run, and what followed
         # is repeated in it (submit.lua): once in each. That no run begins in the middle is seen by the answers.
@@ -216,7 +216,7 @@ class Ledger:
         if self._accepted.get(value) == run:
             self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
         self._accepted[value] = run
-        life.inputs[outcome.step] = (value, step.flags)
+        life.inputs[outcome.step] = (value, StepFlag(step.flags))
 
     def _answered(
         self, executor: str, steps: Sequence[StepAnswers], records: Sequence[Record], written: Sequence[bool]

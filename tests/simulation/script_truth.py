@@ -145,7 +145,7 @@ class Truth:
         """A gateway was answered."""
         sequence, caller = submission.sequence, (submission.gateway, submission.token)
         if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
-            flags = submission.flags
+            flags = StepFlag(submission.flags)
             life = self.lives.setdefault(
                 (sequence, outcome.extra), Life(sequence, StepFlag.DURABLE in flags, StepFlag.PAGEABLE in flags)
             )
@@ -153,8 +153,8 @@ class Truth:
                 self.violate(f"{sequence}: {outcome.step} steps accepted after {len(life.steps)}")
             if life.is_closed and StepFlag.START not in flags:
                 self.violate(f"{sequence}: a step was accepted after an operator ended it")
-            begins = StepFlag.START in submission.flags
-            flags, kept = submission.flags & (StepFlag.START | StepFlag.END), submission.message.endswith(b" 1")
+            begins = StepFlag.START in flags
+            flags, kept = flags & (StepFlag.START | StepFlag.END), submission.message.endswith(b" 1")
             life.steps[outcome.step] = Step(request, flags, [caller], kept)
             if begins:
                 life.start = outcome.step

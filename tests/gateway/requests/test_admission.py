@@ -13,8 +13,10 @@ from gateway.models.versions import check_version_text
 from gateway.requests.admission import (
     Admitted,
     InferCall,
+    KnownForms,
     admit,
     check_correlation_id,
+    check_form,
     has_many_strings,
     string_problem,
     with_strings_read,
@@ -425,3 +427,44 @@ class TestIterativeSequences:
         assert StepFlag.START | StepFlag.END == step.flags == ending.flags
         assert step.message.own_sequence
         assert not ending.message.own_sequence, "the model hears of an END that the client has said"
+
+
+MIXED = msgspec.structs.replace(
+    model(), inputs=(TensorSpec("INPUT", "INT32", (-1,)), TensorSpec("TEXT", "BYTES", (1,), optional=True))
+)
+NARROWER = msgspec.structs.replace(MIXED, inputs=(TensorSpec("INPUT", "INT32", (1,)),))
+TENSORS = st.builds(
+    Tensor,
+    st.sampled_from(("INPUT", "TEXT", "OTHER")),
+    st.sampled_from(("INT32", "FP32", "BYTES")),
+    st.sampled_from(((1, 1), (1, 2), (2, 1), (1,), (9, 1), (0, 1), (1, -1))),
+    st.sampled_from((bytes(4), bytes(8), pack_bytes(["a"]), b"\xff\0\0\0")),
+)
+CALLS = st.builds(
+    call,
+    st.sampled_from((INT, Tensor("INPUT", "INT32", (1, 2), bytes(8)))) | TENSORS,
+    outputs=st.lists(st.sampled_from(("OUTPUT", "X")), max_size=2).map(tuple),
+)
+TEXTS = TENSORS.map(lambda tensor: call(INT, msgspec.structs.replace(tensor, name="TEXT", datatype="BYTES")))
+
+
+def outcome(check: Any, asked: InferCall, config: ModelConfig) -> str:
+    try:
+        check(asked, config)
+    except RequestError as error:
+        return error.message
+    return "passed"
+
+
+@given(st.lists(st.tuples(CALLS | TEXTS, st.sampled_from((MIXED, NARROWER, stateless()))), min_size=2, max_size=12))
+def test_a_request_that_is_like_an_earlier_one_fares_as_if_it_were_the_first(
+    asked: list[tuple[InferCall, ModelConfig]],
+) -> None:
+    """Whatever came before, of this configuration or of another one under the same name."""
+    forms = KnownForms()
+    # Each twice: the second one is compared with the first.
+    requests = [each for each in asked for _ in range(2)]
+
+    fresh = [outcome(check_form, *each) for each in requests]
+
+    assert fresh == [outcome(forms.check, *each) for each in requests]
