@@ -46,25 +46,29 @@ class Arrivals:
         self._peers_max = PEERS_MAX
         self._cutting: dict[int, asyncio.Task[None]] = {}
 
-    async def read(self, context: Context, patience_s: float = math.inf) -> Any:
+    async def read(self, context: Context, client: int, patience_s: float = math.inf) -> Any:
         """A call's next message as it came, or END_OF_REQUESTS.
 
+        client      the client's port of its connection
         patience_s  a call whose message has not come after this is ended, at most CHECK_S later
         """
-        loop = asyncio.get_running_loop()
-        self._reading[context] = loop.time() + patience_s
-        if self._checking is None and patience_s < math.inf:
-            self._checking = loop.call_later(min(CHECK_S, patience_s), self._end_late)
+        self._reading[context] = patience_s if patience_s == math.inf else self._time_is_over(patience_s)
         try:
             raw = await context.read()
         finally:
             self._reading.pop(context, None)
         if raw is not END_OF_REQUESTS:
-            client = client_port(context)
             self._delivered[client] = self._delivered.get(client, 0) + len(raw) + CALL_BYTES
             if len(self._delivered) > self._peers_max:
                 self._forget_closed()
         return raw
+
+    def _time_is_over(self, patience_s: float) -> float:
+        """When a call whose message may take so long is ended, by the loop's clock. Begins to look for such calls."""
+        loop = asyncio.get_running_loop()
+        if self._checking is None:
+            self._checking = loop.call_later(min(CHECK_S, patience_s), self._end_late)
+        return loop.time() + patience_s
 
     def relieve(self, excess: int) -> int:
         """Gives memory of unfinished messages back: ends the calls that wait for one, on the connections with the most

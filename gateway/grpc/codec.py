@@ -11,7 +11,10 @@ Source: triton-spec section 6; KServe v2 protocol, gRPC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from gateway.grpc.contents import pack_contents
 from gateway.grpc.metadata import NO_METADATA, CallMetadata
@@ -59,68 +62,43 @@ def decode_request(
     """
     correlation_id: CorrelationId = 0
     start = end = False
-    expected_step: int | None = None
-    first_answer = 1
-    wants_empty_final = wait_info = run_info = False
-    ended_run = ""
-    wait_max_ms = 0
-    priority = timeout_us = 0
+    rare: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     parameters = request.parameters
     for key in parameters:
         value = parameters[key]
-        match key:
-            case "sequence_id":
-                correlation_id = correlation_id_of(value)
-            case "sequence_start":
-                start = flag_of(key, value)
-            case "sequence_end":
-                end = flag_of(key, value)
-            case "sequence_step":
-                expected_step = count_of(key, value, at_least=1)
-            case "sequence_answer":
-                first_answer = count_of(key, value, at_least=1)
-            case "sequence_wait_info":
-                wait_info = flag_of(key, value)
-            case "sequence_wait_max_ms":
-                wait_max_ms = count_of(key, value, at_least=1)
-            case "sequence_run_info":
-                run_info = flag_of(key, value)
-            case "sequence_close":
-                ended_run = run_of(key, value)
-            case "triton_enable_empty_final_response":
-                wants_empty_final = flag_of(key, value)
-            case "priority":
-                priority = count_of(key, value)
-            case "timeout":
-                timeout_us = timeout_of(value)
-            case _:
-                read_other(key, value, custom)
-    return InferCall(
-        model=request.model_name,
-        version=request.model_version,
-        request_id=request.id,
-        correlation_id=correlation_id,
-        start=start,
-        end=end,
-        expected_step=expected_step,
-        priority=priority,
-        timeout_us=timeout_us,
+        if key == "sequence_id":
+            correlation_id = correlation_id_of(value)
+        elif key == "sequence_start":
+            start = flag_of(key, value)
+        elif key == "sequence_end":
+            end = flag_of(key, value)
+        elif (known := RARE_PARAMETERS.get(key)) is not None:
+            field, read = known
+            rare[field] = read(key, value)
+        else:
+            read_other(key, value, custom)
+    call = InferCall(
+        request.model_name,
+        request.model_version,
+        request.id,
+        correlation_id,
+        start,
+        end,
         inputs=decode_inputs(request, regions),
         outputs=tuple([output.name for output in request.outputs[:]]),
-        parameters={**custom, **metadata.forwarded} if metadata.forwarded else custom,
-        session_id=metadata.session_id,
-        trace_headers=metadata.trace_headers,
-        origin=metadata.call,
-        first_answer=first_answer,
-        wants_empty_final=wants_empty_final,
-        wait_info=wait_info,
-        wait_max_ms=wait_max_ms,
-        tenant=metadata.tenant,
-        run_info=run_info,
-        ended_run=ended_run,
+        parameters=custom,
         endpoint=endpoint,
     )
+    if metadata is not NO_METADATA:
+        rare |= {
+            "session_id": metadata.session_id,
+            "trace_headers": metadata.trace_headers,
+            "origin": metadata.call,
+            "tenant": metadata.tenant,
+        }
+        custom |= metadata.forwarded
+    return msgspec.structs.replace(call, **rare) if rare else call
 
 
 def correlation_id_of(parameter: InferParameter) -> CorrelationId:
@@ -151,6 +129,11 @@ def run_of(key: str, parameter: InferParameter) -> str:
     return parameter.string_param
 
 
+def number_of(key: str, parameter: InferParameter) -> int:
+    """A count that begins with 1."""
+    return count_of(key, parameter, at_least=1)
+
+
 def count_of(key: str, parameter: InferParameter, *, at_least: int = 0) -> int:
     """A parameter that must be an integer, signed or unsigned, of at least `at_least`."""
     match parameter.WhichOneof("parameter_choice"):
@@ -165,11 +148,11 @@ def count_of(key: str, parameter: InferParameter, *, at_least: int = 0) -> int:
     return value
 
 
-def timeout_of(parameter: InferParameter) -> int:
+def timeout_of(key: str, parameter: InferParameter) -> int:
     """The request's timeout, microseconds."""
     if parameter.WhichOneof("parameter_choice") != "int64_param":
         raise RequestError("invalid value type for 'timeout' parameter, expected int64_param.")
-    return count_of("timeout", parameter)
+    return count_of(key, parameter)
 
 
 def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]) -> None:
@@ -182,6 +165,21 @@ def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]
             f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
         )
     custom[key] = getattr(parameter, choice)
+
+
+RARE_PARAMETERS: Mapping[str, tuple[str, Callable[[str, InferParameter], Any]]] = {
+    "sequence_step": ("expected_step", number_of),
+    "sequence_answer": ("first_answer", number_of),
+    "sequence_wait_info": ("wait_info", flag_of),
+    "sequence_wait_max_ms": ("wait_max_ms", number_of),
+    "sequence_run_info": ("run_info", flag_of),
+    "sequence_close": ("ended_run", run_of),
+    EMPTY_FINAL_RESPONSE: ("wants_empty_final", flag_of),
+    "priority": ("priority", count_of),
+    "timeout": ("timeout_us", timeout_of),
+}
+"""The parameters with a meaning for the mesh that most requests do not have: the field of `InferCall`, and what reads
+its value. A struct takes the longer to make, the more fields are named."""
 
 
 def decode_inputs(request: InferRequest, regions: Regions) -> tuple[Tensor, ...]:

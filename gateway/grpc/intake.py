@@ -12,6 +12,7 @@ which would be the tags of a field 3 with an unknown wire type and of a field 15
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,6 +22,7 @@ from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.inflate import EITHER_WINDOW, gathered, inflated
 from gateway.bounds.memory import MemoryBound
 from gateway.grpc.arrivals import END_OF_REQUESTS, Arrivals
+from gateway.grpc.connections import client_port
 from gateway.grpc.pb import AnyMessage, Context
 from gateway.grpc.weight import CARRIED, decoding_bytes
 from shared.contract.errors import Code, MeshError, RequestError
@@ -57,20 +59,30 @@ class Intake:
         """
         if self._memory.is_full and kind.DESCRIPTOR.name in CARRIED:
             raise self._memory.refusal()
-        raw = await self._arrivals.read(context, self.patience_s)
+        raw = await self._arrivals.read(context, client_port(context), self.patience_s)
         if raw is END_OF_REQUESTS:
             raise RequestError(f"failed to parse the request: there is no {kind.DESCRIPTOR.full_name}")
-        return await self._message(raw, kind)
+        return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
 
-    async def next_message(self, context: Context, kind: Any) -> AnyMessage:
-        """The next message of a stream, or END_OF_REQUESTS. Waits while memory is full. Raises as `only_message`."""
-        await self._memory.eased()
-        raw = await self._arrivals.read(context)
-        return raw if raw is END_OF_REQUESTS else await self._message(raw, kind)
+    def messages(self, context: Context, kind: Any) -> Callable[[], Awaitable[AnyMessage]]:
+        """Reads the messages of a stream: each call returns the next one, or END_OF_REQUESTS.
 
-    async def _message(self, raw: bytes, kind: Any) -> AnyMessage:
-        if len(raw) <= SMALL_BYTES and raw[:1] not in PACKED:
-            return decoded(raw, kind)
+        Waits while memory is full. Raises as `only_message`.
+        """
+        client = client_port(context)
+
+        async def next_message() -> AnyMessage:
+            if self._memory.is_full:
+                await self._memory.eased()
+            raw = await self._arrivals.read(context, client)
+            if raw is END_OF_REQUESTS:
+                return raw
+            return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
+
+        return next_message
+
+    async def _large_message(self, raw: bytes, kind: Any) -> AnyMessage:
+        """A message that must be counted while it is unpacked or decoded."""
         with self._budget.reserve() as reservation:
             reservation.hold(len(raw))
             if raw[:1] in PACKED:
@@ -87,6 +99,11 @@ class Intake:
         return RequestError(
             f"Decompressed message larger than max ({size} vs. {self._message_bytes_max})", Code.RESOURCE_EXHAUSTED
         )
+
+
+def is_small(raw: bytes) -> bool:
+    """Whether a message is as the client wrote it, and takes little memory to decode."""
+    return len(raw) <= SMALL_BYTES and raw[:1] not in PACKED
 
 
 def decoded(raw: bytes, kind: Any) -> AnyMessage:

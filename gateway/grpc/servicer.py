@@ -173,7 +173,7 @@ class InferenceServicer(_base):
 
         stream = InferStream(
             context,
-            functools.partial(self.intake.next_message, context, pb.ModelInferRequest),
+            self.intake.messages(context, pb.ModelInferRequest),
             submit,
             metadata,
             unread=self._unread,

@@ -45,7 +45,7 @@ from gateway.grpc.codec import (
 from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
-from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.admission import InferCall, has_many_strings, input_bytes, with_strings_read
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
 from shared.contract.endpoints import Endpoint
@@ -139,8 +139,9 @@ class InferStream:
         self._outstanding_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Task[None] | None = None
-        self._work = asyncio.Event()
-        self._room = asyncio.Event()
+        # What the writer waits for, and the reader. Each looks anew when it is woken.
+        self._work: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
         self._closed = False
         self._half_closed = False
         self._leaving = False
@@ -161,7 +162,7 @@ class InferStream:
             # Set first, so that the reader submits nothing more.
             self._closed = True
             self._abandon()
-            self._room.set()
+            self._wake(self._room)
             if self._reader.done():
                 self._reading_ended(self._reader)
 
@@ -171,13 +172,18 @@ class InferStream:
         The status is UNAVAILABLE, unless the client had half-closed.
         """
         self._leaving = True
-        self._work.set()
+        self._wake(self._work)
 
     def stop(self) -> None:
         """Takes no further request. The call ends as after `leave`."""
         self._stopping = True
         self.leave()
-        self._room.set()
+        self._wake(self._room)
+
+    @staticmethod
+    def _wake(waiting: asyncio.Future[None] | None) -> None:
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
     # -- reader -----------------------------------------------------------------------------------------------------
 
@@ -186,8 +192,8 @@ class InferStream:
         while not (self._closed or self._stopping):
             count = len(outstanding) + len(self._open)
             if count >= self._outstanding_max or self._outstanding_bytes >= self._outstanding_bytes_max:
-                self._room.clear()
-                await self._room.wait()
+                self._room = self._loop.create_future()
+                await self._room
                 continue
             try:
                 request = await read()
@@ -210,7 +216,7 @@ class InferStream:
         try:
             forms = requested_forms(request, self._regions)
             call = decode_request(request, self._metadata, self._regions, Endpoint.MODEL_STREAM_INFER)
-            size = sum([len(tensor.raw) for tensor in call.inputs])
+            size = input_bytes(call)
             wants_empty_final = call.wants_empty_final
             if has_many_strings(call):
                 call = await asyncio.to_thread(with_strings_read, call)
@@ -234,7 +240,7 @@ class InferStream:
         if (request := self._open[future]) is not None:
             self._outstanding.remove(request)
             # It may have been the one for which others waited.
-            self._work.set()
+            self._wake(self._work)
         opened.take = partial(self._take, future)
 
     def _queue(self, outstanding: Outstanding) -> None:
@@ -246,7 +252,7 @@ class InferStream:
         self._outstanding_bytes += outstanding.size
         if isinstance(answer, MeshError):
             outstanding.is_answered = True
-            self._work.set()
+            self._wake(self._work)
         elif answer.done():
             self._answered(outstanding, answer)
         else:
@@ -269,7 +275,7 @@ class InferStream:
             request.unread = size + ENTRY_BYTES
             self._unread.add(self, request.unread, self._cut_off)
         if self._outstanding[0] is request:
-            self._work.set()
+            self._wake(self._work)
 
     def _take(self, future: asyncio.Future[Answer], content: Answer | MeshError) -> None:
         request = self._open[future]
@@ -296,7 +302,7 @@ class InferStream:
         self._unread.add(self, size + ENTRY_BYTES, self._cut_off)
         if self._are_too_many:
             self._unread.cut(self)
-        self._work.set()
+        self._wake(self._work)
 
     def _cut_off(self) -> None:
         """The client does not read: its connection is closed, and nothing more is kept for it."""
@@ -313,7 +319,7 @@ class InferStream:
         # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.
         if self._closed and not reader.cancelled():
             reader.exception()
-        self._work.set()
+        self._wake(self._work)
 
     # -- writer -----------------------------------------------------------------------------------------------------
 
@@ -329,7 +335,7 @@ class InferStream:
                 response = await self._response_to(request, request.answer, request.size)
                 outstanding.popleft()
                 self._outstanding_bytes -= request.size
-                self._room.set()
+                self._wake(self._room)
                 try:
                     await write(response)
                 finally:
@@ -342,15 +348,15 @@ class InferStream:
             elif request is None and not self._open and self._leaving:
                 break
             else:
-                self._work.clear()
-                await self._work.wait()
+                self._work = self._loop.create_future()
+                await self._work
         if self._leaving and not self._half_closed:
             await abort(self._context, UnavailableError(SHUTTING_DOWN))
 
     async def _write_part(self, part: Part) -> None:
         request, content = part.request, part.content
         self._outstanding_bytes -= part.size + (request.size if part.is_last else 0)
-        self._room.set()
+        self._wake(self._room)
         try:
             if part.is_news and isinstance(request.answer, asyncio.Future) and request.answer.done():
                 return
