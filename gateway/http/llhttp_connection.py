@@ -16,6 +16,7 @@ import re
 import time
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -158,7 +159,8 @@ class LlhttpConnection(Connection, asyncio.Protocol):
         self._wake()
 
     async def _drained(self) -> None:
-        await self._writable.wait()
+        if not self._writable.is_set():
+            await self._writable.wait()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     def _answer_head(self, request: Request) -> bytes:
         headers: list[tuple[bytes, bytes]] = list(self._answer.get("headers", ()))
-        self._is_chunked = request.version == "1.1" and all(name != b"content-length" for name, _ in headers)
+        self._is_chunked = request.version == "1.1" and b"content-length" not in [name for name, _ in headers]
         if self._is_chunked:
             headers.append((b"transfer-encoding", b"chunked"))
         request.is_last |= CLOSE in headers or self._served >= self._config.keep_alive_max_requests
@@ -354,14 +356,18 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Raises ValueError for a header that would end early."""
-        headers = [*headers, *common_headers(self._config, int(time.time()))]
-        if SPLITTING.search(b"".join(part for header in headers for part in header)):
-            raise ValueError("a header of the answer has a line's end in it")
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        lines = header_lines(headers) + common_lines(self._config, int(time.time()))
         return b"HTTP/1.1 %d \r\n%b\r\n" % (status, lines)
 
 
+def header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Headers as they are sent. Raises ValueError for one that would end early."""
+    if SPLITTING.search(b"".join(chain.from_iterable(headers))):
+        raise ValueError("a header of the answer has a line's end in it")
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
 @lru_cache(maxsize=4)
-def common_headers(config: Config, _second: int) -> list[tuple[bytes, bytes]]:
+def common_lines(config: Config, _second: int) -> bytes:
     """The headers of every answer of that second."""
-    return config.response_headers("h11")
+    return header_lines(config.response_headers("h11"))

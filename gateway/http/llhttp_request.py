@@ -42,18 +42,17 @@ class Request:
     is_begun  part of the answer has been sent, or all of it (is_answered)
     """
 
+    received = length = missing = hosts = 0
+    target = b""
+    encoding: bytes | None = None
+    has_head = expects = is_told = is_last = is_begun = is_answered = False
+    method = version = ""
+    chunks: Chunks | None = None
+    parser: HttpRequestParser | None = None
+
     def __init__(self, began: float) -> None:
         self.began = began
-        self.received = 0
-        self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        self.length = self.missing = 0
-        self.encoding: bytes | None = None
-        self.hosts = 0
-        self.has_head = self.expects = self.is_told = self.is_last = self.is_begun = self.is_answered = False
-        self.method = self.version = ""
-        self.chunks: Chunks | None = None
-        self.parser: HttpRequestParser | None = None
 
     def on_url(self, target: bytes) -> None:
         self.target = target

@@ -98,5 +98,5 @@ class Infer:
 
 def json_bytes(answer: Answer, forms: OutputForms) -> int:
     """Bytes of the outputs that will be written as JSON or into shared memory, or classified."""
-    outputs = ((output, forms.of(output.name)) for output in answer.message.outputs)
-    return sum(len(output.raw) for output, form in outputs if form.classes or not form.binary)
+    outputs = [(output, forms.of(output.name)) for output in answer.message.outputs]
+    return sum([len(output.raw) for output, form in outputs if form.classes or not form.binary])

@@ -149,10 +149,9 @@ def members(value: Any, where: str = "") -> Json:
 
 
 def member(owner: Any, key: str) -> Any:
-    found = object_of(owner)
-    if key not in found:
+    if not isinstance(owner, dict) or key not in owner:
         raise JsonError(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
-    return found[key]
+    return cast("Json", owner)[key]
 
 
 def text_member(owner: Any, key: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,8 +38,7 @@ from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForm:
+class OutputForm(msgspec.Struct, frozen=True):
     """The form in which the client wants one output.
 
     classes  0 for the tensor itself, else the number of classes
@@ -52,11 +50,10 @@ class OutputForm:
     part: RegionPart | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForms:
+class OutputForms(msgspec.Struct, frozen=True):
     """The forms in which the client wants the outputs: those that it lists, and all others."""
 
-    listed: Mapping[str, OutputForm] = field(default_factory=dict[str, OutputForm])
+    listed: Mapping[str, OutputForm] = msgspec.field(default_factory=dict[str, OutputForm])
     other: OutputForm = OutputForm()
 
     def of(self, output: str) -> OutputForm:
@@ -200,7 +197,7 @@ def _inputs(document: Json, binary: memoryview, model: str, regions: Regions) ->
 
 def _shape(tensor: Json) -> tuple[int, ...]:
     shape = tuple([unsigned_of(dim, "shape") for dim in array_member(tensor, "shape")])
-    if any(dim > INT64_MAX for dim in shape):
+    if shape and max(shape) > INT64_MAX:
         raise RequestError("Unable to parse 'shape': a dimension is larger than 2**63 - 1")
     return shape
 
