@@ -8,8 +8,8 @@ from typing import Any
 
 from shared.store.keyspace import Keyspace
 
-NO_KEYS = {"prefix", "shards", "base", "home_shard", "shard_ids", "shard_of"}
-"""Public attributes and methods of a keyspace that are no keys."""
+NO_KEYS = {"prefix", "shards", "base", "home_shard", "shard_ids", "shard_of", "of_sequences"}
+"""Public attributes and methods of a keyspace that are no keys, or no others than `sequence`."""
 
 
 def every_key(keys: Keyspace, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -41,7 +41,7 @@ from executor.core.recovery import closed
 from executor.core.sequence_batches import Batch
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause, past
 from shared.contract.ids import InstanceIndex, StepNumber
-from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, StepFlag
+from shared.contract.messages import END, START, InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated
 
 NO_STEP = StepNumber(0)
 
@@ -102,7 +102,9 @@ def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list
             gathering.came(owned.sequence, now_us)
     if step.cancelled or step.given_up:
         owned.cancelled.add(step.step)
-    return [*actions, *advance(state, owned, now_us)] if owned.phase is OwnedPhase.READY else actions
+    if owned.phase is OwnedPhase.READY:
+        actions += advance(state, owned, now_us)
+    return actions
 
 
 def sequence_came(state: OwnedSequences, told: InboxOwned) -> list[ExecutorAction]:
@@ -131,7 +133,7 @@ def start_of(entry: InboxStep | InboxOwned) -> StepNumber:
     """The number of the step, if it is a START and every step before it is committed, so that it needs no state. Else
     0.
     """
-    if isinstance(entry, InboxOwned) or StepFlag.START not in entry.flags or entry.step != entry.committed + 1:
+    if isinstance(entry, InboxOwned) or not entry.flags & START or entry.step != entry.committed + 1:
         return NO_STEP
     return entry.step
 
@@ -235,7 +237,7 @@ def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[Ex
             )
             # No state from here on, until a later START.
             owned.void = VoidCause.LOST if is_given_up else VoidCause.CANCELLED
-        elif owned.void is not None and (owned.replays or StepFlag.START not in queued.step.flags):
+        elif owned.void is not None and (owned.replays or not queued.step.flags & START):
             answers += answer_unrun(state, owned, queued, HowAnswered.VOID, owned.void)
         elif queued.refused:
             begin(state, owned, queued)
@@ -299,7 +301,7 @@ def begin(state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep) -> No
     state.move(owned, "begun")
     # A further pass of the same step: its entry is kept already.
     if not owned.passes:
-        if StepFlag.START in queued.step.flags:
+        if queued.step.flags & START:
             owned.start_step = queued.step.step
         owned.kept.add(queued.step)
 
@@ -353,7 +355,7 @@ def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
     for member in batch.members:
         if member is None or member.owned.phase is not OwnedPhase.READY or member.owned.steps:
             continue
-        if StepFlag.END in member.queued.step.flags:
+        if member.queued.step.flags & END:
             gathering.ended.append(now_us)
         else:
             gathering.left(member.owned.sequence, now_us)
@@ -370,7 +372,7 @@ def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | N
     conclude(state, owned)
     if end is RowEnd.LOST or (is_replay and end is not RowEnd.DONE):
         owned.void = VoidCause.LOST
-    elif StepFlag.START in step.flags:
+    elif step.flags & START:
         owned.void = None if end is RowEnd.DONE else VoidCause.FAILED
     if is_replay:
         return []

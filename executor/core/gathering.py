@@ -16,7 +16,7 @@ than a share of e.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -62,18 +62,20 @@ class Returns:
         self._latest.append(took_us)
         insort(self._sorted, took_us)
 
-    def expected(self, ages_us: Iterable[int], waits_us: Sequence[int]) -> list[float]:
-        """How many of those that have been away for so long come back within each wait: for each of them, the share of
-        the returns that took longer than its age.
+    def expected(self, left_us: Iterable[int], waits_us: Sequence[int], now_us: int) -> list[float]:
+        """How many of those that left at these times come back within each wait: for each of them, the share of the
+        returns that took longer than it has been away.
         """
         latest, expected = self._sorted, [0.0] * len(waits_us)
-        for age_us in ages_us:
+        # Those of one batch left together.
+        for left, together in Counter(left_us).items():
+            age_us = now_us - left
             before = bisect_right(latest, age_us)
             if before == len(latest):
                 continue
-            later = len(latest) - before
+            share = together / (len(latest) - before)
             for at, wait_us in enumerate(waits_us):
-                expected[at] += (bisect_right(latest, age_us + wait_us, before) - before) / later
+                expected[at] += (bisect_right(latest, age_us + wait_us, before) - before) * share
         return expected
 
 
@@ -171,8 +173,8 @@ class Gathering:
 
     def _expected(self, waits_us: Sequence[int], now_us: int) -> Iterable[float]:
         """How many sequences will have come after each wait."""
-        back = self.returns.expected([now_us - us for us in islice(self.away.values(), self.rows)], waits_us)
-        successors = self.successions.expected([now_us - us for us in islice(self.ended, self.rows)], waits_us)
+        back = self.returns.expected(islice(self.away.values(), self.rows), waits_us, now_us)
+        successors = self.successions.expected(islice(self.ended, self.rows), waits_us, now_us)
         return map(add, back, successors)
 
     def _forget_late(self, now_us: int) -> None:

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from shared.contract.ids import StepNumber
-from shared.contract.messages import InboxStep, StepFlag
+from shared.contract.messages import END, START, InboxStep
 from shared.contract.model_config import ModelConfig
 
 
@@ -120,12 +120,12 @@ class Checkpoints:
     interval: int
 
     def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
-        return StepFlag.END not in step.flags and len(kept.entries) >= self.interval
+        return not step.flags & END and len(kept.entries) >= self.interval
 
     def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
-        if saved or StepFlag.END in step.flags:
+        if saved or step.flags & END:
             return closed(kept, step)
-        if StepFlag.START in step.flags:
+        if step.flags & START:
             # A replay can begin with this START, whatever state came before. (The owner may not even have fetched that
             # state.)
             return Change(kept.close_before(step), StepNumber(step.step - 1))
@@ -154,9 +154,9 @@ class Log:
         return False
 
     def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
-        if StepFlag.END in step.flags:
+        if step.flags & END:
             return closed(kept, step)
-        if StepFlag.START in step.flags:
+        if step.flags & START:
             kept.dropped = False
             change = Change(kept.close_before(step), StepNumber(step.step - 1), recoverable=True)
             return change if self._has_room(kept) else self._dropped(kept, step, change.entries)
@@ -184,4 +184,4 @@ def closed(kept: KeptSteps, step: InboxStep) -> Change:
 
 def _voids(step: InboxStep) -> bool:
     """Whether no state is left if this step fails (START), or none is needed any more (END)."""
-    return bool(step.flags & (StepFlag.START | StepFlag.END))
+    return bool(step.flags & (START | END))

@@ -39,11 +39,8 @@ class Ready(msgspec.Struct, Generic[S], frozen=True, eq=False):
 
     step: S
     queued_us: int
+    shape_key: Hashable
     rows: int = 1
-
-    @property
-    def shape_key(self) -> Hashable:
-        return self.step.shape_key
 
 
 Batch = Sequence[S | None]
@@ -68,7 +65,7 @@ class SlotSteps(ABC, Generic[S]):
         """
         if slot in self._ready:
             return False
-        self._ready[slot] = Ready(step, self._since_us(arrived_us, now_us))
+        self._ready[slot] = Ready(step, self._since_us(arrived_us, now_us), step.shape_key)
         return True
 
     def withdraw(self, slot: SlotIndex) -> None:

@@ -22,7 +22,7 @@ from executor.core.gathering import Gathering
 from executor.core.recovery import KeptSteps, Recovery
 from executor.core.sequence_batches import SlotSteps
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.contract.messages import InboxOwned, InboxStep, InferMessage, StepFlag
+from shared.contract.messages import END, InboxOwned, InboxStep, InferMessage
 from shared.contract.tensors import Tensor
 
 StepRange = tuple[StepNumber, StepNumber]
@@ -287,7 +287,7 @@ class OwnedSequences:
             run: list[QueuedStep] = []
             for _, queued in sorted(owned.steps.items()):
                 run.append(queued)
-                if queued.step.flags & StepFlag.END:
+                if queued.step.flags & END:
                     run = []
                     runs.append(run)
         later = sorted(filter(None, runs), key=lambda run: run[0].queued_us)
@@ -321,8 +321,10 @@ class OwnedSequences:
 
     def rest(self, owned: OwnedSequence) -> None:
         """Notes that a sequence has just been used, if it is idle now and can leave at no cost."""
+        if not self.spare:
+            return
         is_idle = owned.phase is OwnedPhase.READY and not owned.steps and owned.committed == owned.next_step - 1
-        if self.spare and is_idle and not owned.kept.entries:
+        if is_idle and not owned.kept.entries:
             self.idle[owned.sequence] = owned
 
     def fetch(self, owned: OwnedSequence) -> None:

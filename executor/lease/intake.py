@@ -16,10 +16,10 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from executor.lease.serving import Serving
-from executor.sequences.inbox import Inbox, InboxItem
+from executor.sequences.inbox import Inbox, ReadEntry
 from shared.contract.ids import correlation_id_of, model_of
 from shared.contract.messages import InboxStep, InferMessage, decode_infer, inbox_entry
-from shared.store.reading import FAILURES, UnreadableError, note, noted
+from shared.store.reading import FAILURES, noted
 
 PATIENCE_S = 5.0
 """Longest time in which nothing is taken in."""
@@ -29,17 +29,14 @@ BOUND_POLL_S = 0.01
 async def take_in(inbox: Inbox, serving: Serving, *, bytes_max: int) -> None:
     """Takes in what comes, for ever. bytes_max: of the requests that wait here while any of them can run"""
     async with aclosing(inbox.reads()) as reads:
-        async for items in reads:
+        async for read in reads:
             if serving.queued_bytes > bytes_max:
                 await _below_bound(serving, bytes_max)
-            for item in items:
-                try:
-                    gone = _take(serving, item)
-                except UnreadableError as unreadable:
-                    note(unreadable)
-                    gone = [item.entry.decode()]
-                if gone:
-                    inbox.done(item.stream, gone)
+            for stream, entries in read.items():
+                for entry in entries:
+                    if gone := _take(serving, stream, entry):
+                        inbox.done(stream, gone)
+            serving.taken()
             # Batches that run on the loop now, and their commits, leave before the next read.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -53,30 +50,37 @@ async def _below_bound(serving: Serving, bytes_max: int) -> None:
                 await asyncio.sleep(BOUND_POLL_S)
 
 
-def _take(serving: Serving, item: InboxItem) -> Sequence[str]:
+def _take(serving: Serving, stream: str, read: ReadEntry) -> Sequence[str]:
     """Takes an entry in. Returns the entries that may be removed now; the entry itself, if nothing more is to be done
-    for it. Raises UnreadableError for an entry that means nothing.
+    for it, or if it means nothing.
     """
+    name, flat = read
     try:
-        entry = inbox_entry(item.entry, item.fields)
+        entry = inbox_entry(name, dict(zip(flat[::2], flat[1::2], strict=True)))
     except FAILURES as failure:
-        raise UnreadableError(item.stream, failure) from failure
+        return _meaningless(stream, name, failure)
     if not isinstance(entry, InboxStep):
         return [entry.entry, *serving.tell(entry)]
     try:
         message = decode_infer(entry.message)
     except FAILURES as failure:
-        entry, message = _unreadable(item.stream, entry, failure)
+        return _take_unreadable(serving, stream, entry, failure)
     return serving.accept(entry, message)
 
 
-def _unreadable(stream: str, step: InboxStep, failure: Exception) -> tuple[InboxStep, InferMessage]:
-    """A step whose message cannot be read, with an empty message in its place: the step fails in its turn."""
+def _meaningless(stream: str, entry: bytes, failure: Exception) -> Sequence[str]:
+    """Notes an entry that means nothing: it may be removed."""
+    noted(stream, failure)
+    return [entry.decode()]
+
+
+def _take_unreadable(serving: Serving, stream: str, step: InboxStep, failure: Exception) -> Sequence[str]:
+    """Takes in a step whose message cannot be read, with an empty message in its place: the step fails in its turn."""
     model = model_of(step.sequence)
     try:
         correlation_id = correlation_id_of(step.sequence)
     except FAILURES:
-        raise UnreadableError(stream, failure) from failure
+        return _meaningless(stream, step.entry.encode(), failure)
     noted(stream, failure, field=step.entry)
     message = InferMessage(model, step.version, "", correlation_id, (), arrived_ns=time.time_ns())
-    return msgspec.structs.replace(step, unreadable=True), message
+    return serving.accept(msgspec.structs.replace(step, unreadable=True), message)

@@ -110,6 +110,7 @@ class Serving:
         self._models: dict[Place, Model] = {}
         self._loops: dict[Place, asyncio.Task[None]] = {}
         self._replaced: dict[Place, Replaced] = {}
+        self._told: set[SequenceModel] = set()
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
         self._unloaded: dict[Place, ModelLoad] = {}
         self._changing = asyncio.Lock()
@@ -200,14 +201,21 @@ class Serving:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
-        """Takes a step from the inbox, or leaves it there for the scheduler. Returns inbox entries that may be removed
-        at once.
+        """Takes a step from the inbox, or leaves it there for the scheduler; `taken` follows. Returns inbox entries
+        that may be removed at once.
         """
         model = self._taker((message.model, step.version), step)
         if model is None:
             logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return ()
+        self._told.add(model)
         return model.take(step, message)
+
+    def taken(self) -> None:
+        """The steps of one read have been taken in: what they make ready may run."""
+        for model in self._told:
+            model.look()
+        self._told.clear()
 
     def tell(self, entry: InboxOwned | InboxCancelled | InboxVacated | InboxExpired) -> Sequence[str]:
         """Takes a control message from the inbox. Returns further inbox entries that may be removed."""
@@ -218,8 +226,7 @@ class Serving:
         return [gone for model in self.sequence_models(model_of(entry.sequence)) for gone in model.handle(entry)]
 
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
-        replaced = self._replaced.get(place)
-        if replaced is not None:
+        if replaced := self._replaced.get(place):
             # Accepted before the reload: the old engines finish it.
             if entry_key(entry.entry) <= entry_key(replaced.last[self._keys.shard_of(entry.sequence)]):
                 return replaced.model

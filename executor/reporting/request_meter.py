@@ -40,13 +40,16 @@ class RequestMeter:
         if replayed:
             self.meter.counts[REPLAYED_STEPS] += replayed
 
+    def computed(self, requests: int, began_ns: int, ended_ns: int) -> None:
+        """So many requests have run together; `ran` follows for each."""
+        self._compute.add(ended_ns - began_ns, requests)
+
     def ran(self, arrived_ns: int, delivered_ns: int, began_ns: int, ended_ns: int, trace: str) -> None:
         """A request has run. Wall clock, as of its spans; delivered_ns: when it came into its owner's inbox, 0 for a
         request of no sequence; trace: of its span, "" for none.
         """
         waited_ns = began_ns - (delivered_ns or arrived_ns)
         self._queue.add(waited_ns)
-        self._compute.add(ended_ns - began_ns)
         if delivered_ns:
             self._schedule.add(delivered_ns - arrived_ns)
         if trace:

@@ -61,7 +61,7 @@ def checkpoint_fields(row: RowResult | RowError, traceparent: str) -> list[tuple
     Without state there is no checkpoint, and then the trace context is not kept either.
     """
     fields: list[tuple[str, bytes]] = []
-    if isinstance(row, RowResult):
+    if isinstance(row, RowResult) and (row.states or row.grown):
         fields += ((STATE_FIELD + name, encode(tensor)) for name, tensor in row.states.items())
         fields += chain.from_iterable(grown.fields for grown in row.grown)
     if row.model_state:
@@ -73,7 +73,7 @@ def checkpoint_fields(row: RowResult | RowError, traceparent: str) -> list[tuple
 
 def begins_anew(row: RowResult | RowError) -> bool:
     """Whether no other field of an earlier checkpoint may stay beside these."""
-    return isinstance(row, RowResult) and any(grown.anew for grown in row.grown)
+    return isinstance(row, RowResult) and bool(row.grown) and any(grown.anew for grown in row.grown)
 
 
 def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: str) -> Checkpoint | None:

@@ -61,7 +61,10 @@ class _Group:
 
 def size_of(step: StepCommit) -> int:
     """Bytes of a step's answer and checkpoint."""
-    return len(step.reply) + sum(len(value) for _, value in step.checkpoint)
+    size = len(step.reply)
+    for _, value in step.checkpoint:
+        size += len(value)
+    return size
 
 
 class Committer:

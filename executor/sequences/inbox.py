@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
@@ -32,13 +31,10 @@ LastEntries = Mapping[ShardId, str]
 """The last entry of each shard's inbox at one moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class InboxItem:
-    """An entry as it was read. stream: key of the inbox"""
-
-    stream: str
-    entry: bytes
-    fields: Mapping[bytes, bytes]
+ReadEntry = tuple[bytes, Sequence[bytes]]
+"""An entry as it was read: its id, and its fields and their values in turn."""
+Read = Mapping[str, Sequence[ReadEntry]]
+"""What a read has brought, by the key of the inbox."""
 
 
 class Inbox:
@@ -83,7 +79,7 @@ class Inbox:
         """Has entries of an inbox removed after the present read: nothing more is to be done for them."""
         self._done[stream] += entries
 
-    async def reads(self) -> AsyncGenerator[Sequence[InboxItem]]:
+    async def reads(self) -> AsyncGenerator[Read]:
         """Reads for ever. When the next read is asked for, the last one has been taken in."""
         link = Link(self._connections.blocking)
         try:
@@ -91,8 +87,8 @@ class Inbox:
                 try:
                     await link.connect()
                     read = await self._read(link)
-                    if items := [item for found in read.values() for item in found]:
-                        yield items
+                    if read:
+                        yield read
                     await self._taken(link, read)
                 except (*CONNECTION_LOST, ResponseError) as error:
                     logs.warning("inbox reading delayed", executor=self._executor, cause=str(error))
@@ -100,7 +96,7 @@ class Inbox:
         finally:
             await link.close()
 
-    async def _read(self, link: Link) -> Mapping[str, Sequence[InboxItem]]:
+    async def _read(self, link: Link) -> Read:
         """One blocking read of all inboxes."""
         if self._again:
             self._positions = dict.fromkeys(self._positions, BEGINNING)
@@ -111,31 +107,26 @@ class Inbox:
         (read,) = await link.exchange([command], blocking_s=INBOX_BLOCK_MS / 1000)
         if isinstance(read, Exception):
             raise read
-        sizes = [sum(map(len, flat)) for _, entries in read or () for _, flat in entries]
-        if sizes:
-            self._count = next_count(self._count, max(sizes), self._count_max)
-        found: dict[str, list[InboxItem]] = {}
-        for stream, entries in read or ():
-            name = stream.decode()
-            found[name] = [
-                InboxItem(name, entry, dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in entries
-            ]
+        found: Read = {stream.decode(): entries for stream, entries in read or ()}
+        if found:
+            largest = max(sum(map(len, flat)) for entries in found.values() for _, flat in entries)
+            self._count = next_count(self._count, largest, self._count_max)
         return found
 
-    async def _taken(self, link: Link, read: Mapping[str, Sequence[InboxItem]]) -> None:
+    async def _taken(self, link: Link, read: Read) -> None:
         """Removes what is done. A position moves on only when the entries before it were taken in.
 
         A step leaves the inbox with its checkpoint, a control message as soon as it was taken in. Entries to be removed
         are remembered until Redis has removed them, because they may be named only once.
         """
-        for name, items in read.items():
+        for name, entries in read.items():
             if done := self._done[name]:
                 (removed,) = await link.exchange([("XDEL", name, *done)])
                 if isinstance(removed, Exception):
                     raise removed
                 done.clear()
             # After the removal: if that fails, the same entries are read, and removed, again.
-            self._positions[name] = items[-1].entry.decode()
+            self._positions[name] = entries[-1][0].decode()
 
 
 def next_count(count: int, largest: int, count_max: int) -> int:

@@ -6,7 +6,7 @@ from executor.core.actions import BatchMember
 from executor.core.controls import ControlTensors
 from executor.engine.base import Origin, Row, RowError
 from shared.contract.errors import Code
-from shared.contract.messages import UNREADABLE, InboxStep, InferMessage, StepFlag
+from shared.contract.messages import END, START, UNREADABLE, InboxStep, InferMessage
 from shared.contract.model_config import ModelConfig
 
 
@@ -35,8 +35,8 @@ class RowMaker:
         The model gets a step's flags with its first pass. It does not get the end of a request's own sequence.
         """
         step, message = member.queued.step, member.queued.message
-        flags = StepFlag.NONE if member.owned.passes else step.flags
-        start, end = StepFlag.START in flags, StepFlag.END in flags and not message.own_sequence
+        flags = 0 if member.owned.passes else step.flags
+        start, end = bool(flags & START), bool(flags & END) and not message.own_sequence
         return Row(
             inputs={tensor.name: tensor for tensor in message.inputs},
             controls=self._controls.of(start=start, end=end, correlation_id=message.correlation_id),

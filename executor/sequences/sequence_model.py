@@ -3,8 +3,9 @@
 There is one `SequenceModel` per model version and executor registration, and in it one `Instance` per engine, because a
 sequence stays with its instance. All of it runs on the event loop; only engines have threads (`EngineWorker`). The loop
 of an instance is `_run`: it asks for a batch, and tells the end of the batch itself (`_conclude`). The committer tells
-what became of commits (`committed`). Everything else that happens comes in by `handle`, which wakes the loops of
-instances with ready steps. All of them do the same: decide, then act.
+what became of commits (`committed`). Steps come in by `take`, everything else that happens by `handle`. All of them do
+the same: decide, then act. Behind them `look` wakes the loops of instances with ready steps: once for all steps of a
+read.
 
 Order of effects: run, then commit (checkpoint, step number and reply together), then forget. The next step of a
 sequence may run while the commit of the step before is on its way. Commits go out in order. If one is refused, the
@@ -253,14 +254,15 @@ class SequenceModel:
                 self._give(instance, batch)
 
     def _give(self, instance: Instance, batch: RunBatch) -> None:
-        rows = [self._row(member) if member is not None else self._rows.null for member in batch.members]
+        row = self._rows.of if self._writer is None else self._answering_row
+        rows = [row(member) if member is not None else self._rows.null for member in batch.members]
         result = instance.worker.run(rows, [member is not None and member.save for member in batch.members])
         instance.given.append(GivenBatch(batch, rows, result, time.time_ns()))
         instance.idle.clear()
 
-    def _row(self, member: BatchMember) -> Row:
-        row = self._rows.of(member)
-        return row if self._writer is None else msgspec.structs.replace(row, answers=self._opened(member))
+    def _answering_row(self, member: BatchMember) -> Row:
+        """A row of a decoupled model."""
+        return msgspec.structs.replace(self._rows.of(member), answers=self._opened(member))
 
     def _opened(self, member: BatchMember) -> OpenRow[BatchMember]:
         """The open step of a sequence, in a new pass."""
@@ -307,11 +309,11 @@ class SequenceModel:
         self._act(decide(self.state, BatchDone(batch, ends), monotonic_us()), finished)
         if self._writer is not None:
             self._leave_open(batch, finished)
-        else:
+        elif RowEnd.OPEN in ends:
             self._await_late(batch, finished)
 
     def _await_late(self, batch: RunBatch, finished: FinishedBatch) -> None:
-        """The batch of another model has run: some of its steps may have no answer yet."""
+        """The batch of another model has run: some of its steps have no answer yet."""
         for member, row in zip(batch.members, finished.result.rows, strict=True):
             if not isinstance(row, RowResult) or row.late is None:
                 continue
@@ -371,29 +373,34 @@ class SequenceModel:
     # -- what comes in ------------------------------------------------------------------------------------------------
 
     def take(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
-        """Takes a step from the inbox. Returns inbox entries that may be removed at once."""
-        refused, now_us = self._rows.problem(step, message) is not None, monotonic_us()
-        return self.handle(QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused), now_us)
-
-    def handle(
-        self, event: ExecutorEvent, now_us: int | None = None, *, finished: FinishedBatch | None = None
-    ) -> Sequence[str]:
-        """Takes an event in and acts. Returns inbox entries that may be removed.
-
-        now_us    `monotonic_us`, if known
-        finished  what is to be committed of a step that ended after its batch
+        """Takes a step from the inbox; `look` follows, behind the last step of a read. Returns inbox entries that may
+        be removed at once.
         """
-        gone = self._act(decide(self.state, event, monotonic_us() if now_us is None else now_us), finished)
-        for instance, ready in zip(self._instances, self.state.ready, strict=True):
+        refused, now_us = self._rows.problem(step, message) is not None, monotonic_us()
+        queued = QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused)
+        if step.suspicion:
+            self.trial_due.set()
+        return self._act(decide(self.state, queued, now_us))
+
+    def look(self) -> None:
+        """Wakes who has something to do: after events have been decided."""
+        state = self.state
+        for instance, ready in zip(self._instances, state.ready, strict=True):
             if len(ready):
                 instance.wake.set()
                 self._stage(instance)
-        if self.state.to_fetch or self.state.awaited:
+        if state.to_fetch or state.awaited:
             self.fetch_due.set()
-        if self.state.is_crowded:
+        if state.is_crowded:
             self.leave_due.set()
-        if isinstance(event, QueuedStep) and event.step.suspicion:
-            self.trial_due.set()
+
+    def handle(self, event: ExecutorEvent, *, finished: FinishedBatch | None = None) -> Sequence[str]:
+        """Takes an event in and acts. Returns inbox entries that may be removed.
+
+        finished  what is to be committed of a step that ended after its batch
+        """
+        gone = self._act(decide(self.state, event, monotonic_us()), finished)
+        self.look()
         if isinstance(event, InboxCancelled):
             self._cancel_running(event)
             opened = self._open_steps.get(event.sequence)
@@ -415,13 +422,8 @@ class SequenceModel:
         """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""
         self._meter.committed(steps, codes, sent_ns, done_ns)
         outcomes = list(zip(steps, codes, strict=True))
-        kept = [step for step, code in outcomes if code in GOES_ON]
-        final = StepsFinal([(step.sequence, step.epoch, step.step) for step in kept])
-        if self.state.one_by_one:
-            self.handle(final)
-        else:
-            # They make no step ready, so no instance is woken.
-            self._act(decide(self.state, final, 0))
+        kept = [(step.sequence, step.epoch, step.step) for step, code in outcomes if code in GOES_ON]
+        self._act(decide(self.state, StepsFinal(kept), monotonic_us()))
         for step, code in outcomes:
             if step.traceparent:
                 self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
@@ -434,8 +436,11 @@ class SequenceModel:
                 logs.debug("sequence paged", sequence=step.sequence, epoch=step.epoch, last_step=step.step)
             if code is CommitCode.REFUSED:
                 logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
-            self.handle(OwnershipOver(step.sequence, step.epoch))
-        if self.state.is_crowded:
+            self._act(decide(self.state, OwnershipOver(step.sequence, step.epoch), monotonic_us()))
+        if self.state.one_by_one or len(kept) < len(outcomes):
+            self.look()
+        elif self.state.is_crowded:
+            # A step that is final makes no other step ready, so no instance is woken.
             self.leave_due.set()
 
     def forget_all(self) -> None:
@@ -487,8 +492,7 @@ class SequenceModel:
         instance = self._instances[commit.instance]
         if finished is not None:
             ran = [given for given in commit.answers if given.how is HowAnswered.RAN]
-            for given in ran:
-                self._measure(given, finished)
+            self._measure(ran, finished)
             if traced := [given for given in ran if given.queued.message.traceparent]:
                 self._trace(traced, finished)
         steps = instance.commits.of(commit, finished)
@@ -537,11 +541,13 @@ class SequenceModel:
         described = self._instances[owned.instance].worker.describe_state(owned.slot)
         described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
 
-    def _measure(self, given: StepAnswer, finished: FinishedBatch) -> None:
-        """Measures a step's phases up to here; the checkpoint follows with its commit."""
-        message = given.queued.message
-        delivered_ns = entry_time_ns(given.queued.step.entry)
-        self._meter.ran(message.arrived_ns, delivered_ns, finished.began_ns, finished.ended_ns, message.traceparent)
+    def _measure(self, ran: Sequence[StepAnswer], finished: FinishedBatch) -> None:
+        """Measures the phases of a batch's steps up to here; the checkpoint follows with their commits."""
+        began_ns, ended_ns = finished.began_ns, finished.ended_ns
+        self._meter.computed(len(ran), began_ns, ended_ns)
+        for given in ran:
+            message, entry = given.queued.message, given.queued.step.entry
+            self._meter.ran(message.arrived_ns, entry_time_ns(entry), began_ns, ended_ns, message.traceparent)
 
     def _trace(self, ran: Sequence[StepAnswer], finished: FinishedBatch) -> None:
         """Records a batch, and its steps' spans up to here; their `checkpoint` follows when the commit comes back."""

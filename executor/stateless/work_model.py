@@ -395,6 +395,7 @@ class WorkModel:
 
     def _ran(self, ran: Sequence[InferMessage], began_ns: int, ended_ns: int) -> None:
         """Measures a batch's requests, and records the batch and those that are traced."""
+        self._statistics.requests.computed(len(ran), began_ns, ended_ns)
         for message in ran:
             self._statistics.requests.ran(message.arrived_ns, 0, began_ns, ended_ns, message.traceparent)
         traced = [message for message in ran if message.traceparent]

@@ -41,6 +41,8 @@ class StepFlag(IntFlag):
     TOLD = 128
 
 
+START, END = int(StepFlag.START), int(StepFlag.END)
+"""To compare a step's flags with: operations of `StepFlag` itself take many times as long."""
 EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
 """The flags that a step still has when its executor reads it. The executor hands ALONE back with the commit."""
 
@@ -223,6 +225,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     """A step as its owner reads it from the inbox.
 
     entry      its id in the inbox; removed when a checkpoint covers the step
+    flags      of `StepFlag`
     committed  the last committed step when this one was delivered
     version    the version that the sequence was pinned to at START, whatever the step's own message says
     cancelled  its caller had gone before it was delivered: it is not run (triton-spec 1.8)
@@ -234,7 +237,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     entry: str
     sequence: SequenceId
     step: StepNumber
-    flags: StepFlag
+    flags: int
     epoch: Epoch
     instance: InstanceIndex
     slot: SlotIndex
@@ -333,7 +336,7 @@ def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mappin
         entry=entry.decode(),
         sequence=sequence,
         step=StepNumber(int(fields[b"n"])),
-        flags=StepFlag(int(fields[b"f"]) & EXECUTOR_FLAGS),
+        flags=int(fields[b"f"]) & EXECUTOR_FLAGS,
         epoch=epoch,
         instance=InstanceIndex(int(fields[b"i"])),
         slot=SlotIndex(int(fields[b"l"])),

@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -196,11 +197,10 @@ def packed(counts: Counts) -> bytes:
     """Counts as the scripts take them: one argument. b"" counts nothing."""
     if not counts:
         return b""
-    flat: list[str | int] = []
-    for name, by in counts.items():
-        # Clocks of two hosts may differ, so a duration can come out below 0.
-        flat += (name, max(0, by))
-    return _pack(flat)
+    # Clocks of two hosts may differ, so a duration can come out below 0.
+    if min(counts.values()) < 0:
+        counts = {name: max(0, by) for name, by in counts.items()}
+    return _pack([*chain.from_iterable(counts.items())])
 
 
 def unpacked(data: bytes) -> dict[str, int]:

@@ -10,6 +10,7 @@ Lua scripts build some names from a record (`seq:`, `inbox:`, ...); they are the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import xxhash
@@ -129,13 +130,20 @@ class Keyspace:
     # -- one sequence -----------------------------------------------------------------------------------------------
 
     def sequence(self, sequence: SequenceId) -> SequenceKeys:
-        base = self._shard_bases[shard_of(sequence, self.shards)]
-        return SequenceKeys(
-            f"{base}seq:{sequence}",
-            f"{base}idle:{sequence}",
-            f"{base}parked:{sequence}",
-            f"{base}checkpoint:{sequence}",
-        )
+        return SequenceKeys(*self.of_sequences((sequence,)))
+
+    def of_sequences(self, sequences: Iterable[SequenceId]) -> list[str]:
+        """The keys of sequences, one sequence after the other, in the order of `SequenceKeys`."""
+        keys: list[str] = []
+        for sequence in sequences:
+            base = self._shard_bases[shard_of(sequence, self.shards)]
+            keys += (
+                f"{base}seq:{sequence}",
+                f"{base}idle:{sequence}",
+                f"{base}parked:{sequence}",
+                f"{base}checkpoint:{sequence}",
+            )
+        return keys
 
     def journal(self, sequence: SequenceId) -> str:
         """Of a sequence whose model keeps journals. Scripts make the name of the record's."""

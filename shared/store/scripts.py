@@ -287,6 +287,7 @@ class CommitCode(IntEnum):
 class StepCommit(msgspec.Struct, frozen=True):
     """One step to be made final.
 
+    flags       of `StepFlag`
     reply       encoded `ReplyMessage`; the script sends it to the gateway, or nowhere if gateway is ""
     entries     inbox entries that are not needed any more
     base        the step after which a takeover replays from now on; 0: as before; None: this step if it has entries,
@@ -304,7 +305,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     sequence: SequenceId
     epoch: Epoch
     step: StepNumber
-    flags: StepFlag
+    flags: int
     outcome: StepOutcome
     gateway: str
     token: str
@@ -588,7 +589,7 @@ class Scripts:
                 step.tenant,
                 step.tenant_max,
             )
-        return Call("submit", self._of_sequences(step.sequence for step in steps), args, _read_submitted)
+        return Call("submit", self._keys.of_sequences(step.sequence for step in steps), args, _read_submitted)
 
     def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, model: str, term: Term) -> Call[list[Epoch]]:
         """Gives sequences of one model and shard their owners.
@@ -626,7 +627,8 @@ class Scripts:
               compared
         journal  of each sequence
         """
-        assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
+        executions = [step.execution for step in steps if step.execution]
+        assert load is not None or not (executions or any(step.counts for step in steps)), "counts of nothing"
         counted = load or ModelLoad(model, "", "")
         keys = [
             self._keys.inbox(shard, executor),
@@ -636,9 +638,8 @@ class Scripts:
             self._keys.tally(shard, model, counted.version, counted.generation),
             self._keys.wanted_slots(shard, model, counted.version),
             self._keys.line(shard, model),
-            *self._of_sequences(step.sequence for step in steps),
+            *self._keys.of_sequences(step.sequence for step in steps),
         ]
-        executions = [step.execution for step in steps if step.execution]
         kept = kept or KeptReplies()
         args: list[Any] = [idle_ms, tombstone_ms, executor, kept.count, kept.size, counted.version, mark]
         args += (journal.steps, journal.size)
@@ -666,7 +667,7 @@ class Scripts:
                 args += (name, value)
             if journal.steps:
                 args.append(step.entry)
-        return Call("commit", keys, args, each_as(CommitCode))
+        return Call("commit", keys, args, _read_committed)
 
     def answers(
         self, steps: Sequence[StepAnswers], executor: ExecutorId, *, kept_bytes: int = ANSWERS_BYTES_MAX
@@ -686,7 +687,7 @@ class Scripts:
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
     ) -> Call[list[bool]]:
         """Ends the sequences whose idle marker has run out; True for each that was ended."""
-        keys = self._of_leader(shard, model) + self._of_sequences(sequences)
+        keys = self._of_leader(shard, model) + self._keys.of_sequences(sequences)
         return Call("expire", keys, [term, tombstone_ms, *sequences], each_as(bool))
 
     def reclaim(
@@ -729,7 +730,7 @@ class Scripts:
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
         ]
-        keys += self._of_sequences(sequences)
+        keys += self._keys.of_sequences(sequences)
         return Call("reload", keys, [executor, version, mark, tombstone_ms, *sequences], each_as(bool))
 
     def page(
@@ -742,7 +743,7 @@ class Scripts:
             self._keys.owned(shard, executor, model),
             self._keys.feed(shard, model),
             self._keys.line(shard, model),
-            *self._of_sequences(sequence for sequence, _ in owned),
+            *self._keys.of_sequences(sequence for sequence, _ in owned),
         ]
         return Call("page", keys, [executor, *(word for one in owned for word in one)], each_as(bool))
 
@@ -773,7 +774,7 @@ class Scripts:
         """Writes again what sequences' records say and other keys have lost; 0 for each sequence that is over, or was
         lost.
         """
-        keys = self._of_leader(shard, model) + self._of_sequences(sequences)
+        keys = self._of_leader(shard, model) + self._keys.of_sequences(sequences)
         return Call("sweep", keys, [term, *sequences], list)
 
     def remove(
@@ -834,7 +835,7 @@ class Scripts:
         checkpoint = [word for field in exported.checkpoint.items() for word in field]
         about = (sequence, exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
         args = [*about, len(record), *record, len(journal), *journal, *checkpoint]
-        return Call("reopen", self._of_sequences([sequence]), args, ReopenCode)
+        return Call("reopen", self._keys.of_sequences([sequence]), args, ReopenCode)
 
     def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[int]:
         """Counts answered requests, or measurements: packed counts by the load that they belong to; returns how many.
@@ -889,11 +890,7 @@ class Scripts:
         """A call that concerns several sequences. keys, args: those of the whole call, which come first"""
         # Redis takes no booleans.
         own = [int(arg) if isinstance(arg, bool) else arg for one in told for arg in msgspec.structs.astuple(one)]
-        return Call(script, [*keys, *self._of_sequences(one.sequence for one in told)], [*args, *own], read)
-
-    def _of_sequences(self, sequences: Iterable[SequenceId]) -> list[str]:
-        """The keys of sequences, as every script takes them."""
-        return [key for sequence in sequences for key in self._keys.sequence(sequence)]
+        return Call(script, [*keys, *self._keys.of_sequences(one.sequence for one in told)], [*args, *own], read)
 
     def _of_leader(self, shard: ShardId, model: str) -> list[str]:
         """The first keys of every script of a model's leader (`leader.lua`)."""
@@ -915,6 +912,14 @@ def is_unknown(outcome: object) -> bool:
 def each_as(kind: Callable[[int], T]) -> Callable[[list[int]], list[T]]:
     """Reads a reply with one number for each sequence, step or request."""
     return lambda numbers: [kind(number) for number in numbers]
+
+
+_COMMIT_CODES = {int(code): code for code in CommitCode}
+
+
+def _read_committed(numbers: list[int]) -> list[CommitCode]:
+    # Once for each step: the call of an enumeration takes many times as long.
+    return [_COMMIT_CODES[number] for number in numbers]
 
 
 def _read_totals(keys: Sequence[str], reply: list[Any]) -> Totals:

@@ -106,6 +106,7 @@ class Callers:
             message=b"",
         )
         model.take(step, message)
+        model.look()
 
 
 async def play(strategy: Direct | Oldest, batch_s: float, seconds: float) -> list[str]:

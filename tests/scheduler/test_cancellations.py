@@ -121,7 +121,7 @@ class Runner:
     def ran(self, answer: StepAnswer) -> None:
         """The model adds one to the sum of its sequence."""
         step = answer.queued.step
-        total = 1 if StepFlag.START in step.flags else self.sums[step.sequence] + 1
+        total = 1 if step.flags & StepFlag.START else self.sums[step.sequence] + 1
         self.sums[step.sequence] = total
         states = [("s:n", encode(from_numpy("n", np.array([total], np.int64))))]
         self.put(answer, StepOutcome.DONE, ReplyMessage("1", step=total), states)

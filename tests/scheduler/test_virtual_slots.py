@@ -190,9 +190,9 @@ class Game:
             return  # not there yet, or still on its way from another inbox
         total = int(await self.commands.hget(own.checkpoint, "s:n") or 0)
         for number in range(checkpointed + 1, committed + 2):
-            total = 1 if START in held.steps[number].flags else total + 1
+            total = 1 if held.steps[number].flags & START else total + 1
         step = held.steps[committed + 1]
-        saves = END in step.flags or self.chance.random() < 0.6
+        saves = bool(step.flags & END) or self.chance.random() < 0.6
         done = StepCommit(
             sequence,
             step.epoch,

@@ -276,7 +276,7 @@ class Executor:
 
     def run_model(self, member: BatchMember) -> Ran:
         owned, queued = member.owned, member.queued
-        before, begins = self.states.get(owned), StepFlag.START in queued.step.flags
+        before, begins = self.states.get(owned), bool(queued.step.flags & StepFlag.START)
         request, _ = request_of(queued)
         fails = request % FAILING == 0
         state = before if fails else (*(() if begins else before or ()), request)
@@ -331,7 +331,8 @@ class Executor:
         """Puts a step's commit into a group."""
         step, (request, keeps) = answer.queued.step, request_of(answer.queued)
         reply = f"{request} {outcome.name} {state}".encode()
-        group.done.append(Done(step.sequence, step.epoch, step.step, request, step.flags, outcome, state, reply))
+        flags = StepFlag(step.flags)
+        group.done.append(Done(step.sequence, step.epoch, step.step, request, flags, outcome, state, reply))
         is_run = answer.how is HowAnswered.RAN
         group.commits.append(
             StepCommit(

@@ -46,6 +46,8 @@ class Held:
         self.changed.set()
         return ()
 
+    def taken(self) -> None: ...
+
     async def holds(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.sizes) < count:

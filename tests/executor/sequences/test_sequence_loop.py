@@ -112,7 +112,7 @@ class RecordedCommits:
     def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> int:
         self.steps += steps
         for step in steps:
-            over = END in step.flags
+            over = bool(step.flags & END)
             owner.committed([step], [CommitCode.OVER if over else CommitCode.COMMITTED], 0, 0)
         return len(self.steps)
 
@@ -179,6 +179,7 @@ class Stage:
             given_up=given_up,
         )
         self.gone += self.model.take(inbox, message)
+        self.model.look()
 
     def cancel(self, step: int, correlation_id: CorrelationId = 7) -> None:
         """The caller of a step has gone."""

@@ -503,8 +503,8 @@ class Model:
     place: int = 0
     total: int = 0
 
-    def run(self, place: int, value: int, flags: StepFlag) -> int:
-        if StepFlag.START in flags:
+    def run(self, place: int, value: int, flags: int) -> int:
+        if flags & StepFlag.START:
             self.place, self.total = 0, 0
         assert place == self.place + 1
         self.place, self.total = place, self.total + value
