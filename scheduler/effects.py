@@ -86,6 +86,7 @@ class EffectPerformer:
         self._term = term
         self._tombstone_ms = tombstone_ms
         self._link = Link(mesh.redis)
+        self._done: dict[tuple[ShardId, str], list[bytes]] = {}
 
     async def close(self) -> None:
         await self._link.close()
@@ -111,16 +112,18 @@ class EffectPerformer:
                     events += await self._perform_one(action)
         return events
 
-    async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]], kind: StreamKind) -> None:
-        """Removes entries of one of the model's streams that were acted upon, or cannot be read.
-
-        Raises ResponseError FENCED when a newer leader exists.
+    def done(self, entries: Iterable[tuple[ShardId, bytes]], kind: StreamKind) -> None:
+        """Has entries of one of the model's streams removed that were acted upon, or cannot be read: with the next
+        script calls, or by `acknowledge`.
         """
-        by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
-        for shard, entry in entries:
-            by_shard[shard].append(entry)
         stream = self._keys.feed if kind is StreamKind.FEED else self._keys.starts
-        await self._run([self._removal(shard, stream(shard, self._model), ids) for shard, ids in by_shard.items()])
+        for shard, entry in entries:
+            self._done.setdefault((shard, stream(shard, self._model)), []).append(entry)
+
+    async def acknowledge(self) -> None:
+        """Removes what is done now. Raises ResponseError FENCED when a newer leader exists."""
+        if self._done:
+            await self._send([])
 
     def _removal(self, shard: ShardId, stream: str, entries: Sequence[str | bytes]) -> Call[int]:
         return self._scripts.remove(entries, stream=stream, shard=shard, model=self._model, term=self._term)
@@ -425,15 +428,20 @@ class EffectPerformer:
 
     async def _run(self, calls: Sequence[Call[T]]) -> list[T]:
         """Makes the calls in one round trip. Raises the first error among their outcomes."""
-        if not calls:
-            return []
-        outcomes: list[T] = []
+        return await self._send(calls) if calls else []
+
+    async def _send(self, calls: Sequence[Call[T]]) -> list[T]:
+        """As `_run`; what is done is removed in the same round trip."""
+        done, self._done = self._done, {}
+        together: list[Call[Any]] = [*calls]
+        together += (self._removal(shard, stream, entries) for (shard, stream), entries in done.items())
+        outcomes: list[Any] = []
         await self._link.connect()
-        for outcome in await self._scripts.run_all(calls, self._link):
+        for outcome in await self._scripts.run_all(together, self._link):
             if isinstance(outcome, Exception):
                 raise outcome
             outcomes.append(outcome)
-        return outcomes
+        return outcomes[: len(calls)]
 
     async def _exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Sends plain commands in one round trip. Raises the first error among their replies."""

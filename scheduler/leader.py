@@ -23,6 +23,8 @@ from shared.contract.ids import ShardId, Term
 from shared.process import logs
 from shared.store.membership import Member
 
+DONE_MAX = 64
+"""Entries of one turn from which on they are removed at once."""
 MAILBOX_MAX = 8_192
 """Entries that were read and not yet taken in. At this bound the model's streams are not read; they have bounds too."""
 
@@ -165,8 +167,11 @@ class Leader:
         self._is_stirred = not polled or bool(actions)
         # Feed entries are removed once they are acted upon. A starts entry is removed by the script that gives its
         # sequence a slot or ends its wait: until then it is the backlog, from which a new leader rebuilds.
-        await self._performer.acknowledge(_entries(mailbox, StreamKind.FEED), StreamKind.FEED)
-        await self._performer.acknowledge(_entries(unreadable, StreamKind.STARTS), StreamKind.STARTS)
+        self._performer.done(_entries(mailbox, StreamKind.FEED), StreamKind.FEED)
+        self._performer.done(_entries(unreadable, StreamKind.STARTS), StreamKind.STARTS)
+        # Else they go with the next calls. A tick follows soon, since this turn was none.
+        if polled or len(mailbox) > DONE_MAX:
+            await self._performer.acknowledge()
         if self._check:
             invariants.check(self.state)
 
