@@ -23,7 +23,7 @@ from deploy.console.live import LiveMesh, Page, as_server_sent
 from deploy.console.reader import FOUND_MAX, MeshReader
 from deploy.console.view import sequence_view
 from deploy.local.control import ask_to_kill
-from deploy.operate.operating import id_text
+from deploy.operate.texts import id_text
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, correlation_id_of, model_of, sequence_id
 from shared.process import logs

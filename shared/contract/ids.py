@@ -16,7 +16,6 @@ type_tag = {int: "i", str: "s"}
 
 ShardId = NewType("ShardId", int)
 """0 .. shards-1; the hash tag of every key of the shard's sequences."""
-"""Of a mesh with one shard."""
 ExecutorId = NewType("ExecutorId", str)
 """One registration of an executor process: `<name>-<nonce>`. Never used twice."""
 GatewayId = NewType("GatewayId", str)

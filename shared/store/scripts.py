@@ -43,7 +43,7 @@ from shared.contract.limits import (
     RETRY_REPLIES,
     RETRY_REPLY_BYTES,
 )
-from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.contract.messages import ReplyMessage, encode
 from shared.contract.tenants import TenantLimits
 from shared.statistics.meter import RoundTripMeter
 from shared.statistics.tally import ModelLoad
