@@ -3,7 +3,7 @@
 #   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
 #   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
 #   BENCH, SOAK, CHAOS, FUZZ, MUTANTS, UP, ARGS  arguments of `make bench`, `make soak`, `make chaos`, `make fuzz`,
-#                    `make mutants`, `make run` and `make test`
+#                    `make mutants`, `make run`, `make unit`, `make test` and `make test-all`
 #   LOCK             arguments of `make lock`: LOCK=--upgrade for the newest versions, LOCK="-P redis" for one package's
 #   TRITON_PYTHON    of `make conformance`: interpreter of a virtual environment with nvidia-pytriton 0.7.0 (Triton 2.51)
 
@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run console vad unit test coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run console vad unit test test-all coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -57,10 +57,14 @@ run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, u
 vad: $(VENV)/.installed-vad  ## speech and pauses found in recordings, while an executor is killed (`seqmesh demo vad`)
 	@exec $(BIN)/seqmesh demo vad $(ARGS)
 
-unit: install  ## the tests that need no server and start no process, in about a minute
+unit: install  ## the tests that need no server and start no process, in a minute or two
 	$(BIN)/python -m pytest -n 2 -m unit $(ARGS)
 
-test: install  ## all tests that need no Docker, on three workers, which is right for two cores; ARGS="-n 6" takes six
+# Three workers are right for two cores. tests/tiers.py says which tests are long.
+test: install  ## the tests of every change: units, servers, shared meshes, kills of each service; ARGS="-n 6": six workers
+	$(BIN)/python -m pytest -n 3 -m "not long and not e2e and not bench" $(ARGS)
+
+test-all: install  ## all tests that need no Docker: those of `make test`, and those with meshes of their own, and trials
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 coverage: install  ## which lines unit tests run, by module; ARGS="-m ''" for all tests in this process; build/coverage

@@ -8,12 +8,13 @@ The tests in `STORE_CONTRACT` run twice: on the server, and on the in-memory twi
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from tests.otlp_receiver import OtlpReceiver
 from tests.simulation.connections import Server, direct_client, loop_timer
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.store import Store, StoreKeys
+from tests.tiers import tier_of
 
 # A loaded machine is slow, which is no fault of what a property test looks at.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,64 +70,39 @@ STORE_CONTRACT = frozenset(
 """Files whose tests say what a store of the mesh must do."""
 
 
-SERVERS = frozenset({"redis_server", "private_server", "otlp_receiver"})
-"""Fixtures that start a server."""
-NO_UNITS = ("chaos", "conformance", "e2e", "fuzz", "incidents", "mesh", "simulation")
-"""Folders of tests that run whole services."""
-STARTS_PROCESSES = frozenset(
-    {
-        "benchmarks/test_bench.py",
-        "benchmarks/test_bench_memory.py",
-        "benchmarks/test_soak.py",
-        "client/test_wheel.py",
-        "deploy/analyze/test_analyze.py",
-        "deploy/kubernetes/test_chart.py",
-        "deploy/test_cli.py",
-        "deploy/test_demo.py",
-        "deploy/test_demo_vad.py",
-        "deploy/test_embedded.py",
-        "deploy/test_launcher.py",
-        "deploy/test_monitoring.py",
-        "deploy/test_locks.py",
-        "deploy/test_reshard.py",
-        "deploy/test_systemd.py",
-        "docs/test_blocks.py",
-        "docs/test_links.py",
-        "executor/configuration/test_config_json.py",
-        "executor/engine/test_backends.py",
-        "executor/engine/test_mkl.py",
-        "executor/engine/test_model_completion.py",
-        "executor/engine/test_process_engine.py",
-        "executor/models/test_configuration_choice.py",
-        "executor/remote/test_repository.py",
-        "executor/test_health.py",
-        "shared/process/test_lifecycle.py",
-        "shared/store/test_sentinels.py",
-        "shared/traces/test_tracing.py",
-    }
-)
-"""Files of other folders that are no unit tests either."""
 STARTS = "starts_processes"
-"""Mark of single tests, or values of their parameters, that are none."""
+"""Mark of single tests, or values of their parameters, that are long."""
 
 
-def is_unit(item: pytest.Item) -> bool:
-    """Whether a test needs no server and starts no process (`make unit`)."""
-    path = item.path.relative_to(Path(__file__).parent)
+def tier_mark(item: pytest.Item) -> str:
+    """The mark of a test's tier (tests/tiers.py), or "" for one that `make test` runs beside the unit tests."""
+    path = item.path.relative_to(Path(__file__).parent).as_posix()
     fixtures: Sequence[str] = getattr(item, "fixturenames", ())
-    if item.get_closest_marker(STARTS) is not None:
-        return False
-    return path.parts[0] not in NO_UNITS and path.as_posix() not in STARTS_PROCESSES and SERVERS.isdisjoint(fixtures)
+    tier = tier_of(path, fixtures, starts_processes=item.get_closest_marker(STARTS) is not None)
+    return "" if tier == "everyday" else tier
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects without the garbage collector, which would look again and again at tests and modules that stay to the
+    end: a third of a worker's collection. Nor does it look at them while the tests run.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Marks unit tests, before `-m unit` selects them. Then keeps together what shares a mesh, after the order of files
-    and tests was drawn (pytest-randomly).
+    """Marks the tiers, before `-m` selects one. Then keeps together what shares a mesh, after the order of files and
+    tests was drawn (pytest-randomly).
     """
     for item in items:
-        if is_unit(item):
-            item.add_marker("unit")
+        if mark := tier_mark(item):
+            item.add_marker(mark)
     yield
     items[:] = in_groups(items)
 
@@ -154,7 +131,7 @@ unit_test_runs = False
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
     if unit_test_runs and event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
-        raise RuntimeError(f"a unit test starts a process: {arguments[0]}; tests/conftest.py lists who may")
+        raise RuntimeError(f"a unit test starts a process: {arguments[0]}; tests/tiers.py lists who may")
 
 
 sys.addaudithook(_refuse_processes)
