@@ -57,6 +57,7 @@ input [ { name: "SIZES" data_type: TYPE_INT32 dims: [ 2 ] } ]
 output [ { name: "BEFORE" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "SAID" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 sequence_batching {
   direct { }
+  max_sequence_idle_microseconds: 600000000
   state [ { input_name: "HOARD" output_name: "HOARD_OUT" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 }
 """
