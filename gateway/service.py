@@ -152,8 +152,7 @@ async def serve(
     try:
         async with running_core(settings, name, keys, tracing, tasks) as core:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            async with _opened(settings) as ports:
-                await _serve_ports(settings, core, tasks, stop, on_ready, patience_s, ports)
+            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s)
     finally:
         await asyncio.to_thread(tracing.shutdown)
 
@@ -290,7 +289,19 @@ async def _serve_ports(
     stop: Stop,
     on_ready: Callable[[ListeningPorts], None] | None,
     grace_s: float,
+) -> None:
+    async with _opened(settings) as ports:
+        await _serve_on(ports, settings, core, tasks, stop, on_ready, grace_s)
+
+
+async def _serve_on(
     ports: OpenPorts,
+    settings: GatewaySettings,
+    core: Core,
+    tasks: Tasks,
+    stop: Stop,
+    on_ready: Callable[[ListeningPorts], None] | None,
+    grace_s: float,
 ) -> None:
     shares = descriptors.shares(
         descriptors.raise_limit(),

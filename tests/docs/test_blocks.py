@@ -33,7 +33,7 @@ PAGES = pytest.mark.parametrize("page", pages(), ids=name_of)
 FOREIGN_OPTIONS = {
     # of Triton, on the pages that compare with it
     *("--model-repository", "--response-cache-byte-size", "--trace-config", "--log-verbose"),
-    "--rate-limit",
+    *("--rate-limit", "--reuse-http-port", "--reuse-grpc-port"),
     # of its load tool
     *("--shared-memory", "--profile-models", "--reload-model-disable", "--run-config-search-disable"),
     # of pip, docker and pytest

@@ -330,9 +330,9 @@ MISBEHAVIOUR = {
     -2: ("INVALID_ARGUMENT", "not this number"),
     -3: ("INTERNAL", "OUTPUT"),
     -4: ("INTERNAL", "OUTPUT"),
-    -5: ("INTERNAL", "one InferenceResponse per request"),
+    -5: ("INTERNAL", "Number of InferenceResponse objects do not match the number of InferenceRequest objects"),
     -6: ("INTERNAL", "SURPRISE"),
-    -7: ("INTERNAL", "must return a list"),
+    -7: ("INTERNAL", "Expected a list in the execute return, found type"),
 }
 """What models/moody_sum does wrong when it is sent such a number, and what its client must hear."""
 HTTP_STATUS = {"INTERNAL": 500, "INVALID_ARGUMENT": 400}
