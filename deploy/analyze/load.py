@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,15 @@ from deploy.analyze.search import Measured
 service_pb2: Any = _service_pb2
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 PAUSE_AFTER_ERROR_S = 0.05
+FIRST_ANSWER_S = 10.0
+"""How long the first answer may take. A mesh that has just started may let the first sequence wait half a second for
+its slot, and what a model does once comes then, too."""
 ERROR_TEXT_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """warmup_s, window_s: seconds before the first round, and of each round"""
+    """warmup_s, window_s: seconds from the first answer to the first round, and of each round"""
 
     concurrency: int
     rounds: int
@@ -57,6 +61,7 @@ class ClosedLoop:
         self._is_sequence = is_sequence
         self._ids = itertools.count(1)
         self._answers = AnswerTimes()
+        self._answered = asyncio.Event()
 
     async def measure(self, plan: LoadPlan, read_memory: Callable[[], int]) -> Measured:
         """The medians over the rounds of a load. read_memory: asked after each round, bytes"""
@@ -64,6 +69,9 @@ class ClosedLoop:
         rounds: list[AnswerTimes] = []
         memory = [0]
         try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_ANSWER_S):
+                    await self._answered.wait()
             await asyncio.sleep(plan.warmup_s)
             for _ in range(plan.rounds):
                 self._answers = AnswerTimes()
@@ -96,10 +104,12 @@ class ClosedLoop:
         try:
             await self._call(request)
         except grpc.aio.AioRpcError as error:
+            self._answered.set()
             self._answers.errors[f"{error.code().name}: {(error.details() or '')[:ERROR_TEXT_MAX]}"] += 1
             await asyncio.sleep(PAUSE_AFTER_ERROR_S)
             return False
         self._answers.latencies_s.append(time.perf_counter() - began)
+        self._answered.set()
         return True
 
 
