@@ -19,7 +19,7 @@ import msgspec
 from gateway.grpc.contents import pack_contents
 from gateway.grpc.metadata import NO_METADATA, CallMetadata
 from gateway.grpc.pb import AnyMessage, InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
-from gateway.requests.admission import InferCall, Parameter, check_correlation_id
+from gateway.requests.admission import InferCall, check_correlation_id
 from gateway.requests.classification import classified
 from gateway.requests.forwarding import RESERVED_PREFIX
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
@@ -27,6 +27,7 @@ from gateway.requests.waiting import Answer
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import MeshError, RequestError
 from shared.contract.ids import CorrelationId
+from shared.contract.parameters import Parameter, write_parameters
 from shared.contract.tensors import Tensor
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -43,7 +44,6 @@ OutputForms = Mapping[str, int | RegionPart]
 """Outputs that the client wants otherwise than as raw contents: as so many classes, or in shared memory."""
 RAW_OUTPUTS: OutputForms = {}
 UINT64_MASK = (1 << 64) - 1
-INT64_MAX = (1 << 63) - 1
 
 
 # -- request --------------------------------------------------------------------------------------------------------
@@ -347,21 +347,3 @@ def fill_response(response: InferResponse, answer: Answer, forms: OutputForms) -
             response.raw_output_contents.append(tensor.raw)
     if answer.parameters:
         write_parameters(response.parameters, answer.parameters)
-
-
-def write_parameters(target: Mapping[str, InferParameter], parameters: Mapping[str, Parameter]) -> None:
-    """Writes parameters, each into the field of its type; integers beyond int64 go into uint64_param."""
-    for key, value in parameters.items():
-        field = target[key]
-        # bool must be tested first: it is a subclass of int.
-        if isinstance(value, bool):
-            field.bool_param = value
-        elif isinstance(value, int):
-            if value > INT64_MAX:
-                field.uint64_param = value
-            else:
-                field.int64_param = value
-        elif isinstance(value, float):
-            field.double_param = value
-        else:
-            field.string_param = value

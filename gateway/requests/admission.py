@@ -23,9 +23,9 @@ from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
 from shared.contract.model_config import ModelConfig, TensorSpec, TimeoutAction
+from shared.contract.parameters import Parameter
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
-Parameter = str | int | bool | float
 UINT64_MAX = (1 << 64) - 1
 WIDE_IDS = ("UINT64", "INT64")
 """Types of a CORRID control that can hold the hash of a session's text."""

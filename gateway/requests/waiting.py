@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.requests.admission import TOLD, Admitted, InferCall, Parameter, input_bytes
+from gateway.requests.admission import TOLD, Admitted, InferCall, input_bytes
 from gateway.requests.measures import LoadMeasures
 from shared.contract.errors import (
     Code,
@@ -29,6 +29,7 @@ from shared.contract.errors import (
 from shared.contract.forecast import Outlook
 from shared.contract.ids import ShardId
 from shared.contract.messages import WAITED_MS, ModelRecord, ReplyMessage, read_reply
+from shared.contract.parameters import Parameter
 from shared.store.reading import FAILURES, noted
 from shared.traces.tracing import NO_STEP, StepSpan
 

@@ -16,13 +16,14 @@ from typing import Any, cast
 import msgspec
 
 from gateway.models.metadata import metadata_shape
-from gateway.requests.admission import InferCall, Parameter, error_about
+from gateway.requests.admission import InferCall, error_about
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import JsonError, members, parse, text_of
 from gateway.rest.request import MESH_PARAMETERS, custom_parameter
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import RequestError
 from shared.contract.model_config import ModelConfig, TensorSpec
+from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor, element_count
 
 NESTED = "parameters"

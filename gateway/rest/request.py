@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.requests.admission import InferCall, Parameter, check_correlation_id, with_id
+from gateway.requests.admission import InferCall, check_correlation_id, with_id
 from gateway.requests.forwarding import RESERVED_PREFIX, forwarded
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
@@ -35,6 +35,7 @@ from gateway.rest.json_values import (
 from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
+from shared.contract.parameters import Parameter
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
 

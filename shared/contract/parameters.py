@@ -6,17 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 Parameter = str | int | bool | float
+INT64_MAX = (1 << 63) - 1
 
 
 def write_parameters(target: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> None:
-    """Writes parameters into a message of gRPC, each into the field of its type. Integers must fit int64."""
+    """Writes parameters into a message of gRPC, each into the field of its type; integers beyond int64 go into
+    uint64_param.
+    """
     for name, value in parameters.items():
+        field = target[name]
         # bool must be tested first: it is a subclass of int.
         if isinstance(value, bool):
-            target[name].bool_param = value
+            field.bool_param = value
         elif isinstance(value, int):
-            target[name].int64_param = value
+            if value > INT64_MAX:
+                field.uint64_param = value
+            else:
+                field.int64_param = value
         elif isinstance(value, float):
-            target[name].double_param = value
+            field.double_param = value
         else:
-            target[name].string_param = value
+            field.string_param = value

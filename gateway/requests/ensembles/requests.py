@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from gateway.models.catalog import Catalog, CatalogView
-from gateway.requests.admission import InferCall, Parameter, check_inputs, check_outputs, named_sequence
+from gateway.requests.admission import InferCall, check_form, named_sequence
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.lines import LinePlace, StepLines
@@ -25,6 +25,7 @@ from gateway.requests.waiting import Answer, OpenRequest
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
+from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import Compute, FailureReason, ModelLoad, execution, failure, packed, success
 from shared.traces.tracing import StepSpan, Tracing
@@ -67,8 +68,7 @@ class Ensembles:
             raise RequestError(
                 f"{call.endpoint} doesn't support models with decoupled transaction policy", Code.UNSUPPORTED
             )
-        check_outputs(call, record.config)
-        check_inputs(call, record.config)
+        check_form(call, record.config)
         request = EnsembleRequest(self, call, self._plan(record, version), future, connection)
         if record.config.decoupled and on_open is not None:
             on_open(request)

@@ -17,7 +17,6 @@ from gateway.grpc.codec import (
     encode_stream_answer,
     encode_stream_error,
     requested_forms,
-    write_parameters,
 )
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import pb
@@ -26,6 +25,7 @@ from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, ModelError, Reason, RequestError, SequenceError
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import ModelConfig
+from shared.contract.parameters import write_parameters
 from shared.contract.tensors import Tensor, bytes_elements
 
 RECORD = ModelRecord(ModelConfig("m", "python", "", 0, (), ()), "{}", ("1", "3"))
