@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from gateway.grpc.connections import LISTENING, GrpcConnections, client_port, received_bytes, sockets_of
+from gateway.grpc.connections import LISTENING, GrpcConnections, received_bytes, sockets_of
 from gateway.grpc.errors import abort
 from gateway.grpc.pb import Context
 from shared.contract.errors import MeshError, UnavailableError
@@ -46,12 +46,12 @@ class Arrivals:
         self._peers_max = PEERS_MAX
         self._cutting: dict[int, asyncio.Task[None]] = {}
 
-    async def read(self, context: Context, client: int, patience_s: float = math.inf) -> Any:
+    async def read(self, context: Context, patience_s: float = math.inf) -> Any:
         """A call's next message as it came, or END_OF_REQUESTS.
 
-        client      the client's port of its connection
         patience_s  a call whose message has not come after this is ended, at most CHECK_S later
         """
+        client = self._connections.client(context)
         self._reading[context] = patience_s if patience_s == math.inf else self._time_is_over(patience_s)
         try:
             raw = await context.read()
@@ -78,7 +78,7 @@ class Arrivals:
         """
         calls: dict[int, list[Context]] = {}
         for context in self._reading:
-            calls.setdefault(client_port(context), []).append(context)
+            calls.setdefault(self._connections.client(context), []).append(context)
         waiting = {
             client: received_bytes(file) - self._delivered.get(client, 0)
             for file, client in sockets_of(self._connections.port)

@@ -13,6 +13,9 @@ just while its connection closes gets UNAVAILABLE from the transport.
 The transport does not show its sockets. They are found among this process's open files by the port they belong to. A
 connection is identified by its client's port alone: two clients on different hosts with the same port count as one
 connection, which is closed when neither has a call.
+
+The client's port is asked of a call once, when its handler begins. When the handler has returned, grpc.aio gives the
+call back to the transport, and whoever asks then ends the process by a signal (grpcio 1.81.2).
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class GrpcConnections:
     """The calls of one port, by connection. port, encrypted: set when the port is open."""
 
     def __init__(self) -> None:
-        self._calls: set[Context] = set()
+        # Calls whose answer is not written to its last byte, each with its client's port.
+        self._calls: dict[Context, int] = {}
         self.port = 0
         self.encrypted = False
         self._leaving = False
@@ -55,9 +59,13 @@ class GrpcConnections:
 
     def enter(self, context: Context) -> bool:
         """Notes a call. False when its connection is closed already, so that no client would get the answer."""
-        self._calls.add(context)
+        client = self._calls[context] = client_port(context)
         context.add_done_callback(self._ended)
-        return not self._closed or client_port(context) not in self._closed
+        return client not in self._closed
+
+    def client(self, context: Context) -> int:
+        """The client's port of a call's connection; GONE for a call that has ended, or whose connection is lost."""
+        return self._calls.get(context, GONE)
 
     async def leave(self) -> None:
         """Stops accepting connections, and tells each client to leave when its connection has no call. A connection
@@ -77,15 +85,13 @@ class GrpcConnections:
 
     def _ended(self, context: Context) -> None:
         # grpc.aio calls this when the last byte of the answer was written, so closing cuts off nothing.
-        self._calls.discard(context)
-        if self._leaving:
-            client = client_port(context)
-            if client in self._files and client not in self._busy():
-                self._close(client, self._files[client])
+        client = self._calls.pop(context, GONE)
+        if self._leaving and client in self._files and client not in self._calls.values():
+            self._close(client, self._files[client])
 
     def _close_quiet(self) -> bool:
         """Closes the connections without a call. Returns whether any connection is still open."""
-        busy = self._busy()
+        busy = set(self._calls.values())
         self._files = {}
         for file, client in sockets_of(self.port):
             if client == LISTENING:
@@ -107,9 +113,6 @@ class GrpcConnections:
         del self._files[client]
         self._closed.add(client)
         shut(file, self.port, client)
-
-    def _busy(self) -> set[int]:
-        return {client_port(context) for context in self._calls}
 
 
 TCP_INFO_BYTES = 232

@@ -22,7 +22,6 @@ from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.inflate import EITHER_WINDOW, gathered, inflated
 from gateway.bounds.memory import MemoryBound
 from gateway.grpc.arrivals import END_OF_REQUESTS, Arrivals
-from gateway.grpc.connections import client_port
 from gateway.grpc.pb import AnyMessage, Context
 from gateway.grpc.weight import CARRIED, decoding_bytes
 from shared.contract.errors import Code, MeshError, RequestError
@@ -59,7 +58,7 @@ class Intake:
         """
         if self._memory.is_full and kind.DESCRIPTOR.name in CARRIED:
             raise self._memory.refusal()
-        raw = await self._arrivals.read(context, client_port(context), self.patience_s)
+        raw = await self._arrivals.read(context, self.patience_s)
         if raw is END_OF_REQUESTS:
             raise RequestError(f"failed to parse the request: there is no {kind.DESCRIPTOR.full_name}")
         return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
@@ -69,12 +68,11 @@ class Intake:
 
         Waits while memory is full. Raises as `only_message`.
         """
-        client = client_port(context)
 
         async def next_message() -> AnyMessage:
             if self._memory.is_full:
                 await self._memory.eased()
-            raw = await self._arrivals.read(context, client)
+            raw = await self._arrivals.read(context)
             if raw is END_OF_REQUESTS:
                 return raw
             return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)

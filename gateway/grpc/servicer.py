@@ -19,7 +19,7 @@ from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.arrivals import Arrivals
 from gateway.grpc.codec import decode_request, encode_answer, requested_forms
-from gateway.grpc.connections import GrpcConnections, client_port
+from gateway.grpc.connections import GrpcConnections
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with_deadline
@@ -195,7 +195,7 @@ class InferenceServicer(_base):
         return with_deadline(metadata, context.time_remaining(), time.time_ns())
 
     def _cut(self, context: Context) -> None:
-        self.connections.cut(client_port(context))
+        self.connections.cut(self.connections.client(context))
 
     # -- server and models ------------------------------------------------------------------------------------------
 

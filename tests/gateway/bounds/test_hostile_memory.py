@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -31,11 +33,10 @@ SERVED_S = 60.0
 async def health_times(gateway: GatewayProcess, attack: asyncio.subprocess.Process) -> list[float]:
     """How long each question for health took, in both protocols, until the attack is over; seconds."""
     took = list[float]()
-    over = asyncio.ensure_future(attack.wait())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.ports['grpc']}") as channel:
         untyped: Any = channel
         live = untyped.unary_unary(LIVE)
-        while not over.done():
+        while attack.returncode is None:
             for ask in (lambda: live(b""), lambda: http_live(gateway.ports["http"])):
                 began = time.monotonic()
                 try:
@@ -48,6 +49,22 @@ async def health_times(gateway: GatewayProcess, attack: asyncio.subprocess.Proce
                 took.append(time.monotonic() - began)
             await asyncio.sleep(ASK_EVERY_S)
     return took
+
+
+@asynccontextmanager
+async def attacking(gateway: GatewayProcess) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """The hostile clients, as a process that does not outlive the block."""
+    attack = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.gateway.hostile", "--clients", str(CLIENTS), "--seconds", str(ATTACK_S)),
+        *("--grpc-port", str(gateway.ports["grpc"]), "--http-port", str(gateway.ports["http"])),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield attack
+    finally:
+        if attack.returncode is None:
+            attack.kill()
+        await attack.wait()
 
 
 async def served(port: int) -> None:
@@ -79,15 +96,11 @@ async def test_fifty_hostile_clients_get_neither_the_memory_nor_the_loop(
 ) -> None:
     async with gateway_process(redis_url, keys.prefix, f"--memory-max={MEMORY_MAX}") as gateway:
         held = gateway.memory_bytes
-        attack = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.gateway.hostile", "--clients", str(CLIENTS), "--seconds", str(ATTACK_S)),
-            *("--grpc-port", str(gateway.ports["grpc"]), "--http-port", str(gateway.ports["http"])),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        took = await health_times(gateway, attack)
-        peak = peak_bytes(psutil.Process(gateway.process.pid))
+        async with attacking(gateway) as attack:
+            took = await health_times(gateway, attack)
+            peak = peak_bytes(psutil.Process(gateway.process.pid))
 
-        assert 0 == attack.returncode
+            assert 0 == attack.returncode
         assert peak < MEMORY_MAX + SLACK
         # The machine may be busy with others: of the questions nearly all were answered in time.
         assert sorted(took)[len(took) * 9 // 10] < HEALTH_S

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -277,6 +277,30 @@ async def test_a_call_whose_message_does_not_come_ends(
         assert "2" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
         stream.cancel()
     await server.stop(0)
+
+
+# -- calls that have ended ------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_is_cut_off_late_harms_nobody(
+    channel: Any, unread: UnreadAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the memory may come between the end of a call and the moment in which that is told."""
+    cuts: list[Callable[[], None]] = []
+    add = unread.add
+
+    def remembered(client: Hashable, size: int, cut: Callable[[], None]) -> None:
+        cuts.append(cut)
+        add(client, size, cut)
+
+    monkeypatch.setattr(unread, "add", remembered)
+    await channel.unary_unary(INFER)(sized(1 << 20))
+    await asyncio.sleep(0.1)
+
+    (cut,) = cuts
+    cut()
+
+    await channel.unary_unary(INFER)(sized(4))
 
 
 # -- what is refused goes -------------------------------------------------------------------------------------------
