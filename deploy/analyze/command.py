@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +39,8 @@ on this machine, under a closed loop of callers. From the given configuration on
 strategy, candidates, instances, delay, checkpoint interval), as long as that helps by more than the noise.
 
 Writes report.md with its plots, the chosen config.pbtxt, and measurements.json, with which an interrupted search goes
-on when the command is given again. Ctrl-C: the report of what is known so far. Exit code 0: a configuration within the
-bounds was found. 1: none was. 3: the search ended too soon (Ctrl-C, --trials).
+on when the command is given again. Ctrl-C or SIGTERM: the report of what is known so far. Exit code 0: a configuration
+within the bounds was found. 1: none was. 3: the search ended too soon (Ctrl-C, --trials).
 """
 EXIT_NONE_FITS, EXIT_INCOMPLETE = 1, 3
 CURVE_WINDOW_SHARE = 0.5
@@ -184,7 +186,7 @@ def analyze(
     circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)
     if anew:
         shutil.rmtree(output, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
+    with terminated_as_interrupted(), tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
         mesh = TrialMesh(model, Path(workspace))
         notes = read_notes(output, circumstances) or begun(mesh, circumstances)
         if notes.trials:
@@ -196,6 +198,16 @@ def analyze(
         bounds = Bounds(p99_ms, memory)
         code = carried_out(Search(mesh, described, sequences, plan, bounds, trials_max, output, notes), model.name)
     raise SystemExit(code)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Generator[None]:
+    """Within the block SIGTERM does what Ctrl-C does, so that meshes and files do not outlive the search."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def begun(mesh: TrialMesh, circumstances: Circumstances) -> Notes:

@@ -142,6 +142,8 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     for repository in settings.models:
         if isinstance(repository, Path) and not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
+        if isinstance(repository, Path) and not any(found.is_dir() for found in repository.iterdir()):
+            say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
     # The embedded server inherits it; the services set it themselves.
     schedule_by(settings.cpu_policy)
     settings = dataclasses.replace(

@@ -20,9 +20,7 @@ from shared.store.reading import text_of
 POLL_S = 0.1
 LEADER_S = 60.0
 """How long a wish waits for its model's leader: longer than a leader pursues one, and a new leader takes to begin."""
-NO_SLOT = (
-    "the sequence holds no slot (others needed it): its state lies in Redis, and it gets a slot with its next step"
-)
+NO_SLOT = "the sequence holds no slot: its state lies in Redis, and it gets a slot with its next step"
 
 
 class MoveError(Exception):

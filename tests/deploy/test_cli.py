@@ -108,6 +108,17 @@ def test_a_missing_model_repository_is_named(tmp_path: Path) -> None:
     assert f"no model repository at {missing}" in result.output
 
 
+def test_an_empty_model_repository_is_named_with_what_fills_it(tmp_path: Path) -> None:
+    empty, no_folder = tmp_path / "models", tmp_path / "file"
+    empty.mkdir()
+    no_folder.touch()
+
+    result = CliRunner().invoke(cli.main, ["up", "--models", str(empty), "--data-dir", str(no_folder)])
+
+    assert result.exit_code == 1
+    assert f"{empty} holds no model: `seqmesh new NAME --models {empty}` writes one" in result.output
+
+
 @pytest.mark.parametrize(("arguments", "correlation_id"), [(["7"], 7), (["7", "--string"], "7"), (["talk"], "talk")])
 def test_trace_prints_the_id_under_which_a_sequence_is_recorded(
     arguments: list[str], correlation_id: int | str

@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -65,6 +67,32 @@ def test_a_search_that_is_interrupted_leaves_what_is_known_and_goes_on(tmp_path:
     assert config != (output / "config.pbtxt").read_bytes()
     refused = CliRunner().invoke(analyze, [str(model), f"--output={output}", *QUICK])
     assert "another model, load or machine" in refused.output
+
+
+def test_a_search_that_is_terminated_leaves_neither_files_nor_processes(tmp_path: Path) -> None:
+    add_sum_model(tmp_path / "models", slots=4)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "deploy.cli", "analyze", str(tmp_path / "models" / "running_sum"), *QUICK]
+    with subprocess.Popen(
+        [*command, f"--output={tmp_path / 'report'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    ) as running:
+        assert running.stdout is not None
+        while not list(temporary.glob("*/**/mesh.json")):
+            assert running.poll() is None
+            time.sleep(0.05)
+        started = psutil.Process(running.pid).children(recursive=True)
+        running.terminate()
+        said = running.stdout.read()
+
+    assert "Aborted" in said
+    assert started
+    assert [] == [process for process in started if process.is_running()]
+    assert [] == list(temporary.iterdir())
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
