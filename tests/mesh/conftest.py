@@ -91,7 +91,8 @@ def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
         config.write("model_transaction_policy { stateful_model_policy { timeout_action: DESCRIBE } }\n")
     build_seed_models(directory / "seeds")
     repositories = (SAMPLES, MISBEHAVING, repository, directory / "seeds")
-    with running_mesh(directory / "data", repositories, gateways=2, executors=2) as mesh:
+    lease = {"SEQMESH_LEASE_MS": "10000"}  # nobody dies here: a busy machine must not look like a dead executor
+    with running_mesh(directory / "data", repositories, gateways=2, executors=2, environment=lease) as mesh:
         yield mesh
 
 

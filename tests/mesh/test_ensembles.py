@@ -583,8 +583,8 @@ def test_a_timeout_while_a_state_waits_for_a_slot_leaves_neither_state(
     with held_slots(shared, "narrow_sum", ensemble):
         with pytest.raises(InferenceServerException) as late:
             infer(shared, ensemble, 7, sequence_id=f"{ensemble} late", sequence_start=True, timeout=1_500_000)
-        # Only the states of those that hold the slots are there.
-        wait(lambda: shared.slots_held("running_sum") == shared.slots_held("narrow_sum") == 2, "no other state is left")
+        # At most the states of those that hold the slots are there: where a lease was lost, they are in Redis alone.
+        wait(lambda: max(map(shared.slots_held, ("running_sum", "narrow_sum"))) <= 2, "no other state is left")
         assert not in_flight(shared)
 
     assert str(late.value.message()).startswith(f"in ensemble '{ensemble}', {TIMED_OUT}{told}")

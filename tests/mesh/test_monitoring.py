@@ -84,8 +84,9 @@ async def test_every_metric_of_dashboards_and_rules_is_there_after_a_takeover(
     await eventually(lambda: steps / 2 < grown("seqmesh_steps_total", outcome="done"), "steps are measured")
     assert grown("seqmesh_steps_total", outcome="done") <= steps
     assert grown("seqmesh_checkpoint_bytes_total") >= 8 * grown("seqmesh_checkpoints_total") > 0
-    # The gateways live. The other one hands on every second.
-    await eventually(lambda: grown("seqmesh_request_duration_seconds_count") == steps, "every answer is measured")
+    # The gateways live. The other one hands on every second, twice if it cannot know whether Redis has taken it.
+    await eventually(lambda: grown("seqmesh_request_duration_seconds_count") >= steps, "every answer is measured")
+    assert grown("seqmesh_request_duration_seconds_count") <= 2 * steps
     for phase in Phase:
         assert 0 < grown("seqmesh_request_phase_duration_seconds_count", phase=phase)
 
