@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -35,10 +35,9 @@ connection looks alive, and only its silence tells."""
 CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
 """What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
 protocol."""
+CLOSED = "the server has closed the connection"
 UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
 UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
-READ_BYTES = 1 << 17
-"""Taken from a stream at once: as much as asyncio's holds."""
 
 
 class UnfitServerError(RedisConnectionError):
@@ -49,7 +48,7 @@ class UnfitServerError(RedisConnectionError):
 class BoundedConnection:
     """What all our connections have in common, whatever they go over. Mixed into redis-py's classes.
 
-    Replies have a time limit. Errors that are about the server, not about the command, count as a lost connection.
+    ReplyStream have a time limit. Errors that are about the server, not about the command, count as a lost connection.
     """
 
     reply_timeout_s = REPLY_TIMEOUT_S
@@ -57,11 +56,13 @@ class BoundedConnection:
     _reader: asyncio.StreamReader | None
     _writer: asyncio.StreamWriter | None
     _parser: Any
-    _silence: Silence | None = None
+    _replies: ReplyStream | None = None
 
     @property
     def is_quiet(self) -> bool:
         """Whether it is connected, and nothing has come since the last exchange: neither bytes nor the stream's end."""
+        if (replies := self._replies) is not None and replies.writer is self._writer:
+            return replies.is_quiet
         stream: Any = self._reader
         # As redis-py's own `can_read`, which is a coroutine in a coroutine.
         return stream is not None and not stream._buffer and not stream.at_eof()  # noqa: SLF001
@@ -81,48 +82,102 @@ class BoundedConnection:
                 raise UnfitServerError(str(error)) from error
             raise
 
-    async def exchange(self, packed: Sequence[bytes], limit_s: float) -> list[Any]:
-        """Sends commands in one write and reads as many replies; an error reply is an exception in its place.
-
-        Where redis-py goes through ten calls for each reply, this looks at the stream once for all that has come.
+    def exchange(self, packed: Sequence[bytes], limit_s: float) -> asyncio.Future[list[Any]]:
+        """Sends commands in one write; the future has as many replies. An error reply is an exception in its place.
 
         limit_s  how long the replies may take, all together
-        raises   one of `CONNECTION_LOST`; after any failure the connection is of no more use
+        raises   one of `CONNECTION_LOST`, as the future does; after any failure the connection is of no more use
         """
-        stream, writer = self._reader, self._writer
-        if stream is None or writer is None:
-            raise RedisConnectionError("the connection is closed")
-        reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self._parser.parse_error)
-        replies: list[Any] = []
-        if self._silence is None or self._silence.stream is not stream:
-            self._silence = Silence(stream)
-        # What is to be sent is not waited for: the replies are, and nothing else is sent before.
-        writer.writelines(packed)
-        self._silence.begin(limit_s)
+        stream, writer, replies = self._reader, self._writer, self._replies
+        if stream is None or writer is None or stream.at_eof():
+            raise RedisConnectionError(CLOSED)
+        if replies is None or replies.writer is not writer:
+            replies = self._replies = ReplyStream(writer, self._parser.parse_error)
+        return replies.to(packed, limit_s)
+
+
+class ReplyStream(asyncio.Protocol):
+    """What comes over a connection from its first exchange on. It takes the place of redis-py's stream, which would
+    copy every piece and wake a task to look at it. The stream still hears of the connection's end.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, parse_error: Callable[[str], Exception]) -> None:
+        self.writer = writer
+        self._transport: Any = writer.transport
+        self._stream = cast("asyncio.StreamReaderProtocol", self._transport.get_protocol())
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=parse_error)
+        self._loop = asyncio.get_running_loop()
+        self._silence = Silence(self._fail)
+        self._replies: list[Any] = []
+        self._expected = 0
+        self._whole: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._is_over = False
+        self._transport.set_protocol(self)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has come but replies that were asked for, and not the end."""
+        return not self._is_over and not self._reader.has_data()
+
+    def to(self, packed: Sequence[bytes], limit_s: float) -> asyncio.Future[list[Any]]:
+        """See `BoundedConnection.exchange`."""
+        if self._is_over:
+            raise RedisConnectionError(CLOSED)
+        self._replies, self._expected, self._whole = [], len(packed), self._loop.create_future()
+        if packed:
+            # What is to be sent is not waited for: the replies are, and nothing else is sent before.
+            self._transport.writelines(packed)
+            self._silence.begin(limit_s)
+        else:
+            self._whole.set_result(self._replies)
+        return self._whole
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        if self._whole.done():
+            return
+        replies, expected = self._replies, self._expected
         try:
-            while len(replies) < len(packed):
-                data = await stream.read(READ_BYTES)
-                if not data:
-                    raise RedisConnectionError("the server has closed the connection")
-                reader.feed(data)
-                while (reply := reader.gets()) is not False:
-                    replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
-        finally:
+            while len(replies) < expected:
+                reply = self._reader.gets()
+                if reply is False:
+                    return
+                replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
+            if self._reader.has_data():
+                raise RedisConnectionError("the server has sent more than was asked for")
+        except (InvalidResponse, RedisConnectionError) as failure:
+            self._fail(failure)
+        else:
             self._silence.end()
-        if len(replies) > len(packed):
-            raise RedisConnectionError("the server has sent more than was asked for")
-        return replies
+            self._whole.set_result(replies)
+
+    def eof_received(self) -> bool | None:
+        self._end()
+        return self._stream.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        self._stream.connection_lost(exc)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._fail(RedisConnectionError(CLOSED))
+
+    def _fail(self, failure: Exception) -> None:
+        self._silence.end()
+        if not self._whole.done():
+            self._whole.set_exception(failure)
 
 
 class Silence:
-    """Ends the wait for what a stream brings, if that takes too long.
+    """Ends the wait for replies, if that takes too long. fail: ends it, with the reason
 
     One timer serves many waits: when it fires, it looks how long the present wait may still take. A timer for each
     would cost more than all else that a wait costs.
     """
 
-    def __init__(self, stream: asyncio.StreamReader) -> None:
-        self.stream = stream
+    def __init__(self, fail: Callable[[Exception], object]) -> None:
+        self._fail = fail
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._limit_s = 0.0
@@ -151,7 +206,7 @@ class Silence:
         if self._until_s > self._loop.time():
             self._set(self._until_s)
         else:
-            self.stream.set_exception(RedisTimeoutError(f"no answer within {self._limit_s:g} s"))
+            self._fail(RedisTimeoutError(f"no answer within {self._limit_s:g} s"))
 
 
 def _judged(error: Exception) -> Exception:

@@ -509,14 +509,18 @@ class Scripts:
         Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
         """
         sent_ns = time.perf_counter_ns()
-        outcomes: list[Any] = await self._send(calls, link)
+        functions = self._functions
+        commands = [("FCALL", functions[call.script], len(call.keys), *call.keys, *call.args) for call in calls]
+        outcomes = await (link.exchange(commands) if link is not None else self._piped(commands))
         if self._trips is not None and calls:
             self._trips.took(calls[0].script, time.perf_counter_ns() - sent_ns)
         unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
         if unknown:
             # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
             await self._load(link)
-            for index, outcome in zip(unknown, await self._send([calls[i] for i in unknown], link), strict=True):
+            commands = [commands[index] for index in unknown]
+            again = await (link.exchange(commands) if link is not None else self._piped(commands))
+            for index, outcome in zip(unknown, again, strict=True):
                 outcomes[index] = outcome
         return [
             outcome if isinstance(outcome, Exception) else call.read(outcome)
@@ -532,33 +536,23 @@ class Scripts:
         names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
         others = [name for name in names if name not in own]
         # Whoever comes at the same time may have removed one of them.
-        removed = await self._exchange([("FUNCTION", "DELETE", name) for name in others], None)
+        removed = await self._piped([("FUNCTION", "DELETE", name) for name in others])
         return sum(not isinstance(reply, Exception) for reply in removed)
 
     async def _load(self, link: Link | None) -> None:
         """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
         # REPLACE: another process may have loaded the same library meanwhile.
-        await self._exchange([("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES], link, check=True)
-
-    async def _send(self, calls: Sequence[Call[Any]], link: Link | None) -> list[Any]:
-        return await self._exchange(
-            [("FCALL", self._functions[c.script], len(c.keys), *c.keys, *c.args) for c in calls], link
-        )
-
-    async def _exchange(
-        self, commands: Sequence[Sequence[Any]], link: Link | None, *, check: bool = False
-    ) -> list[Any]:
-        """One round trip. check: raises the first error that is a reply, instead of returning it"""
-        if link is None:
-            pipe = self._redis.pipeline(transaction=False)
-            for command in commands:
-                pipe.execute_command(*command)
-            return await pipe.execute(raise_on_error=check)
-        replies = await link.exchange(commands)
-        for reply in replies if check else ():
+        commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
+        for reply in await (link.exchange(commands) if link is not None else self._piped(commands)):
             if isinstance(reply, Exception):
                 raise reply
-        return replies
+
+    async def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """One round trip on a connection of the pool. An error reply is an exception in its place."""
+        pipe = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command)
+        return await pipe.execute(raise_on_error=False)
 
     def submit(
         self,

@@ -173,15 +173,41 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-Dial = Callable[[asyncio.StreamReader], Any]
-"""Makes a wire whose replies go into the reader; a coroutine. Raises OSError."""
+class TwinTransport:
+    """The socket's place below asyncio's streams: what is written goes to the wire, what comes goes to the protocol."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+        self.wire: Wire | None = None
+
+    def get_protocol(self) -> asyncio.Protocol:
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        assert self.wire is not None, "it is connected"
+        self.wire.send(b"".join(parts))
+
+    def received(self, data: bytes) -> None:
+        """Bytes have come from the server."""
+        self._protocol.data_received(data)
+
+    def lost(self, failure: OSError) -> None:
+        """The connection has broken."""
+        self._protocol.connection_lost(failure)
+
+
+Dial = Callable[[TwinTransport], Any]
+"""Makes a wire whose replies go to the transport; a coroutine. Raises OSError."""
 
 
 class DirectWire:
     """Everything arrives at once."""
 
-    def __init__(self, server: Server, reader: asyncio.StreamReader) -> None:
-        self._session = Session(server, reader.feed_data)
+    def __init__(self, server: Server, transport: TwinTransport) -> None:
+        self._session = Session(server, transport.received)
 
     def send(self, data: bytes) -> None:
         """To the server."""
@@ -195,11 +221,12 @@ class DirectWire:
 class _Writer:
     """What redis-py needs of a StreamWriter."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, transport: TwinTransport, wire: Wire) -> None:
+        self.transport = transport
         self._wire = wire
 
     def writelines(self, parts: Iterable[bytes]) -> None:
-        self._wire.send(b"".join(parts))
+        self.transport.writelines(parts)
 
     async def drain(self) -> None:
         return
@@ -240,9 +267,10 @@ class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[
 
     async def _connect(self) -> None:
         reader = asyncio.StreamReader()
-        wire = await self._dial(reader)
+        transport = TwinTransport(asyncio.StreamReaderProtocol(reader))
+        wire = transport.wire = await self._dial(transport)
         # redis-py types its streams as asyncio's own.
-        self._reader, self._writer = reader, _Writer(wire)  # pyright: ignore[reportAttributeAccessIssue]
+        self._reader, self._writer = reader, _Writer(transport, wire)  # pyright: ignore[reportAttributeAccessIssue]
 
     def repr_pieces(self) -> Any:
         return [("twin", str(self._number))]
@@ -260,8 +288,8 @@ def twin_client(dial: Dial, **options: Any) -> Redis:
 def direct_client(server: Server) -> Redis:
     """A client that reaches the twin at once."""
 
-    async def dial(reader: asyncio.StreamReader) -> DirectWire:
-        return DirectWire(server, reader)
+    async def dial(transport: TwinTransport) -> DirectWire:
+        return DirectWire(server, transport)
 
     return twin_client(dial, socket_timeout=None)
 

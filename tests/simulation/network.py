@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.connections import Dial, Server, Session
+from tests.simulation.connections import Dial, Server, Session, TwinTransport
 from tests.simulation.virtual import RUNNING, SimulatedProcess
 
 CONNECT_TIMEOUT_S = 5.0
@@ -46,14 +46,14 @@ class Network:
         process = RUNNING.get()
         assert process is not None
 
-        async def dial(reader: asyncio.StreamReader) -> NetworkWire:
+        async def dial(transport: TwinTransport) -> NetworkWire:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.sleep(self.delay_s())
                 while process in self.cut:
                     await asyncio.sleep(0.1)
             if not self.is_up:
                 raise ConnectionRefusedError(111, "connection refused")
-            wire = NetworkWire(self, process, reader)
+            wire = NetworkWire(self, process, transport)
             self._wires.append(wire)
             return wire
 
@@ -104,10 +104,10 @@ class Network:
 class NetworkWire:
     """One connection (a `connections.Wire`)."""
 
-    def __init__(self, network: Network, process: SimulatedProcess, reader: asyncio.StreamReader) -> None:
+    def __init__(self, network: Network, process: SimulatedProcess, transport: TwinTransport) -> None:
         self.process = process
         self._network = network
-        self._reader = reader
+        self._transport = transport
         self._session = Session(network.server, self._answer)
         self._is_broken = False
         self._is_closed = False
@@ -137,7 +137,7 @@ class NetworkWire:
         self._is_broken = True
         self._end()
         if not self._is_closed:
-            self._reader.set_exception(ConnectionResetError(104, "connection reset by peer"))
+            self._transport.lost(ConnectionResetError(104, "connection reset by peer"))
 
     def flush(self) -> None:
         """What was held back arrives now."""
@@ -154,7 +154,7 @@ class NetworkWire:
 
     def _hear(self, data: bytes) -> None:
         if not self._is_closed:
-            self._reader.feed_data(data)
+            self._transport.received(data)
 
     def _carry(self, direction: int, arrive: Callable[[], None]) -> None:
         """Lets something arrive after what was sent before it, and not while the process is cut off."""
