@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from shared.contract.batch_shape import ShapeKeys
 from shared.contract.ids import SlotIndex
 from shared.contract.model_config import Direct
 
-__all__ = ["Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue", "wait_of"]
+__all__ = ["NOTHING_YET", "Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue", "wait_of"]
 
 
 class Queued(Protocol):
@@ -46,6 +47,10 @@ class Wait:
     until_us: int | None = None
 
 
+NOTHING_YET = Wait()
+_queued_us = attrgetter("queued_us")
+
+
 def decide_direct(
     ready: Mapping[SlotIndex, Q], *, strategy: Direct, max_batch_size: int, now_us: int
 ) -> list[Q | None] | Wait:
@@ -56,8 +61,8 @@ def decide_direct(
              (Triton goes by the lowest slot, which may keep a sequence of other shapes waiting for ever)
     """
     if not ready:
-        return Wait()
-    oldest = min(ready.values(), key=lambda step: step.queued_us)
+        return NOTHING_YET
+    oldest = min(ready.values(), key=_queued_us)
     wait = wait_of(oldest, len(ready) / max(1, max_batch_size), strategy, now_us)
     if wait is not None:
         return wait
@@ -70,10 +75,11 @@ def wait_of(oldest: Queued, utilization: float, strategy: Direct, now_us: int) -
     """How long the direct strategy waits for more steps; None if it does not.
     utilization: the share of the batch's rows that is ready
     """
+    if strategy.max_queue_delay_us == 0:
+        return None
     until_us = oldest.queued_us + strategy.max_queue_delay_us
     # Triton waits while the delay is not exceeded, so the deadline itself still waits.
-    is_early = strategy.max_queue_delay_us > 0 and now_us <= until_us
-    return Wait(until_us + 1) if is_early and utilization < strategy.minimum_slot_utilization else None
+    return Wait(until_us + 1) if now_us <= until_us and utilization < strategy.minimum_slot_utilization else None
 
 
 def decide_queue(
@@ -131,7 +137,7 @@ def decide_queue(
         if rows in sizes:
             best = members
     if first is None:
-        return Wait()
+        return NOTHING_YET
     until_us = first.queued_us + max_queue_delay_us
     is_late = max_queue_delay_us > 0 and now_us >= until_us
     is_complete = max_queue_delay_us == 0 or not grows or rows >= largest

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from executor.core.batching import Wait, decide_direct, decide_queue, wait_of
+from executor.core.batching import NOTHING_YET, Wait, decide_direct, decide_queue, wait_of
 from shared.contract.ids import SlotIndex
 from shared.contract.model_config import Direct, Oldest, SequenceBatching
 
@@ -140,7 +140,7 @@ class AnySlotSteps(SlotSteps[S]):
 
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         if not self._ready:
-            return Wait()
+            return NOTHING_YET
         first = next(iter(self._ready.values()))
         wait = wait_of(first, len(self._ready) / self._rows, self._strategy, now_us)
         if wait is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -55,7 +55,7 @@ class _Group:
 
     owner: CommitOwner
     shard: ShardId
-    steps: list[StepCommit] = field(default_factory=list[StepCommit])
+    steps: list[StepCommit]
     size: int = 0
 
 
@@ -164,9 +164,9 @@ class Committer:
         """No commit is on its way any more."""
         self._done += self._sending
         self._sending = 0
-        # Waiters of this event look again at `_done`; the next ones wait for a new event.
+        # Whoever waits now looks again at `_done`; who comes later waits for the next round trip.
         self._progress.set()
-        self._progress = asyncio.Event()
+        self._progress.clear()
         self._look_at_bounds()
         if not self._waiting:
             self._idle.set()
@@ -179,7 +179,7 @@ class Committer:
             shard = self._keys.shard_of(step.sequence)
             group = open_groups.get((owner, shard))
             if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
-                group = open_groups[owner, shard] = _Group(owner, shard)
+                group = open_groups[owner, shard] = _Group(owner, shard, [])
                 groups.append(group)
             group.steps.append(step)
             group.size += size

@@ -37,7 +37,7 @@ from executor.core.actions import (
     StepAnswer,
     Tell,
 )
-from executor.core.batching import ShapeKeys, Wait
+from executor.core.batching import NOTHING_YET, ShapeKeys, Wait
 from executor.core.decide import decide, next_batch, staged_batch
 from executor.core.events import (
     BatchDone,
@@ -223,7 +223,7 @@ class SequenceModel:
                 if instance.failure is not None:
                     raise instance.failure
                 if not instance.given:
-                    batch = Wait() if self._stopping else self._next_batch(instance, was_busy=was_busy)
+                    batch = NOTHING_YET if self._stopping else self._next_batch(instance, was_busy=was_busy)
                     if isinstance(batch, Wait):
                         await instance.sleep(batch)
                         was_busy = False

@@ -84,8 +84,10 @@ class EngineThread:
 def made(call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
     """As `EngineThread.start`, for a call that is made at once, on the thread of the event loop."""
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-    set_outcome, outcome = _outcome(future, call, *arguments, **named)
-    set_outcome(outcome)
+    try:
+        future.set_result(call(*arguments, **named))
+    except BaseException as failure:  # noqa: BLE001 - as below
+        future.set_exception(failure)
     return future
 
 

@@ -150,21 +150,12 @@ class EngineWorker:
         """Runs one batch (see `Engine.run`), at once after the calls before it. What the engine raises becomes every
         row's error; the future raises DeviceLostError.
         """
-        pace = self._pace
-        if pace is None:
-            return self._start(self._run, rows, want_state)
-        if pace.is_short and self._thread.is_idle:
-            return made(self._watched, self._timed, pace, rows, want_state)
-        return self._start(self._timed, pace, rows, want_state)
-
-    def _timed(self, pace: Pace, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        began_ns = time.thread_time_ns()
-        try:
-            return self._run(rows, want_state)
-        finally:
-            pace.took((time.thread_time_ns() - began_ns) / 1000)
+        if self._pace is not None and self._pace.is_short and self._thread.is_idle:
+            return made(self._watched, self._run, rows, want_state)
+        return self._start(self._run, rows, want_state)
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        began_ns = time.thread_time_ns()
         try:
             result = self._engine.run(rows, want_state)
         except BaseException as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
@@ -172,8 +163,11 @@ class EngineWorker:
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
             return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
+        finally:
+            if self._pace is not None:
+                self._pace.took((time.thread_time_ns() - began_ns) / 1000)
         # A lost GPU may show as errors of single rows.
-        if any(isinstance(row, RowError) for row in result.rows):
+        if RowError in map(type, result.rows):
             self._devices.check()
         return result
 

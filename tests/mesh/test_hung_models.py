@@ -83,7 +83,7 @@ async def test_a_batch_without_an_end_on_the_event_loop_ends_the_process_and_its
             assert f"given up: {LOST_OWNERS_MAX} executors" in await refused(callers[0](model, Step(name, HANGS)))
             assert 7 == await callers[0](model, Step("after", 7, start=True))
             log = mesh.log("executor-1")[before:]
-            if "_timed" in log.partition("Timeout (")[2].partition("model hangs")[0]:
+            if "_watched" in log.partition("Timeout (")[2].partition("model hangs")[0]:
                 return
     pytest.fail("no batch ran on the loop")
 

@@ -49,22 +49,20 @@ class Columns(dict[str, Column]):
         self._states = states
 
     def __missing__(self, name: str) -> Column:
-        column = self[name] = self._column(name)
-        return column
-
-    def _column(self, name: str) -> Column:
         sources = self.sources
         if name in sources.inputs:
-            return self._input_column(name, sources.inputs[name])
-        if name in sources.false_controls:
+            column = self._input_column(name, sources.inputs[name])
+        elif name in sources.false_controls:
             false = sources.false_controls[name]
-            tensors: list[Tensor | None] = [
-                row.controls.get(name, false) if row.null else row.controls[name] for row in self._batch
-            ]
-            return _made(name, tensors)
-        if name in sources.states:
-            return self._state_column(name)
-        return [None] * len(self._batch)
+            column = _made(
+                name, [row.controls.get(name, false) if row.null else row.controls[name] for row in self._batch]
+            )
+        elif name in sources.states:
+            column = self._state_column(name)
+        else:
+            column: Column = [None] * len(self._batch)
+        self[name] = column
+        return column
 
     def _input_column(self, name: str, spec: TensorSpec) -> Column:
         tensors = [row.inputs.get(name) for row in self._batch]
@@ -101,13 +99,16 @@ def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = (
     """The interface's tensors. Tensors of one shape share one buffer, and each is writable."""
     first = tensors[0]
     if first is not None and first.datatype != "BYTES":
-        shape = first.shape
-        parts = [tensor.raw for tensor in tensors if tensor is not None and tensor.shape == shape]
-        if len(parts) == len(tensors):
-            datatype = first.datatype
-            arrays = _buffer(datatype, parts).reshape((len(parts), *leading, *shape))
-            made = TypedTensor
-            return [made(name, array, datatype) for array in arrays]
+        datatype, shape = first.datatype, first.shape
+        parts: list[bytes] = []
+        for tensor in tensors:
+            if tensor is None or tensor.shape != shape:
+                break
+            parts.append(tensor.raw)
+        else:
+            arrays = _array(datatype, (len(parts), *leading, *shape), parts)
+            # By index: numpy ends an iteration over an array with an error, whose text it makes each time.
+            return [TypedTensor(name, arrays[position], datatype) for position in range(len(parts))]
     return [None if tensor is None else tensor_of(name, tensor, leading) for tensor in tensors]
 
 
@@ -116,9 +117,9 @@ def tensor_of(name: str, tensor: Tensor, leading: shapes.Shape = ()) -> ModelTen
     if tensor.datatype == "BYTES":
         array = to_numpy(tensor).reshape((*leading, *tensor.shape))
     else:
-        array = _buffer(tensor.datatype, [tensor.raw]).reshape((*leading, *tensor.shape))
+        array = _array(tensor.datatype, (*leading, *tensor.shape), [tensor.raw])
     return TypedTensor(name, array, tensor.datatype)
 
 
-def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
-    return np.frombuffer(bytearray().join(parts), NUMPY_TYPE["UINT16" if datatype == "BF16" else datatype])
+def _array(datatype: str, shape: shapes.Shape, parts: Sequence[bytes]) -> NDArray[Any]:
+    return np.ndarray(shape, NUMPY_TYPE["UINT16" if datatype == "BF16" else datatype], bytearray().join(parts))
