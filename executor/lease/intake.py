@@ -37,8 +37,7 @@ async def take_in(inbox: Inbox, serving: Serving, *, bytes_max: int) -> None:
                     if gone := _take(serving, stream, entry):
                         inbox.done(stream, gone)
             serving.taken()
-            # Batches that run on the loop now, and their commits, leave before the next read.
-            await asyncio.sleep(0)
+            # The commits of batches that were run at once leave before the next read.
             await asyncio.sleep(0)
 
 

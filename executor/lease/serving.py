@@ -221,7 +221,7 @@ class Serving:
     def taken(self) -> None:
         """The steps of one read have been taken in: what they make ready may run."""
         for model in self._told:
-            model.look()
+            model.look(at_once=True)
         self._told.clear()
 
     def tell(self, entry: InboxOwned | InboxCancelled | InboxVacated | InboxExpired) -> Sequence[str]:

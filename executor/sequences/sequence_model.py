@@ -5,7 +5,7 @@ sequence stays with its instance. All of it runs on the event loop; only engines
 of an instance is `_run`: it asks for a batch, and tells the end of the batch itself (`_conclude`). The committer tells
 what became of commits (`committed`). Steps come in by `take`, everything else that happens by `handle`. All of them do
 the same: decide, then act. Behind them `look` wakes the loops of instances with ready steps: once for all steps of a
-read.
+read. Behind a read it gives them their batches by itself, so that no turn of the loop is spent on waking.
 
 Order of effects: run, then commit (checkpoint, step number and reply together), then forget. The next step of a
 sequence may run while the commit of the step before is on its way. Commits go out in order. If one is refused, the
@@ -90,6 +90,7 @@ class Instance:
     """One engine's place in the loop.
 
     wake      there may be a batch to be run
+    rests     its loop waits for that
     given     the batch that runs, and the staged one, with which the engine goes on as soon as that has ended
     idle      no batch was given
     ended_ns  when the last batch ended, wall clock
@@ -101,6 +102,7 @@ class Instance:
         self.worker = worker
         self.commits = commits
         self.wake = asyncio.Event()
+        self.rests = False
         self.given: deque[GivenBatch] = deque()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -125,15 +127,17 @@ class Instance:
         """Returns when there is something new to be decided, or the time for it has come."""
         # No await lies between the decision and this line, so no wake-up is lost.
         self.wake.clear()
-        if wait.until_us is None:
-            await self.wake.wait()
-            return
-        delay_s = max(0, wait.until_us - monotonic_us()) / 1e6
-        timer = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
+        self.rests = True
+        timer: asyncio.TimerHandle | None = None
+        if wait.until_us is not None:
+            delay_s = max(0, wait.until_us - monotonic_us()) / 1e6
+            timer = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
         try:
             await self.wake.wait()
         finally:
-            timer.cancel()
+            self.rests = False
+            if timer is not None:
+                timer.cancel()
 
 
 class SequenceModel:
@@ -197,6 +201,7 @@ class SequenceModel:
         self._shape_keys = ShapeKeys(config)
         self._rows = RowMaker(config, makes_calls=served.workers[0].makes_calls)
         self._strategy = batching.strategy
+        self._in_order = isinstance(batching.strategy, Oldest) and batching.strategy.preserve_ordering
         self._describes = batching.describe_on_expiry
         self._stopping = False
         commits = partial(
@@ -231,9 +236,7 @@ class SequenceModel:
                     self._give(instance, batch)
                 self._stage(instance)
                 await self._conclude(instance, instance.given[0])
-                instance.given.popleft()
                 if not instance.given:
-                    instance.idle.set()
                     # Computing waits here while too many commits are open.
                     await self._committer.below_bounds()
                     if len(self.state.ready[instance.worker.index]):
@@ -242,6 +245,21 @@ class SequenceModel:
                 was_busy = True
         finally:
             instance.give_up()
+
+    def _begin(self, instance: Instance) -> None:
+        """Gives an instance that rests its next batch, in this turn of the loop. A short one has run then, and is
+        concluded; everything else is for the instance's own loop.
+        """
+        if not instance.rests or instance.given or self._stopping or not self._committer.is_below_bounds:
+            return
+        batch = self._next_batch(instance, was_busy=False)
+        if isinstance(batch, Wait):
+            return
+        given = self._give(instance, batch)
+        if given.result.done() and given.result.exception() is None and not self._in_order:
+            self._concluded(instance, given, given.result.result(), time.time_ns())
+        else:
+            instance.wake.set()
 
     def _next_batch(self, instance: Instance, *, was_busy: bool) -> RunBatch | Wait:
         return next_batch(self.state, instance.worker.index, monotonic_us(), was_busy=was_busy)
@@ -253,12 +271,14 @@ class SequenceModel:
             if batch is not None:
                 self._give(instance, batch)
 
-    def _give(self, instance: Instance, batch: RunBatch) -> None:
+    def _give(self, instance: Instance, batch: RunBatch) -> GivenBatch:
         row = self._rows.of if self._writer is None else self._answering_row
         rows = [row(member) if member is not None else self._rows.null for member in batch.members]
         result = instance.worker.run(rows, [member is not None and member.save for member in batch.members])
-        instance.given.append(GivenBatch(batch, rows, result, time.time_ns()))
+        given = GivenBatch(batch, rows, result, time.time_ns())
+        instance.given.append(given)
         instance.idle.clear()
+        return given
 
     def _answering_row(self, member: BatchMember) -> Row:
         """A row of a decoupled model."""
@@ -286,14 +306,19 @@ class SequenceModel:
         return opened
 
     async def _conclude(self, instance: Instance, given: GivenBatch) -> None:
-        batch, result = given.batch, await given.result
-        # A staged batch began when the batch before it had ended.
-        began_ns, instance.ended_ns = max(given.at_ns, instance.ended_ns), time.time_ns()
-        finished = FinishedBatch(result, began_ns, instance.ended_ns, batch.gained)
-        if isinstance(self._strategy, Oldest) and self._strategy.preserve_ordering:
+        result, ended_ns = await given.result, time.time_ns()
+        if self._in_order:
             # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
             # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.
             await self._committer.final(instance.answered)
+        self._concluded(instance, given, result, ended_ns)
+
+    def _concluded(self, instance: Instance, given: GivenBatch, result: BatchResult, ended_ns: int) -> None:
+        """The batch that an instance was given first has run."""
+        batch = given.batch
+        # A staged batch began when the batch before it had ended.
+        began_ns, instance.ended_ns = max(given.at_ns, instance.ended_ns), ended_ns
+        finished = FinishedBatch(result, began_ns, ended_ns, batch.gained)
         replayed = 0
         for member, row in zip(batch.members, result.rows, strict=True):
             if member is None or not member.owned.replays:
@@ -311,6 +336,9 @@ class SequenceModel:
             self._leave_open(batch, finished)
         elif RowEnd.OPEN in ends:
             self._await_late(batch, finished)
+        instance.given.popleft()
+        if not instance.given:
+            instance.idle.set()
 
     def _await_late(self, batch: RunBatch, finished: FinishedBatch) -> None:
         """The batch of another model has run: some of its steps have no answer yet."""
@@ -382,10 +410,14 @@ class SequenceModel:
             self.trial_due.set()
         return self._act(decide(self.state, queued, now_us))
 
-    def look(self) -> None:
-        """Wakes who has something to do: after events have been decided."""
+    def look(self, *, at_once: bool = False) -> None:
+        """Wakes who has something to do: after events have been decided. at_once: batches begin here already, because
+        nothing more comes in this turn of the loop
+        """
         state = self.state
         for instance, ready in zip(self._instances, state.ready, strict=True):
+            if at_once and len(ready):
+                self._begin(instance)
             if len(ready):
                 instance.wake.set()
                 self._stage(instance)

@@ -159,8 +159,9 @@ class Stage:
         own_sequence: bool = False,
         given_up: bool = False,
         epoch: int = 1,
+        more: bool = False,
     ) -> None:
-        """A step comes out of the inbox."""
+        """A step comes out of the inbox. more: the same read has brought others, so nothing is begun yet"""
         tensor = Tensor("INPUT", "INT32", shape, bytes(4 * shape[-1]))
         message = InferMessage("m", "1", "", correlation_id, (tensor,), own_sequence=own_sequence)
         inbox = InboxStep(
@@ -179,7 +180,8 @@ class Stage:
             given_up=given_up,
         )
         self.gone += self.model.take(inbox, message)
-        self.model.look()
+        if not more:
+            self.model.look()
 
     def cancel(self, step: int, correlation_id: CorrelationId = 7) -> None:
         """The caller of a step has gone."""
@@ -735,6 +737,106 @@ class TestOrder:
             on.commits.settled.set()
 
             await until(lambda: on.commits.outcome(1, 2) is not None)
+
+
+class ShortPace:
+    """Says of every batch that it will be short."""
+
+    is_short = True
+
+    def took(self, us: float) -> None: ...
+
+
+@asynccontextmanager
+async def short_batches(model_config: ModelConfig, **options: Any) -> AsyncGenerator[Stage]:
+    """A stage whose engine runs every batch on the loop, and rests."""
+    async with stage(model_config, **options) as on:
+        vars(on.model.serves.workers[0])["_pace"] = ShortPace()
+        on.engines[0].let_go(100)
+        # Its loop has come to its first wait.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        yield on
+
+
+class TestShortBatches:
+    """What is asked for right behind a read, with nothing awaited in between, happens in the read's own turn."""
+
+    async def test_the_steps_of_a_read_run_in_one_batch_and_are_put_for_commit_at_once(self) -> None:
+        async with short_batches(config(Oldest(4))) as on:
+            for number in (1, 2, 3):
+                on.step(1, START, correlation_id=number, slot=number - 1, more=True)
+
+            on.model.look(at_once=True)
+
+            assert [3] == [len(rows) for rows in on.engines[0].batches]
+            assert [StepOutcome.DONE] * 3 == [on.commits.outcome(1, number) for number in (1, 2, 3)]
+            await on.model.quiet()
+
+    async def test_what_does_not_fit_the_batch_runs_in_the_instances_loop(self) -> None:
+        async with short_batches(config(Oldest(4))) as on:
+            for number in range(1, 7):
+                on.step(1, START, correlation_id=number, slot=number - 1, more=True)
+
+            on.model.look(at_once=True)
+
+            assert [4] == [len(rows) for rows in on.engines[0].batches]
+            await until(lambda: on.commits.outcome(1, 6) is not None)
+            assert [4, 2] == [len(rows) for rows in on.engines[0].batches]
+
+    async def test_a_step_outside_of_a_read_waits_for_what_else_comes_in_its_turn(self) -> None:
+        async with short_batches(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            assert [] == on.engines[0].batches
+            on.step(1, START, correlation_id=2, slot=1)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+
+            assert [2] == [len(rows) for rows in on.engines[0].batches]
+
+    @pytest.mark.parametrize("reason", ["stopping", "too many commits"])
+    async def test_nothing_is_run_that_may_not_run_yet(self, reason: str) -> None:
+        async with short_batches(config(Oldest(4))) as on:
+            if reason == "stopping":
+                await on.model.quiet()
+            on.commits.is_below_bounds = reason == "stopping"
+            on.step(1, START, more=True)
+
+            on.model.look(at_once=True)
+
+            assert [] == on.engines[0].batches
+
+    async def test_with_preserve_ordering_a_batch_waits_for_the_answers_before_it(self) -> None:
+        async with short_batches(config(Oldest(4, preserve_ordering=True))) as on:
+            for number in (1, 2):
+                on.step(1, START, correlation_id=number, slot=number - 1, more=True)
+                on.model.look(at_once=True)
+                await until(lambda: on.engines[0].finished == number)  # noqa: B023 - called within the loop
+                await asyncio.sleep(0.01)
+                on.commits.settled.clear()
+            assert (StepOutcome.DONE, None) == (on.commits.outcome(1, 1), on.commits.outcome(1, 2))
+
+            on.commits.settled.set()
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+
+    async def test_a_device_that_is_lost_ends_the_instances_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def lost(_: Devices) -> None:
+            raise DeviceLostError("device lost")
+
+        def fails(_: Row) -> RowResult:
+            raise RuntimeError("no such device")
+
+        async with short_batches(config(Oldest(4)), answer=fails) as on:
+            monkeypatch.setattr(Devices, "check", lost)
+            on.step(1, START, more=True)
+
+            on.model.look(at_once=True)
+
+            with pytest.raises(ExceptionGroup) as raised:
+                await on.running
+            assert raised.group_contains(DeviceLostError)
+            assert [] == on.commits.steps
 
 
 class TestNullRows:
