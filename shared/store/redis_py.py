@@ -48,7 +48,7 @@ class UnfitServerError(RedisConnectionError):
 class BoundedConnection:
     """What all our connections have in common, whatever they go over. Mixed into redis-py's classes.
 
-    ReplyStream have a time limit. Errors that are about the server, not about the command, count as a lost connection.
+    Replies have a time limit. Errors that are about the server, not about the command, count as a lost connection.
     """
 
     reply_timeout_s = REPLY_TIMEOUT_S
