@@ -109,11 +109,11 @@ def test_a_missing_model_repository_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_model_repository_is_named_with_what_fills_it(tmp_path: Path) -> None:
-    empty, no_folder = tmp_path / "models", tmp_path / "file"
+    empty, missing = tmp_path / "models", tmp_path / "nowhere"
     empty.mkdir()
-    no_folder.touch()
 
-    result = CliRunner().invoke(cli.main, ["up", "--models", str(empty), "--data-dir", str(no_folder)])
+    # The second one ends the command before it changes anything of this process.
+    result = CliRunner().invoke(cli.main, ["up", "--models", str(empty), "--models", str(missing)])
 
     assert result.exit_code == 1
     assert f"{empty} holds no model: `seqmesh new NAME --models {empty}` writes one" in result.output
