@@ -1,0 +1,76 @@
+"""A link to a server behind TLS, on both event loops: its replies take the place of redis-py's stream there as well."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import uvloop
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from shared.store.link import Link
+from shared.store.redis_client import connect
+from shared.store.redis_py import CLOSED
+
+TLS = Path(__file__).parents[2] / "fixtures" / "tls"
+LARGE = bytes(range(256)) * (8 << 10)
+
+
+@asynccontextmanager
+async def behind_tls(url: str) -> AsyncGenerator[tuple[str, list[asyncio.StreamWriter]]]:
+    """The server of a URL behind a relay that speaks TLS: the URL with TLS, and the connections to be cut."""
+    at = urlsplit(url)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "server.pem", TLS / "server.key")
+    clients: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.append(writer)
+        from_server, to_server = await asyncio.open_connection(at.hostname, at.port)
+        await asyncio.gather(pump(reader, to_server), pump(from_server, writer))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"rediss://:{at.password}@localhost:{port}{at.path}?ssl_ca_certs={TLS / 'ca.pem'}", clients
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_link_over_tls_exchanges_and_connects_again(
+    redis_server: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def talk() -> None:
+        async with behind_tls(redis_server) as (url, clients):
+            redis = connect(url, retries=0)
+            link = Link(redis)
+            for number in range(3):
+                await link.connect()
+                echoed = await link.exchange([("ECHO", LARGE), ("ECHO", str(number)), ("NONE",)])
+                assert [LARGE, str(number).encode()] == echoed[:2]
+                assert "unknown command" in str(echoed[2])
+            assert 1 == len(clients)
+
+            clients[0].transport.abort()
+            with pytest.raises(RedisConnectionError, match=CLOSED):
+                await link.exchange([("PING",)])
+            await link.connect()
+            assert [b"PONG"] == await link.exchange([("PING",)])
+
+            await link.close()
+            await redis.aclose()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(talk())
