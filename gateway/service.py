@@ -150,9 +150,9 @@ async def serve(
         pass
     tracing = setup("gateway", name)
     try:
-        async with running_core(settings, name, keys, tracing, tasks) as core:
+        async with running_core(settings, name, keys, tracing, tasks) as core, AsyncExitStack() as opened:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s)
+            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s, opened)
     finally:
         await asyncio.to_thread(tracing.shutdown)
 
@@ -289,20 +289,10 @@ async def _serve_ports(
     stop: Stop,
     on_ready: Callable[[ListeningPorts], None] | None,
     grace_s: float,
+    opened: AsyncExitStack,
 ) -> None:
-    async with _opened(settings) as ports:
-        await _serve_on(ports, settings, core, tasks, stop, on_ready, grace_s)
-
-
-async def _serve_on(
-    ports: OpenPorts,
-    settings: GatewaySettings,
-    core: Core,
-    tasks: Tasks,
-    stop: Stop,
-    on_ready: Callable[[ListeningPorts], None] | None,
-    grace_s: float,
-) -> None:
+    """Opens the ports, which end with `opened`, and serves until the gateway is told to stop."""
+    ports = await opened.enter_async_context(_opened(settings))
     shares = descriptors.shares(
         descriptors.raise_limit(),
         http=settings.http_max_connections,

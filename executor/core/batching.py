@@ -48,6 +48,7 @@ class Wait:
 
 
 NOTHING_YET = Wait()
+"""No step is ready: only an event can change that."""
 _queued_us = attrgetter("queued_us")
 
 

@@ -88,10 +88,11 @@ class BoundedConnection:
         limit_s  how long the replies may take, all together
         raises   one of `CONNECTION_LOST`, as the future does; after any failure the connection is of no more use
         """
-        stream, writer, replies = self._reader, self._writer, self._replies
-        if stream is None or writer is None or stream.at_eof():
-            raise RedisConnectionError(CLOSED)
+        writer, replies = self._writer, self._replies
         if replies is None or replies.writer is not writer:
+            stream = self._reader
+            if stream is None or writer is None or stream.at_eof() or stream.exception() is not None:
+                raise RedisConnectionError(CLOSED)
             replies = self._replies = ReplyStream(writer, self._parser.parse_error)
         return replies.to(packed, limit_s)
 

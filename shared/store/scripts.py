@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from importlib import resources
@@ -511,7 +511,7 @@ class Scripts:
         sent_ns = time.perf_counter_ns()
         functions = self._functions
         commands = [("FCALL", functions[call.script], len(call.keys), *call.keys, *call.args) for call in calls]
-        outcomes = await (link.exchange(commands) if link is not None else self._piped(commands))
+        outcomes = await self._exchanged(commands, link)
         if self._trips is not None and calls:
             self._trips.took(calls[0].script, time.perf_counter_ns() - sent_ns)
         unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
@@ -519,7 +519,7 @@ class Scripts:
             # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
             await self._load(link)
             commands = [commands[index] for index in unknown]
-            again = await (link.exchange(commands) if link is not None else self._piped(commands))
+            again = await self._exchanged(commands, link)
             for index, outcome in zip(unknown, again, strict=True):
                 outcomes[index] = outcome
         return [
@@ -543,9 +543,13 @@ class Scripts:
         """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
         # REPLACE: another process may have loaded the same library meanwhile.
         commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
-        for reply in await (link.exchange(commands) if link is not None else self._piped(commands)):
+        for reply in await self._exchanged(commands, link):
             if isinstance(reply, Exception):
                 raise reply
+
+    def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
+        """One round trip, over the link if there is one. An error reply is an exception in its place."""
+        return link.exchange(commands) if link is not None else self._piped(commands)
 
     async def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """One round trip on a connection of the pool. An error reply is an exception in its place."""

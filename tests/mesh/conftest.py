@@ -25,7 +25,7 @@ from tests.mesh.model_repository import (
     add_streaming_models,
     add_sum_model,
 )
-from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
+from tests.mesh.running_mesh import LONG_LEASE, RunningMesh, running_mesh, wait
 
 LEAK_PATIENCE_S = 20.0
 VICTIM_IDLE_US = 20_000_000
@@ -91,8 +91,7 @@ def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
         config.write("model_transaction_policy { stateful_model_policy { timeout_action: DESCRIBE } }\n")
     build_seed_models(directory / "seeds")
     repositories = (SAMPLES, MISBEHAVING, repository, directory / "seeds")
-    lease = {"SEQMESH_LEASE_MS": "10000"}  # nobody dies here: a busy machine must not look like a dead executor
-    with running_mesh(directory / "data", repositories, gateways=2, executors=2, environment=lease) as mesh:
+    with running_mesh(directory / "data", repositories, gateways=2, executors=2, environment=LONG_LEASE) as mesh:
         yield mesh
 
 

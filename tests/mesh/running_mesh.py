@@ -39,6 +39,8 @@ from tests.key_leaks import leaked_keys
 
 LEASE_MS = 1000
 """Of executors and schedulers: short, so that a test need not wait long for a takeover."""
+LONG_LEASE = {"SEQMESH_LEASE_MS": "10000"}
+"""Environment of a mesh on which nobody dies: a busy machine must not look like a dead executor."""
 PATIENCE_S = 60.0
 """How long a test waits for something that must happen; long, because the machine may be busy."""
 LOG_LINES = 60

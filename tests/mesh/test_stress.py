@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from shared.contract.ids import sequence_id
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, wait
+from tests.mesh.running_mesh import LONG_LEASE, RunningMesh, eventually, running_mesh, wait
 from tests.mesh.traffic import Callers, GrpcCaller, Plan, Step, StreamCaller, Traffic, make_plans, sum_of, tensor
 
 MODELS = ("direct_sum", "oldest_sum")
@@ -47,8 +47,7 @@ def stressed_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
             config.write(
                 f'parameters: {{ key: "orphan_grace_microseconds", value: {{ string_value: "{GRACE_US}" }} }}\n'
             )
-    lease = {"SEQMESH_LEASE_MS": "10000"}  # nobody dies here: a busy machine must not look like a dead executor
-    with running_mesh(directory / "data", [models], gateways=2, executors=2, environment=lease) as mesh:
+    with running_mesh(directory / "data", [models], gateways=2, executors=2, environment=LONG_LEASE) as mesh:
         yield mesh
 
 

@@ -81,7 +81,9 @@ class RowPass(msgspec.Struct, eq=False):
 
 
 class Executing:
-    """See `PythonEngine._executing`. A class: a generator's context takes three times as long."""
+    """Within the block this thread runs `execute` of an execution's requests. A class: a generator's context takes
+    three times as long.
+    """
 
     __slots__ = ("_before", "_dir_before", "_execution", "_model_dir")
 
@@ -428,7 +430,6 @@ class PythonEngine:
         return given
 
     def _executing(self, batch: Sequence[Row]) -> Executing:
-        """Within the block this thread runs `execute` of these requests."""
         return Executing(calls.Execution(self._config.name, self._instance, batch), self._model_dir)
 
     def _call_error(self, text: str) -> RowError:
