@@ -26,9 +26,9 @@ import executor.service
 import gateway.service
 import scheduler.service
 from executor.settings import ExecutorSettings
+from gateway.parts import GatewayParts
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import Answer, OpenRequest
-from gateway.service import Core
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
 from shared.contract.errors import MeshError
@@ -154,7 +154,7 @@ class Life:
     process: SimulatedProcess
     stop: Stop
     task: asyncio.Task[Any]
-    core: Core | None = None
+    parts: GatewayParts | None = None
     open: list[asyncio.Future[Answer]] = field(default_factory=list[asyncio.Future[Answer]])
 
 
@@ -246,11 +246,11 @@ class GatewayDoor:
         for call, answer in zip(calls, answers, strict=True):
             if answer.done():
                 continue
-            if life.core is None:
+            if life.parts is None:
                 answer.set_exception(LostError())
                 continue
             way_back = WayBack(self._world.network.delay_s)
-            inner = life.core.inference.submit(call, None, partial(self._opened, way_back, call, answer, take))
+            inner = life.parts.inference.submit(call, None, partial(self._opened, way_back, call, answer, take))
             inner.add_done_callback(partial(self._answer, way_back, answer))
             answer.add_done_callback(partial(self._left, life, inner))
 
@@ -329,18 +329,18 @@ class World:
         settings = GatewaySettings(**self._common(name))
         return lambda life: lifecycle.outcome(partial(gateway.service.serve, settings), life.stop)
 
-    async def serve_ports(self, settings: GatewaySettings, core: Core, *_: object) -> None:
+    async def serve_ports(self, settings: GatewaySettings, parts: GatewayParts, *_: object) -> None:
         """In the place of `gateway.service._serve_ports`: clients come in by a `GatewayDoor`."""
         loop = asyncio.get_running_loop()
         (life,) = [member.life for member in self.gateways if member.life and member.life.process is RUNNING.get()]
-        life.core = core
+        life.parts = parts
         await life.stop.wait()
-        life.core = None
-        core.inference.stopping = True
+        life.parts = None
+        parts.inference.stopping = True
         deadline = loop.time() + STOP_PATIENCE_S
-        while core.inference.in_flight and loop.time() < deadline:
+        while parts.inference.in_flight and loop.time() < deadline:
             await asyncio.sleep(0.05)
-        core.replies.give_up("the gateway has stopped")
+        parts.replies.give_up("the gateway has stopped")
 
     def _common(self, name: str) -> dict[str, Any]:
         return {

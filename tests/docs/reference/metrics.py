@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from gateway.applications import gauges_of
 from gateway.models.exposition import Family
 from gateway.models.mesh_families import executor_families, redis_families, request_families, sequence_families
 from gateway.models.metric_families import (
@@ -20,7 +21,6 @@ from gateway.models.metrics import MESH_UP
 from gateway.models.observation import EXECUTOR_STATES, CacheUse, Observed
 from gateway.models.occupancy import Occupancy, Slots
 from gateway.models.redis_figures import CommandUse, RedisFigures
-from gateway.service import gauges_of
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
 from shared.statistics.meter import ROUND_TRIP, SLOT_WAITS, Phase

@@ -9,23 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.parts import GatewayParts
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import Answer
-from gateway.service import Core
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, SequenceError
 from shared.contract.ids import sequence_id
 from shared.contract.tensors import Tensor
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import core_running, step, total
+from tests.gateway.requests.test_lost_connections import step, total, without_ports
 
 SEQUENCE = sequence_id("running_sum", "", 1)
 
 
 @pytest.fixture
-async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
-    async with core_running(gateway_settings, keys) as running:
+async def parts(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> AsyncIterator[GatewayParts]:
+    async with without_ports(gateway_settings, keys) as running:
         yield running
 
 
@@ -51,29 +53,29 @@ async def cancelled(answer: asyncio.Future[Answer]) -> None:
     assert (Code.CANCELLED, "") == (caught.value.code, caught.value.message)
 
 
-async def test_waiting_sequence_goes_whole_when_one_of_its_callers_leaves(core: Core, executor: FakeExecutor):
+async def test_waiting_sequence_goes_whole_when_one_of_its_callers_leaves(parts: GatewayParts, executor: FakeExecutor):
     await executor.pause()
-    first = core.inference.submit(step(1, start=True))
-    second = core.inference.submit(step(2))
+    first = parts.inference.submit(step(1, start=True))
+    second = parts.inference.submit(step(2))
     await accepted(executor, 2)
 
     second.cancel()
 
     await cancelled(first)
     with pytest.raises(SequenceError, match="must specify the START flag") as caught:
-        await core.inference.submit(step(4))
+        await parts.inference.submit(step(4))
     assert Reason.NEVER_SEEN is caught.value.reason
     executor.paused.clear()
-    assert total(await core.inference.submit(step(8, start=True))) == 8
+    assert total(await parts.inference.submit(step(8, start=True))) == 8
     assert len(executor.received) == 1
 
 
-async def test_step_in_a_slot_is_cancelled_with_those_behind_it(core: Core, executor: FakeExecutor):
-    await core.inference.submit(step(1, start=True))
+async def test_step_in_a_slot_is_cancelled_with_those_behind_it(parts: GatewayParts, executor: FakeExecutor):
+    await parts.inference.submit(step(1, start=True))
     await executor.pause()
-    left, behind = core.inference.submit(step(2)), core.inference.submit(step(4))
+    left, behind = parts.inference.submit(step(2)), parts.inference.submit(step(4))
     await accepted(executor, 3)
-    inbox = executor.keys.inbox(core.inference._keys.shard_of(SEQUENCE), executor.executor)
+    inbox = executor.keys.inbox(parts.inference._keys.shard_of(SEQUENCE), executor.executor)
 
     left.cancel()
 
@@ -84,76 +86,80 @@ async def test_step_in_a_slot_is_cancelled_with_those_behind_it(core: Core, exec
     executor.paused.clear()
     await cancelled(behind)
     with pytest.raises(SequenceError, match=r"must specify the START flag .* \(the sequence was cancelled") as caught:
-        await core.inference.submit(step(8))
+        await parts.inference.submit(step(8))
     assert Reason.CANCELLED is caught.value.reason
-    assert total(await core.inference.submit(step(16, start=True))) == 16
+    assert total(await parts.inference.submit(step(16, start=True))) == 16
 
 
-async def test_caller_who_leaves_while_his_step_is_on_its_way_leaves_nothing_behind(core: Core, executor: FakeExecutor):
+async def test_caller_who_leaves_while_his_step_is_on_its_way_leaves_nothing_behind(
+    parts: GatewayParts, executor: FakeExecutor
+):
     await executor.pause()
     record = executor.keys.sequence(SEQUENCE).record
-    before = core.dispatch.sent
-    leaving = core.inference.submit(step(1, start=True))
+    before = parts.dispatch.sent
+    leaving = parts.inference.submit(step(1, start=True))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
     leaving.cancel()
-    after = core.inference.submit(step(2, 2, start=True))
+    after = parts.inference.submit(step(2, 2, start=True))
 
     async def both_were_settled() -> bool:
-        return core.dispatch.sent > before and not await executor.commands.exists(record)
+        return parts.dispatch.sent > before and not await executor.commands.exists(record)
 
     await until(both_were_settled)
-    assert core.inference.in_flight == 1
+    assert parts.inference.in_flight == 1
     executor.paused.clear()
     assert total(await after) == 2
 
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
 async def test_step_that_can_be_asked_for_again_runs_though_its_caller_left(
-    core: Core, executor: FakeExecutor, identity: dict[str, Any]
+    parts: GatewayParts, executor: FakeExecutor, identity: dict[str, Any]
 ):
-    await core.inference.submit(step(1, start=True))
+    await parts.inference.submit(step(1, start=True))
     await executor.pause()
-    left = core.inference.submit(step(2, **identity))
+    left = parts.inference.submit(step(2, **identity))
     await accepted(executor, 2)
     left.cancel()
     executor.paused.clear()
-    assert total(await core.inference.submit(step(4))) == 7
+    assert total(await parts.inference.submit(step(4))) == 7
 
-    assert total(await core.inference.submit(step(2, **identity))) == 3
+    assert total(await parts.inference.submit(step(2, **identity))) == 3
     assert len(executor.received) == 3
 
 
-async def test_sequence_that_waits_stays_when_the_caller_of_its_named_start_left(core: Core, executor: FakeExecutor):
+async def test_sequence_that_waits_stays_when_the_caller_of_its_named_start_left(
+    parts: GatewayParts, executor: FakeExecutor
+):
     await executor.pause()
-    left = core.inference.submit(step(1, start=True, request_id="first"))
+    left = parts.inference.submit(step(1, start=True, request_id="first"))
     await accepted(executor, 1)
     left.cancel()
     await asyncio.sleep(0)
 
-    again = core.inference.submit(step(1, start=True, request_id="first"))
+    again = parts.inference.submit(step(1, start=True, request_id="first"))
     executor.paused.clear()
 
     assert total(await again) == 1
     assert len(executor.received) == 1
 
 
-async def test_gateway_that_stops_gives_nothing_up(core: Core, executor: FakeExecutor):
+async def test_gateway_that_stops_gives_nothing_up(parts: GatewayParts, executor: FakeExecutor):
     """It closes connections itself, and then its callers may ask another one for their answer."""
     await executor.pause()
-    answer = core.inference.submit(step(1, start=True))
+    answer = parts.inference.submit(step(1, start=True))
     await accepted(executor, 1)
-    core.inference.stopping = True
+    parts.inference.stopping = True
     answer.cancel()
     await asyncio.sleep(0)
-    core.inference.stopping = False
+    parts.inference.stopping = False
     executor.paused.clear()
 
-    assert total(await core.inference.submit(step(2))) == 3
+    assert total(await parts.inference.submit(step(2))) == 3
 
 
-async def test_stateless_request_leaves_its_queue(core: Core, executor: FakeExecutor):
+async def test_stateless_request_leaves_its_queue(parts: GatewayParts, executor: FakeExecutor):
     await executor.pause()
     call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
     queue = executor.keys.work_queue("echo", "1")
@@ -161,11 +167,11 @@ async def test_stateless_request_leaves_its_queue(core: Core, executor: FakeExec
     async def waiting_requests(count: int) -> bool:
         return await executor.commands.hlen(queue.meta) == count
 
-    leaving = core.inference.submit(call)
+    leaving = parts.inference.submit(call)
     await until(lambda: waiting_requests(1))
     leaving.cancel()
     await until(lambda: waiting_requests(0))
 
     executor.paused.clear()
-    await core.inference.submit(msgspec.structs.replace(call, request_id="2"))
+    await parts.inference.submit(msgspec.structs.replace(call, request_id="2"))
     assert ["2"] == [message.request_id for message in executor.received]

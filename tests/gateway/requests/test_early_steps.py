@@ -18,7 +18,7 @@ from gateway.settings import GatewaySettings
 from shared.contract.errors import Reason, SequenceError
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import Proxy, core_running, is_submit, proxy, step, total
+from tests.gateway.requests.test_lost_connections import Proxy, is_submit, proxy, step, total, without_ports
 from tests.redis_proxy import through
 
 __all__ = ["proxy"]
@@ -51,8 +51,8 @@ async def totals(answers: Sequence[asyncio.Future[Answer]]) -> list[int]:
 async def test_steps_in_any_order_run_in_the_order_of_their_numbers(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    async with core_running(patient(gateway_settings), keys) as core:
-        backwards = [core.inference.submit(numbered(number)) for number in range(8, 0, -1)]
+    async with without_ports(patient(gateway_settings), keys) as parts:
+        backwards = [parts.inference.submit(numbered(number)) for number in range(8, 0, -1)]
 
         assert sums(8) == (await totals(backwards))[::-1]
     assert [10**number for number in range(1, 9)] == values(executor)
@@ -62,7 +62,7 @@ async def test_steps_over_several_gateways_wait_for_each_other(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
     settings = patient(gateway_settings)
-    async with core_running(settings, keys) as one, core_running(settings, keys) as other:
+    async with without_ports(settings, keys) as one, without_ports(settings, keys) as other:
         early = one.inference.submit(numbered(3)), one.inference.submit(numbered(2))
         await asyncio.sleep(0.05)
         first = other.inference.submit(numbered(1))
@@ -74,9 +74,9 @@ async def test_steps_over_several_gateways_wait_for_each_other(
 async def test_callers_of_the_same_early_step_get_the_same_answer(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    async with core_running(patient(gateway_settings), keys) as core:
-        twice = [core.inference.submit(numbered(2)) for _ in range(2)]
-        await core.inference.submit(numbered(1))
+    async with without_ports(patient(gateway_settings), keys) as parts:
+        twice = [parts.inference.submit(numbered(2)) for _ in range(2)]
+        await parts.inference.submit(numbered(1))
 
         assert [110, 110] == await totals(twice)
     assert [10, 100] == values(executor)
@@ -88,10 +88,10 @@ async def test_a_step_that_waited_in_vain_is_refused_as_if_it_had_not_waited(
     refusals: list[tuple[str, str, int | None]] = []
     for wait_ms in (0, 60):
         settings = dataclasses.replace(gateway_settings, early_step_wait_ms=wait_ms)
-        async with core_running(settings, keys) as core:
-            await core.inference.submit(numbered(1, sequence=wait_ms + 1))
+        async with without_ports(settings, keys) as parts:
+            await parts.inference.submit(numbered(1, sequence=wait_ms + 1))
             with pytest.raises(SequenceError) as caught:
-                await core.inference.submit(numbered(3, sequence=wait_ms + 1))
+                await parts.inference.submit(numbered(3, sequence=wait_ms + 1))
         text = caught.value.message.replace(f"sequence {wait_ms + 1} ", "")
         refusals.append((text, caught.value.reason, caught.value.last_step))
 
@@ -103,13 +103,13 @@ async def test_a_step_that_waited_in_vain_is_refused_as_if_it_had_not_waited(
 async def test_beyond_the_bounds_of_number_and_count_a_step_is_refused_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    async with core_running(patient(gateway_settings), keys) as core:
-        await core.inference.submit(numbered(1))
+    async with without_ports(patient(gateway_settings), keys) as parts:
+        await parts.inference.submit(numbered(1))
         with pytest.raises(SequenceError, match="expects step 2 next"):
-            await core.inference.submit(_far(EARLY_STEPS_MAX + 3))
-        waiting = [core.inference.submit(_far(EARLY_STEPS_MAX + 2)) for _ in range(EARLY_STEPS_MAX)]
+            await parts.inference.submit(_far(EARLY_STEPS_MAX + 3))
+        waiting = [parts.inference.submit(_far(EARLY_STEPS_MAX + 2)) for _ in range(EARLY_STEPS_MAX)]
         with pytest.raises(SequenceError, match="expects step 2 next"):
-            await core.inference.submit(_far(3))
+            await parts.inference.submit(_far(3))
         for future in waiting:
             assert not future.done()
             future.cancel()
@@ -122,17 +122,17 @@ def _far(number: int) -> InferCall:
 async def test_a_sequence_that_is_over_or_begun_anew_refuses_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    async with core_running(patient(gateway_settings), keys) as core:
+    async with without_ports(patient(gateway_settings), keys) as parts:
         for number in (1, 2):
-            await core.inference.submit(numbered(number))
-        stale = core.inference.submit(numbered(4))
+            await parts.inference.submit(numbered(number))
+        stale = parts.inference.submit(numbered(4))
         await asyncio.sleep(0.03)
-        await core.inference.submit(step(5, start=True))
+        await parts.inference.submit(step(5, start=True))
         with pytest.raises(SequenceError) as anew:
             await stale
-        await core.inference.submit(step(6, end=True))
+        await parts.inference.submit(step(6, end=True))
         with pytest.raises(SequenceError) as ended:
-            await core.inference.submit(numbered(4))
+            await parts.inference.submit(numbered(4))
 
     assert [Reason.WRONG_STEP, Reason.ENDED] == [anew.value.reason, ended.value.reason]
     assert [10, 100, 5, 6] == values(executor)
@@ -141,15 +141,15 @@ async def test_a_sequence_that_is_over_or_begun_anew_refuses_at_once(
 async def test_a_step_whose_caller_left_while_it_waited_does_not_run(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    async with core_running(patient(gateway_settings), keys) as core:
-        left = core.inference.submit(numbered(2))
+    async with without_ports(patient(gateway_settings), keys) as parts:
+        left = parts.inference.submit(numbered(2))
         await asyncio.sleep(0.03)
         left.cancel()
-        await core.inference.submit(numbered(1))
+        await parts.inference.submit(numbered(1))
         with pytest.raises(SequenceError):
-            await core.inference.submit(step(0, expected_step=99))
+            await parts.inference.submit(step(0, expected_step=99))
 
-        assert 0 == core.inference.in_flight
+        assert 0 == parts.inference.in_flight
     assert [10] == values(executor)
 
 
@@ -163,13 +163,13 @@ async def test_shuffled_steps_over_breaking_connections_run_once_and_in_order(
     settings = dataclasses.replace(patient(gateway_settings), redis_url=behind)
     order = list(range(1, 9))
     chance.shuffle(order)
-    async with core_running(settings, keys) as core:
+    async with without_ports(settings, keys) as parts:
 
         async def send(number: int) -> int:
             await asyncio.sleep(chance.random() / 20)
             while True:
                 try:
-                    return total(await core.inference.submit(numbered(number)))
+                    return total(await parts.inference.submit(numbered(number)))
                 except SequenceError:
                     await asyncio.sleep(0.01)
 

@@ -10,9 +10,9 @@ import pytest
 import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
+from gateway.parts import GatewayParts
 from gateway.requests.admission import InferCall, admit
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
-from gateway.service import Core
 from shared.contract.errors import Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import ShardId, sequence_id
 from shared.contract.messages import ReplyMessage, encode
@@ -23,7 +23,11 @@ from tests.gateway.requests.test_lost_connections import Proxy, is_submit, step,
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.traffic import tensor
 
-core, behind_proxy, proxy = test_lost_connections.core, test_lost_connections.behind_proxy, test_lost_connections.proxy
+parts, behind_proxy, proxy = (
+    test_lost_connections.parts,
+    test_lost_connections.behind_proxy,
+    test_lost_connections.proxy,
+)
 
 PATH = "/v2/models/running_sum/infer"
 
@@ -36,35 +40,37 @@ def close(run: str, sequence: int = 1) -> InferCall:
     return InferCall("running_sum", correlation_id=sequence, ended_run=run)
 
 
-async def run_of(core: Core, call: InferCall) -> str:
-    told = (await core.inference.submit(call)).parameters["sequence_run"]
+async def run_of(parts: GatewayParts, call: InferCall) -> str:
+    told = (await parts.inference.submit(call)).parameters["sequence_run"]
     assert isinstance(told, str)
     return told
 
 
-async def test_a_run_is_ended_by_its_name_and_a_later_one_under_the_same_id_is_left_alone(core: Core) -> None:
-    run = await run_of(core, first_step(5))
-    assert run == await run_of(core, step(1, expected_step=2, run_info=True))
-    assert {"sequence_step": 3} == (await core.inference.submit(step(1, expected_step=3))).parameters, "asked for alone"
+async def test_a_run_is_ended_by_its_name_and_a_later_one_under_the_same_id_is_left_alone(parts: GatewayParts) -> None:
+    run = await run_of(parts, first_step(5))
+    assert run == await run_of(parts, step(1, expected_step=2, run_info=True))
+    assert {"sequence_step": 3} == (await parts.inference.submit(step(1, expected_step=3))).parameters, (
+        "asked for alone"
+    )
 
     for _ in range(2):
-        ended = await core.inference.submit(close(run))
+        ended = await parts.inference.submit(close(run))
         assert ((), "1", {}) == (ended.message.outputs, ended.version, ended.parameters)
     with pytest.raises(SequenceError) as refused:
-        await core.inference.submit(step(1, expected_step=4))
+        await parts.inference.submit(step(1, expected_step=4))
     assert Reason.CANCELLED == refused.value.reason
 
     # A START while the record of the ended run is still there, and one that goes on with an open sequence.
-    second = await run_of(core, first_step(7))
-    third = await run_of(core, step(9, start=True, run_info=True))
+    second = await run_of(parts, first_step(7))
+    third = await run_of(parts, step(9, start=True, run_info=True))
     assert 3 == len({run, second, third})
     for old in (run, second, "nonsense"):
-        await core.inference.submit(close(old))
-    assert 10 == total(await core.inference.submit(step(1, expected_step=2)))
+        await parts.inference.submit(close(old))
+    assert 10 == total(await parts.inference.submit(step(1, expected_step=2)))
 
 
 async def test_an_answer_that_overtakes_the_acceptance_waits_for_the_name_of_its_run(
-    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor
 ) -> None:
     """Redis has accepted the step, and what it said was lost: the answer comes over another connection."""
     proxy.cut_after = is_submit
@@ -76,10 +82,12 @@ async def test_an_answer_that_overtakes_the_acceptance_waits_for_the_name_of_its
     assert 1 == len(executor.received)
 
 
-async def test_an_answer_that_waits_for_a_name_is_given_without_it_when_nothing_more_is_known(core: Core) -> None:
+async def test_an_answer_that_waits_for_a_name_is_given_without_it_when_nothing_more_is_known(
+    parts: GatewayParts,
+) -> None:
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     call = first_step(5)
-    record, _ = core.catalog.find("running_sum", "")
+    record, _ = parts.catalog.find("running_sum", "")
     admitted = admit(call, record, "1", arrived_ns=0, make_session=lambda: 1)
     pending = PendingRequest(call, record, admitted, future, shard=ShardId(0), token="1")
 
@@ -93,15 +101,15 @@ async def test_an_answer_that_waits_for_a_name_is_given_without_it_when_nothing_
     assert not pending.answered(encode(ReplyMessage("1", step=1)), "key")
 
 
-async def test_a_model_without_state_has_no_run_to_tell(core: Core) -> None:
+async def test_a_model_without_state_has_no_run_to_tell(parts: GatewayParts) -> None:
     call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), bytes(4)),), run_info=True)
 
     for _ in range(2):
-        assert {} == (await core.inference.submit(call)).parameters
+        assert {} == (await parts.inference.submit(call)).parameters
 
 
 async def test_an_end_whose_outcome_is_lost_is_sent_again_by_its_gateway(
-    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor
 ) -> None:
     run = await run_of(behind_proxy, first_step(5))
     proxy.cut_after = is_submit
@@ -149,6 +157,6 @@ async def test_both_protocols_tell_runs_and_end_them(gateway: RunningGateway) ->
         ({"expected_step": 2}, "without a step"),
     ],
 )
-async def test_what_cannot_be_ended_is_told(core: Core, changes: dict[str, Any], text: str) -> None:
+async def test_what_cannot_be_ended_is_told(parts: GatewayParts, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(RequestError, match=text):
-        await core.inference.submit(msgspec.structs.replace(close("1-0.1"), **changes))
+        await parts.inference.submit(msgspec.structs.replace(close("1-0.1"), **changes))

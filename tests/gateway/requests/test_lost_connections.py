@@ -17,8 +17,8 @@ import pytest
 import gateway.requests.dispatch
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
+from gateway.parts import GatewayParts, running_parts
 from gateway.requests.admission import InferCall
-from gateway.service import Core, running_core
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId
@@ -101,28 +101,30 @@ async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
 
 
 @asynccontextmanager
-async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncGenerator[Core]:
+async def without_ports(settings: GatewaySettings, keys: Keyspace) -> AsyncGenerator[GatewayParts]:
     """A gateway without ports."""
     async with (
         asyncio.TaskGroup() as group,
-        running_core(settings.bounded(), "core", keys, Tracing(), Tasks(group)) as core,
+        running_parts(settings.bounded(), "gateway", keys, Tracing(), Tasks(group)) as parts,
     ):
-        yield core
+        yield parts
 
 
 @pytest.fixture
-async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
-    async with core_running(gateway_settings, keys) as running:
+async def parts(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> AsyncIterator[GatewayParts]:
+    async with without_ports(gateway_settings, keys) as running:
         yield running
 
 
 @pytest.fixture
 async def behind_proxy(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, proxy: Proxy
-) -> AsyncIterator[Core]:
+) -> AsyncIterator[GatewayParts]:
     behind = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
     settings = dataclasses.replace(gateway_settings, redis_url=behind)
-    async with core_running(settings, keys) as running:
+    async with without_ports(settings, keys) as running:
         yield running
 
 
@@ -147,7 +149,7 @@ def is_submit(chunk: bytes) -> bool:
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
 async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_reply(
-    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, identity: dict[str, Any]
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, identity: dict[str, Any]
 ):
     """The script ran, its reply was lost: the step is sent again by itself and runs once."""
     await behind_proxy.inference.submit(step(1, start=True, request_id="first"))
@@ -160,7 +162,7 @@ async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_repl
 
 
 async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(
-    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor
 ):
     await behind_proxy.inference.submit(step(1, start=True))
     await executor.pause()
@@ -176,7 +178,7 @@ async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence
     assert total(await behind_proxy.inference.submit(step(4))) == 7
 
 
-async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: Core, proxy: Proxy):
+async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: GatewayParts, proxy: Proxy):
     """Nothing had been sent: even a step that cannot be told from its first attempt is sent on a new one."""
     await behind_proxy.inference.submit(step(1, start=True))
     for value in (2, 4):
@@ -189,7 +191,7 @@ async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: C
         assert (1 if value == 2 else 3) + value == total(await behind_proxy.inference.submit(step(value)))
 
 
-async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Core, proxy: Proxy):
+async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: GatewayParts, proxy: Proxy):
     proxy.refuses = True
     proxy.cut_all()
     await asyncio.sleep(0.05)
@@ -203,7 +205,7 @@ async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Core
 
 
 async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_them(
-    behind_proxy: Core, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
     """The gateway's bounds count callers who wait: what others have left must not pile up beside it."""
     monkeypatch.setattr("gateway.requests.dispatch.PATIENCE_S", 60.0)
@@ -233,7 +235,7 @@ async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_th
 
 
 async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
-    behind_proxy: Core, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("gateway.requests.dispatch.PATIENCE_S", 0.1)
     proxy.refuses = True
@@ -244,11 +246,11 @@ async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
         await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
 
 
-async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(core: Core):
-    answers = await asyncio.gather(*(core.inference.submit(step(1, start=index == 0)) for index in range(300)))
+async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(parts: GatewayParts):
+    answers = await asyncio.gather(*(parts.inference.submit(step(1, start=index == 0)) for index in range(300)))
 
     assert [total(answer) for answer in answers] == list(range(1, 301))
-    assert core.dispatch.round_trips <= 4
+    assert parts.dispatch.round_trips <= 4
 
 
 async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
@@ -256,12 +258,12 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
 ):
     """The first gateway dies with the step open; the retry elsewhere joins it, or gets the stored reply."""
     await executor.pause()
-    async with core_running(gateway_settings, keys) as first:
+    async with without_ports(gateway_settings, keys) as first:
         lost = first.inference.submit(step(7, start=True, request_id="only"))
         while not first.dispatch.sent:
             await asyncio.sleep(0.005)
     assert not lost.done()
-    async with core_running(gateway_settings, keys) as second:
+    async with without_ports(gateway_settings, keys) as second:
         joined = second.inference.submit(step(7, start=True, request_id="only"))
         while not second.dispatch.sent:
             await asyncio.sleep(0.005)
@@ -276,10 +278,10 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
-    async with core_running(gateway_settings, keys) as core:
+    async with without_ports(gateway_settings, keys) as parts:
         await executor.pause()
-        waiting = core.inference.submit(step(1, start=True))
-        while not core.dispatch.sent:
+        waiting = parts.inference.submit(step(1, start=True))
+        while not parts.dispatch.sent:
             await asyncio.sleep(0.005)
         async for key in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
             await executor.redis.unlink(key)
@@ -288,7 +290,7 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
             await waiting
         executor.paused.clear()
 
-        assert total(await core.inference.submit(step(2))) == 3
+        assert total(await parts.inference.submit(step(2))) == 3
 
 
 async def test_reply_streams_are_kept_in_a_redis_without_memory(
@@ -330,22 +332,22 @@ async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_reques
     await executor.join()
     running = asyncio.create_task(executor.run())
     settings = dataclasses.replace(gateway_settings, redis_url=private_server.url)
-    async with core_running(settings, keys) as core:
-        await core.inference.submit(step(1, start=True))
+    async with without_ports(settings, keys) as parts:
+        await parts.inference.submit(step(1, start=True))
         for _ in range(2):
             told.clear()
             await redis.config_set("maxmemory", 1)
             for _ in range(3):
                 with pytest.raises(UnavailableError, match="is full: try again later"):
-                    await core.inference.submit(step(2))
+                    await parts.inference.submit(step(2))
             await redis.config_set("maxmemory", 0)
-            await core.inference.submit(step(2))
+            await parts.inference.submit(step(2))
 
             assert [line for line in told if line.startswith("redis")] == [
                 "redis is full, new requests are refused: raise its maxmemory",
                 "redis has room again",
             ]
-        assert total(await core.inference.submit(step(3))) == 8
+        assert total(await parts.inference.submit(step(3))) == 8
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await redis.aclose()
@@ -357,7 +359,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     *,
     ids_remembered: int,
     cut_again: bool,
-    behind_proxy: Core,
+    behind_proxy: GatewayParts,
     proxy: Proxy,
     gateway_settings: GatewaySettings,
     keys: Keyspace,
@@ -382,7 +384,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     again = behind_proxy.inference.submit(step(2, request_id="b"))
     while len(executor.received) < 2:
         await asyncio.sleep(0.005)
-    async with core_running(gateway_settings, keys) as elsewhere:
+    async with without_ports(gateway_settings, keys) as elsewhere:
         assert total(await elsewhere.inference.submit(step(4, request_id="c"))) == 7
         # The last eight are remembered in any case (`submit.lua`).
         others = [f"c{number}" for number in range(8)] if ids_remembered == 1 else []
@@ -408,7 +410,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
 
 
 async def test_steps_sent_together_and_sent_again_together_run_once(
-    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     """Both were accepted and answered before the connections came back."""
     monkeypatch.setattr("gateway.requests.dispatch.LATE_PATIENCE_S", 60.0)
@@ -434,20 +436,20 @@ async def test_steps_sent_together_and_sent_again_together_run_once(
 
 @pytest.mark.parametrize("survives", [True, False], ids=["its record is as new", "its record is older"])
 async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_does_not_know_it(
-    core: Core, executor: FakeExecutor, redis: Redis, keys: Keyspace, *, survives: bool
+    parts: GatewayParts, executor: FakeExecutor, redis: Redis, keys: Keyspace, *, survives: bool
 ):
     """It is the newest step of its sequence; so its number is just what an intact record shows."""
-    await core.inference.submit(step(1, start=True))
+    await parts.inference.submit(step(1, start=True))
     await executor.pause()
-    open_step = core.inference.submit(step(2))
-    while not core.dispatch.sent > 1:
+    open_step = parts.inference.submit(step(2))
+    while not parts.dispatch.sent > 1:
         await asyncio.sleep(0.005)
     if not survives:
-        (waiting,) = core.replies.unanswered
+        (waiting,) = parts.replies.unanswered
         record = keys.sequence(gateway.requests.dispatch.sequence_of(waiting)).record
         await executor.commands.hincrby(record, "nx", -1)
 
-    await core.dispatch.ask_again(redis, [])
+    await parts.dispatch.ask_again(redis, [])
 
     assert open_step.done() != survives
     if survives:
@@ -459,7 +461,7 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
 
 
 async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_is_taken_back(
-    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, keys: Keyspace
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, keys: Keyspace
 ):
     call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
     # The server knows the script from now on: the call that is cut off is carried out.
@@ -498,32 +500,32 @@ async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
         return InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, size // 4), bytes(size)),))
 
     settings = dataclasses.replace(gateway_settings, max_bytes_in_flight=100)
-    async with core_running(settings, keys) as core:
+    async with without_ports(settings, keys) as parts:
         await executor.pause()
         for sizes in ([104], [60, 40]):
-            taken = [core.inference.submit(echo(size)) for size in sizes]
-            refused = core.inference.submit(echo(4))
+            taken = [parts.inference.submit(echo(size)) for size in sizes]
+            refused = parts.inference.submit(echo(4))
             assert isinstance(error := refused.exception(), UnavailableError)
             assert f"requests of {sum(sizes)} bytes in flight" in str(error)
 
             executor.paused.clear()
             await asyncio.gather(*taken)
-            assert 0 == core.inference.budget.taken
+            assert 0 == parts.inference.budget.taken
             await executor.pause()
         executor.paused.clear()
-        await core.inference.submit(echo(4))
+        await parts.inference.submit(echo(4))
 
 
 async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_number(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 600.0)
-    async with core_running(gateway_settings, keys) as core:
+    async with without_ports(gateway_settings, keys) as parts:
         name = f"{keys.base(keys.home_shard('echo'))}replies:*"
         (stream,) = [key async for key in executor.commands.scan_iter(match=name)]
         for _ in range(3):
             tensor = Tensor("INPUT0", "FP32", (1, 1 << 20), bytes(4 << 20))
-            await core.inference.submit(InferCall("echo", inputs=(tensor,)))
+            await parts.inference.submit(InferCall("echo", inputs=(tensor,)))
         async with asyncio.timeout(60):
             while await executor.commands.xlen(stream):
                 await asyncio.sleep(0.01)
@@ -534,11 +536,11 @@ async def test_small_replies_that_were_read_leave_redis_with_the_next_heartbeat(
 ):
     """They are too few to be trimmed by a read: a gateway with little to do would keep them for ever."""
     monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
-    async with core_running(gateway_settings, keys) as core:
+    async with without_ports(gateway_settings, keys) as parts:
         for number in range(1, 9):
-            await core.inference.submit(step(1, number, start=True))
+            await parts.inference.submit(step(1, number, start=True))
         async with asyncio.timeout(60):
-            while sum([await executor.commands.xlen(stream) for stream in core.replies._streams.values()]):
+            while sum([await executor.commands.xlen(stream) for stream in parts.replies._streams.values()]):
                 await asyncio.sleep(0.01)
 
 
@@ -552,12 +554,12 @@ async def test_a_request_that_redis_does_not_take_harms_nobody(
     await executor.join()
     running = asyncio.create_task(executor.run())
     settings = dataclasses.replace(gateway_settings, redis_url=private_server.url)
-    async with core_running(settings, keys) as core:
+    async with without_ports(settings, keys) as parts:
         tensor = Tensor("INPUT0", "FP32", (1, 1 << 18), bytes(1 << 20))
-        beside = core.inference.submit(step(1, 7, start=True))
-        refused = core.inference.submit(InferCall("echo", inputs=(tensor,)))
+        beside = parts.inference.submit(step(1, 7, start=True))
+        refused = parts.inference.submit(InferCall("echo", inputs=(tensor,)))
         fitting = Tensor("INPUT0", "FP32", (1, 200_000), bytes(800_000))
-        fits = core.inference.submit(InferCall("echo", inputs=(fitting,)))
+        fits = parts.inference.submit(InferCall("echo", inputs=(fitting,)))
 
         assert isinstance(error := refused.exception(), RequestError)
         assert f"have {1 << 20} bytes, and Redis" in str(error)
@@ -571,10 +573,10 @@ async def test_beyond_the_bound_callers_are_refused_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):
     settings = dataclasses.replace(gateway_settings, max_requests_in_flight=3)
-    async with core_running(settings, keys) as core:
+    async with without_ports(settings, keys) as parts:
         await executor.pause()
-        taken = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
-        refused = core.inference.submit(step(1, 9, start=True))
+        taken = [parts.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
+        refused = parts.inference.submit(step(1, 9, start=True))
 
         assert isinstance(refused.exception(), UnavailableError)
         executor.paused.clear()
@@ -589,36 +591,36 @@ async def test_requests_for_an_unknown_model_wait_for_the_next_look_within_the_b
     def ask(_self: Catalog, then: Callable[[], None]) -> None:
         looks.append(then)
 
-    async with core_running(dataclasses.replace(gateway_settings, max_requests_in_flight=3), keys) as core:
+    async with without_ports(dataclasses.replace(gateway_settings, max_requests_in_flight=3), keys) as parts:
         monkeypatch.setattr(Catalog, "ask", ask)
-        held = [core.inference.submit(msgspec.structs.replace(step(1), model="unknown")) for _ in range(3)]
-        beyond = core.inference.submit(msgspec.structs.replace(step(1), model="unknown"))
+        held = [parts.inference.submit(msgspec.structs.replace(step(1), model="unknown")) for _ in range(3)]
+        beyond = parts.inference.submit(msgspec.structs.replace(step(1), model="unknown"))
 
         assert isinstance(beyond.exception(), UnavailableError)
-        assert 3 == core.inference.in_flight
+        assert 3 == parts.inference.in_flight
         assert 3 == len(looks)
         for then in looks:
             then()
         assert {RequestError} == {type(error) for error in await asyncio.gather(*held, return_exceptions=True)}
-        assert 0 == core.inference.in_flight
+        assert 0 == parts.inference.in_flight
 
 
 async def test_unanswered_request_fails_after_the_gateways_timeout(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):
     await executor.pause()
-    async with core_running(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as core:
+    async with without_ports(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as parts:
         with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
-            await core.inference.submit(step(1, start=True))
+            await parts.inference.submit(step(1, start=True))
 
 
 async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):
     settings = dataclasses.replace(gateway_settings, sequence_inflight_max=2)
-    async with core_running(settings, keys) as core:
+    async with without_ports(settings, keys) as parts:
         await executor.pause()
-        answers = [core.inference.submit(step(1, start=index == 0)) for index in range(3)]
+        answers = [parts.inference.submit(step(1, start=index == 0)) for index in range(3)]
         with pytest.raises(SequenceError) as caught:
             await answers[2]
         executor.paused.clear()
@@ -629,10 +631,10 @@ async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
 
 async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor):
     settings = dataclasses.replace(gateway_settings, backlog_max=4)
-    async with core_running(settings, keys) as core:
+    async with without_ports(settings, keys) as parts:
         await executor.pause()
-        answers = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
-        while core.inference.in_flight > 4:
+        answers = [parts.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
+        while parts.inference.in_flight > 4:
             await asyncio.sleep(0.005)
         refused = [answer.exception() for answer in answers if answer.done()]
         accepted = [answer for answer in answers if not answer.done()]
@@ -645,22 +647,22 @@ async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, k
     assert taken == [1, 1, 1, 1]
 
 
-async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core: Core, executor: FakeExecutor):
+async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(parts: GatewayParts, executor: FakeExecutor):
     """The gateway's picture is older than the model: it looks again before it refuses."""
     record = (await executor.membership.models())["running_sum"]
     await executor.commands.hdel(executor.keys.models, "running_sum")
-    await core.catalog.refresh()
+    await parts.catalog.refresh()
     await asyncio.sleep(0.15)
     await executor.membership.publish(record)
 
-    first, second = (core.inference.submit(step(1, start=start)) for start in (True, False))
+    first, second = (parts.inference.submit(step(1, start=start)) for start in (True, False))
 
     assert [total(await first), total(await second)] == [1, 2]
 
 
-async def test_unknown_model_stays_an_error(core: Core):
+async def test_unknown_model_stays_an_error(parts: GatewayParts):
     with pytest.raises(MeshError) as caught:
-        await core.inference.submit(msgspec.structs.replace(step(1), model="nobody"))
+        await parts.inference.submit(msgspec.structs.replace(step(1), model="nobody"))
 
     assert (caught.value.code, caught.value.message) == (
         Code.NOT_FOUND,
@@ -668,9 +670,9 @@ async def test_unknown_model_stays_an_error(core: Core):
     )
 
 
-async def test_read_replies_are_trimmed(core: Core, executor: FakeExecutor):
+async def test_read_replies_are_trimmed(parts: GatewayParts, executor: FakeExecutor):
     for _ in range(3):
-        await asyncio.gather(*(core.inference.submit(step(1, n, start=True)) for n in range(1, 101)))
+        await asyncio.gather(*(parts.inference.submit(step(1, n, start=True)) for n in range(1, 101)))
     lengths = [
         await executor.commands.xlen(key)
         async for key in executor.commands.scan_iter(match=f"{executor.keys.prefix}:*replies:*")

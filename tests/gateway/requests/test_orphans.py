@@ -12,10 +12,10 @@ import tritonclient.grpc.aio as grpc_aio
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 import gateway.requests.orphans
+from gateway.parts import GatewayParts
 from gateway.requests.admission import Admitted, InferCall
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.waiting import Answer, PendingRequest
-from gateway.service import Core
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId, SequenceId, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
@@ -23,7 +23,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.scripts import Orphan, Scripts
 from tests.gateway.fake_executor import GRACE_MS, FakeExecutor, RunningGateway, running_sum
 from tests.gateway.requests.test_cancellation import until
-from tests.gateway.requests.test_lost_connections import core_running, step, total
+from tests.gateway.requests.test_lost_connections import step, total, without_ports
 from tests.mesh.traffic import sum_of, tensor
 
 GRACED = "left_sum"
@@ -136,19 +136,21 @@ async def test_an_http_connection_that_breaks_before_its_answer_leaves_the_seque
 
 
 @pytest.fixture
-async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
-    async with core_running(gateway_settings, keys) as running:
+async def parts(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> AsyncIterator[GatewayParts]:
+    async with without_ports(gateway_settings, keys) as running:
         yield running
 
 
 async def test_a_unary_caller_who_leaves_before_the_answer_counts_and_one_who_has_it_does_not(
-    core: Core, executor: FakeExecutor
+    parts: GatewayParts, executor: FakeExecutor
 ) -> None:
-    assert 1 == total(await core.inference.submit(left_step(1, 1, start=True)))
-    assert 2 == total(await core.inference.submit(left_step(2, 2, start=True)))
+    assert 1 == total(await parts.inference.submit(left_step(1, 1, start=True)))
+    assert 2 == total(await parts.inference.submit(left_step(2, 2, start=True)))
     await executor.pause()
-    leaving = core.inference.submit(left_step(4, 2, request_id="second"))
-    while not core.replies.unanswered[0].accepted:
+    leaving = parts.inference.submit(left_step(4, 2, request_id="second"))
+    while not parts.replies.unanswered[0].accepted:
         await asyncio.sleep(0.005)
 
     leaving.cancel()
@@ -158,13 +160,15 @@ async def test_a_unary_caller_who_leaves_before_the_answer_counts_and_one_who_ha
     assert await idle_left_ms(executor, 1) > GRACE_MS
 
 
-async def test_connections_that_a_stopping_gateway_cuts_count_for_nothing(core: Core, executor: FakeExecutor) -> None:
-    cut, gone = core.inference.connection(), core.inference.connection()
-    await core.inference.submit(left_step(1, 1, start=True), cut)
-    await core.inference.submit(left_step(1, 2, start=True), gone)
-    core.inference.stopping = True
+async def test_connections_that_a_stopping_gateway_cuts_count_for_nothing(
+    parts: GatewayParts, executor: FakeExecutor
+) -> None:
+    cut, gone = parts.inference.connection(), parts.inference.connection()
+    await parts.inference.submit(left_step(1, 1, start=True), cut)
+    await parts.inference.submit(left_step(1, 2, start=True), gone)
+    parts.inference.stopping = True
     cut.end()
-    core.inference.stopping = False
+    parts.inference.stopping = False
     gone.end()
 
     await orphaned(executor, 2)

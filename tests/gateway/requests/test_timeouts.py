@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from gateway.parts import GatewayParts
 from gateway.requests.admission import InferCall
-from gateway.service import Core
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.contract.messages import ReplyMessage, encode
@@ -20,7 +20,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 from tests.gateway.fake_executor import FakeExecutor, echo
-from tests.gateway.requests.test_lost_connections import core_running
+from tests.gateway.requests.test_lost_connections import without_ports
 
 MODELS = tuple(
     msgspec.structs.replace(
@@ -45,8 +45,10 @@ async def executor(redis_url: str, keys: Keyspace) -> AsyncIterator[FakeExecutor
 
 
 @pytest.fixture
-async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
-    async with core_running(gateway_settings, keys) as running:
+async def parts(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> AsyncIterator[GatewayParts]:
+    async with without_ports(gateway_settings, keys) as running:
         yield running
 
 
@@ -73,10 +75,12 @@ async def finish(executor: FakeExecutor, action: TimeoutAction, requests: list[s
     return (await executor.scripts.run(WorkScripts(executor.keys).finish(load, executor.executor, done))).answered
 
 
-async def test_a_request_that_nobody_takes_is_refused_when_its_timeout_ends(core: Core, executor: FakeExecutor):
+async def test_a_request_that_nobody_takes_is_refused_when_its_timeout_ends(
+    parts: GatewayParts, executor: FakeExecutor
+):
     late, patient = (
-        core.inference.submit(call(TimeoutAction.REJECT, 20)),
-        core.inference.submit(call(TimeoutAction.REJECT, 300_000)),
+        parts.inference.submit(call(TimeoutAction.REJECT, 20)),
+        parts.inference.submit(call(TimeoutAction.REJECT, 300_000)),
     )
 
     with pytest.raises(UnavailableError, match=r"^Request timeout expired$") as refused:
@@ -88,21 +92,23 @@ async def test_a_request_that_nobody_takes_is_refused_when_its_timeout_ends(core
     await asyncio.wait_for(patient, 30)
 
 
-async def test_a_request_that_was_taken_in_time_is_answered_once_by_who_has_it(core: Core, executor: FakeExecutor):
-    running = core.inference.submit(call(TimeoutAction.REJECT, 200))
+async def test_a_request_that_was_taken_in_time_is_answered_once_by_who_has_it(
+    parts: GatewayParts, executor: FakeExecutor
+):
+    running = parts.inference.submit(call(TimeoutAction.REJECT, 200))
     taken = await take(executor, TimeoutAction.REJECT)
     with pytest.raises(UnavailableError, match="Request timeout expired"):
-        await core.inference.submit(call(TimeoutAction.REJECT, 400))
+        await parts.inference.submit(call(TimeoutAction.REJECT, 400))
 
     assert not running.done()
     assert [True] == await finish(executor, TimeoutAction.REJECT, taken)
     await asyncio.wait_for(running, 30)
 
 
-async def test_a_request_that_is_only_delayed_stays_in_its_queue(core: Core, executor: FakeExecutor):
-    delayed = core.inference.submit(call(TimeoutAction.DELAY, 10))
+async def test_a_request_that_is_only_delayed_stays_in_its_queue(parts: GatewayParts, executor: FakeExecutor):
+    delayed = parts.inference.submit(call(TimeoutAction.DELAY, 10))
     with pytest.raises(UnavailableError, match="Request timeout expired"):
-        await core.inference.submit(call(TimeoutAction.REJECT, 100))
+        await parts.inference.submit(call(TimeoutAction.REJECT, 100))
 
     assert [True] == await finish(executor, TimeoutAction.DELAY, await take(executor, TimeoutAction.DELAY))
     await asyncio.wait_for(delayed, 30)

@@ -9,34 +9,34 @@ from functools import partial
 import msgspec
 import pytest
 
+from gateway.parts import GatewayParts
 from gateway.requests.admission import InferCall
 from gateway.requests.unserved import Unserved
-from gateway.service import Core
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.contract.messages import RepositoryEntry
 from shared.contract.tensors import Tensor
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import core_running, step, total
+from tests.gateway.requests.test_lost_connections import step, total, without_ports
 
 CALL = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
 
 
 @pytest.fixture
-async def core(
+async def parts(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Core]:
+) -> AsyncIterator[GatewayParts]:
     """A gateway that is not patient."""
-    monkeypatch.setattr("gateway.service.Unserved", partial(Unserved, patience_s=1))
-    async with core_running(gateway_settings, keys) as running:
+    monkeypatch.setattr("gateway.parts.Unserved", partial(Unserved, patience_s=1))
+    async with without_ports(gateway_settings, keys) as running:
         yield running
 
 
-async def test_a_request_whose_model_nobody_serves_any_more_is_refused(core: Core, executor: FakeExecutor):
+async def test_a_request_whose_model_nobody_serves_any_more_is_refused(parts: GatewayParts, executor: FakeExecutor):
     await executor.pause()
-    late = core.inference.submit(CALL)
-    other = core.inference.submit(step(1, start=True, end=True))
+    late = parts.inference.submit(CALL)
+    other = parts.inference.submit(step(1, start=True, end=True))
     queue = executor.keys.work_queue("echo", "1")
     async with asyncio.timeout(30):
         while not await executor.commands.hlen(queue.meta):

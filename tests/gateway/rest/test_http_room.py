@@ -33,7 +33,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[ByteBudget]:
         made.append(ByteBudget(bytes_max, memory))
         return made[-1]
 
-    monkeypatch.setattr("gateway.service.ByteBudget", make)
+    monkeypatch.setattr("gateway.parts.ByteBudget", make)
     return made
 
 

@@ -1,0 +1,106 @@
+"""The ASGI applications of a gateway: of the HTTP port, of connections beyond its bound, and of the metrics port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from starlette.routing import Router
+
+from gateway.access.restrictions import Restriction
+from gateway.exposure import Exposure
+from gateway.http.seats import Share
+from gateway.models.metrics import Gauge, Metrics
+from gateway.models.repository import RepositoryControl
+from gateway.parts import GatewayParts
+from gateway.requests.regions import Regions
+from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
+from gateway.rest.body import BodyBounds
+from gateway.rest.generate import Generate
+from gateway.rest.infer import Infer
+from gateway.rest.models import Models
+from gateway.rest.observability import Observability
+from gateway.rest.receiver import Receiver
+from gateway.rest.sequences import SequenceRoutes
+from gateway.rest.server import ServerRoutes
+from gateway.rest.shared_memory import SystemSharedMemory
+from gateway.settings import GatewaySettings
+from shared.origins import Origins
+from shared.process.lifecycle import Stop
+from shared.statistics.metrics_config import parse_metrics_config
+
+
+class PortApplications(NamedTuple):
+    """Of the HTTP port, of its connections beyond the bound, and of the metrics port."""
+
+    of_http: Router
+    of_crowd: Router
+    of_metrics: Router
+
+
+def applications(
+    settings: GatewaySettings, parts: GatewayParts, stop: Stop, exposure: Exposure, regions: Regions, http: Share
+) -> PortApplications:
+    config = parse_metrics_config(settings.metrics_config)
+    page = Metrics(parts.catalog, parts.statistics, parts.observation, gauges_of(parts, http), config, parts.metering)
+    server = ServerRoutes(parts.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
+    bounds = BodyBounds(settings.http_max_input_size, parts.inference.budget)
+    receiver = Receiver(parts.inference, size_max=bounds.size_max, forward=settings.header_forward_regex)
+    origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
+    restrictions = settings.http_restrictions
+    of_http = build_app(
+        Infer(parts.inference, parts.catalog, receiver, regions),
+        Generate(parts.inference, parts.catalog, receiver),
+        Models(parts.catalog, repository_of(parts, exposure, restrictions), parts.statistics, bounds),
+        server,
+        Observability(parts.settings, bounds),
+        SequenceRoutes(parts.catalog, parts.sequences, bounds, is_open=exposure.shows_sequences(restrictions)),
+        SystemSharedMemory(regions, bounds),
+        origins,
+        restrictions,
+    )
+    of_crowd = build_crowded_app(server, origins, restrictions)
+    return PortApplications(of_http, of_crowd, build_metrics_app(server, origins, settings.restrictions))
+
+
+def repository_of(
+    parts: GatewayParts, exposure: Exposure, restrictions: Mapping[str, Restriction]
+) -> RepositoryControl:
+    """Where models are loaded and unloaded; without overrides of configurations where everybody could send them."""
+    return parts.repository if exposure.takes_overrides(restrictions) else parts.repository.without_overrides()
+
+
+def gauges_of(parts: GatewayParts, http: Share) -> list[Gauge]:
+    """The metrics of this gateway process alone."""
+    return [
+        Gauge(
+            "seqmesh_gateway_requests_in_flight",
+            "gauge",
+            "Requests of this gateway that wait for an answer",
+            lambda: parts.inference.in_flight,
+        ),
+        Gauge(
+            "seqmesh_gateway_submitted_total",
+            "counter",
+            "Requests, and withdrawals of requests, in the round trips of seqmesh_gateway_round_trips_total",
+            lambda: parts.dispatch.sent,
+        ),
+        Gauge(
+            "seqmesh_gateway_round_trips_total",
+            "counter",
+            "Round trips in which this gateway sent requests or withdrawals, and Redis answered",
+            lambda: parts.dispatch.round_trips,
+        ),
+        Gauge(
+            "seqmesh_gateway_http_connections",
+            "gauge",
+            "Connections of clients to this gateway's HTTP port",
+            lambda: http.taken,
+        ),
+        Gauge(
+            "seqmesh_gateway_http_connections_refused_total",
+            "counter",
+            "Connections beyond the bounds of this gateway's HTTP port, which were answered health checks alone",
+            lambda: http.refused,
+        ),
+    ]
