@@ -144,8 +144,6 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
         if isinstance(repository, Path) and not any(found.is_dir() for found in repository.iterdir()):
             say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
-    # The embedded server inherits it; the services set it themselves.
-    schedule_by(settings.cpu_policy)
     settings = dataclasses.replace(
         settings,
         console_token=settings.console_token or secrets.token_urlsafe(16),
@@ -161,6 +159,8 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     ):
         plans = plan(settings, commands, server, umask, control)
         refuse_taken_ports(settings.host, plans)
+        # The embedded server inherits it; the services set it themselves.
+        schedule_by(settings.cpu_policy)
         return asyncio.run(Launcher(settings, plans, server, control).run())
 
 

@@ -269,15 +269,10 @@ def test_no_child_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
     assert all_end(processes)
 
 
-def here(**settings: Any) -> UpSettings:
-    """Settings for `up` in the process of the tests, whose policy of scheduling must stay: other tests inherit it."""
-    return UpSettings(**settings, cpu_policy="normal")
-
-
 def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         port: int = somebody.getsockname()[1]
-        settings = here(data_dir=tmp_path / "mesh", http_port=0, grpc_port=port, metrics_port=0)
+        settings = UpSettings(data_dir=tmp_path / "mesh", http_port=0, grpc_port=port, metrics_port=0)
 
         with pytest.raises(LauncherError, match=rf"gateway-1 cannot listen on 127\.0\.0\.1:{port}.*--grpc-port"):
             up(settings)
@@ -308,7 +303,7 @@ def test_ports_that_two_of_the_meshs_own_services_would_share_are_refused(
     chosen: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "console_port": 0, **ports}
 
     with pytest.raises(LauncherError, match=told):
-        up(here(data_dir=tmp_path / "mesh", **chosen))
+        up(UpSettings(data_dir=tmp_path / "mesh", **chosen))
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/mesh"])
@@ -362,7 +357,7 @@ def test_several_gateways_share_a_port_on_linux_alone(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "platform", "darwin")
 
     with pytest.raises(LauncherError, match="--no-share-ports"):
-        up(here(gateways=2, data_dir=tmp_path / "mesh"))
+        up(UpSettings(gateways=2, data_dir=tmp_path / "mesh"))
 
 
 def test_two_launchers_never_share_a_data_directory(tmp_path: Path) -> None:

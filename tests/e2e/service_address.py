@@ -23,7 +23,6 @@ class ServiceAddress:
         self.made: Counter[str] = Counter()
         self.url = ""
         self._chance = chance
-        self._carried: set[asyncio.Task[None]] = set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carries one connection. Where the endpoint refuses it, the client's is reset, as by the node."""
@@ -35,24 +34,9 @@ class ServiceAddress:
         except OSError:
             writer.transport.abort()
             return
-        carried = asyncio.gather(carry(reader, behind[1]), carry(behind[0], writer))
-        self._carried.add(task := asyncio.ensure_future(ended(carried, writer, behind[1])))
-        task.add_done_callback(self._carried.discard)
-
-    async def close(self) -> None:
-        """Ends the connections that are open."""
-        for task in self._carried:
-            task.cancel()
-        await asyncio.gather(*self._carried, return_exceptions=True)
-
-
-async def ended(carried: asyncio.Future[tuple[None, None]], *writers: asyncio.StreamWriter) -> None:
-    """Waits for both directions of a connection, and leaves nothing of it open."""
-    try:
-        await carried
-    finally:
-        for writer in writers:
-            writer.transport.abort()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(carry(reader, behind[1]))
+            group.create_task(carry(behind[0], writer))
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -75,6 +59,3 @@ async def service_address(chance: random.Random) -> AsyncGenerator[ServiceAddres
     finally:
         server.close()
         await server.wait_closed()
-        await address.close()
-        # An aborted transport closes its socket in the next turn of the loop.
-        await asyncio.sleep(0)
