@@ -23,6 +23,7 @@ class ServiceAddress:
         self.made: Counter[str] = Counter()
         self.url = ""
         self._chance = chance
+        self._open: set[asyncio.StreamWriter] = set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carries one connection. Where the endpoint refuses it, the client's is reset, as by the node."""
@@ -34,9 +35,19 @@ class ServiceAddress:
         except OSError:
             writer.transport.abort()
             return
+        ends = {writer, behind[1]}
+        self._open |= ends
         async with asyncio.TaskGroup() as group:
             group.create_task(carry(reader, behind[1]))
             group.create_task(carry(behind[0], writer))
+        self._open -= ends
+
+    async def cut_all(self) -> None:
+        """Ends the connections that are open."""
+        for writer in self._open:
+            writer.transport.abort()
+        while self._open:
+            await asyncio.sleep(0)
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,3 +70,4 @@ async def service_address(chance: random.Random) -> AsyncGenerator[ServiceAddres
     finally:
         server.close()
         await server.wait_closed()
+        await address.cut_all()
