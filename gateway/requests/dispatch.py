@@ -372,7 +372,7 @@ class Dispatch:
             record = self._keys.sequence(sequence_of(pending)).record
             self._replies.deliver(pending.token, outcome.extra, record)
         else:
-            self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step, outcome.run))
+            self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step, outcome.run, outcome.cut_off))
 
     def _watch_wait(self, pending: PendingRequest, wait: SlotWait, outcome: Submitted) -> None:
         """Begins to tell a caller that has asked about its wait for a slot. Of one that joined another nobody knows
@@ -482,9 +482,9 @@ class Dispatch:
                 return self._stateless.refuse_late(model_load(batch.requests[0]), self._gateway, tokens)
 
     def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
-        assert pending.accepted is not None
-        birth, step, _ = pending.accepted
-        return CancelledStep(sequence_of(pending), birth, step, self._gateway, pending.token)
+        accepted = pending.accepted
+        assert accepted is not None
+        return CancelledStep(sequence_of(pending), accepted.birth, accepted.step, self._gateway, pending.token)
 
     def _submission(self, pending: PendingRequest) -> Submission:
         message, call = pending.admitted.message, pending.call

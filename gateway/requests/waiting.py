@@ -60,14 +60,16 @@ class Answer(msgspec.Struct, frozen=True):
 class Accepted(NamedTuple):
     """What Redis said when it accepted a request; empty for a stateless one.
 
-    birth  tells the sequence from earlier and later ones under the same id
-    step   the step's number in the record; it does not begin anew with START
-    run    tells what began with the latest START from everything else
+    birth    tells the sequence from earlier and later ones under the same id
+    step     the step's number in the record; it does not begin anew with START
+    run      tells what began with the latest START from everything else
+    cut_off  the run before it, if it went on until this START
     """
 
     birth: str = ""
     step: int = 0
     run: str = ""
+    cut_off: str = ""
 
 
 @dataclass(slots=True)

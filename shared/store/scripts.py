@@ -105,15 +105,17 @@ class Submission(msgspec.Struct, frozen=True):
 class Submitted(msgspec.Struct, frozen=True):
     """What `submit` says of one step.
 
-    step   number of the accepted step; for a refusal, the last accepted step (since START)
-    extra  the sequence's birth (accepted, JOINED), or the stored reply (REPEATED)
-    run    name of what began with the latest START, given to no other run; "" for a refusal
+    step     number of the accepted step; for a refusal, the last accepted step (since START)
+    extra    the sequence's birth (accepted, JOINED), or the stored reply (REPEATED)
+    run      name of what began with the latest START, given to no other run; "" for a refusal
+    cut_off  name of the run that went on until this START began the next one; "" if there was none
     """
 
     code: SubmitCode
     step: int
     extra: bytes
     run: str = ""
+    cut_off: str = ""
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -936,8 +938,8 @@ _SUBMIT_CODES = {int(code): code for code in SubmitCode}
 
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
     return [
-        Submitted(_SUBMIT_CODES[code], step, _as_bytes(extra), text_of(run[0]) if run else "")
-        for code, step, extra, *run in replies
+        Submitted(_SUBMIT_CODES[code], step, _as_bytes(extra), *map(text_of, runs))
+        for code, step, extra, *runs in replies
     ]
 
 

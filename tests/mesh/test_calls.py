@@ -89,6 +89,8 @@ async def test_a_called_sequence_counts_each_step_once_though_instances_of_its_c
             group.create_task(traffic.run())
         for share in (0.2, 0.4, 0.6):
             for traffic in traffics:
+                # A request whose process ends twice fails.
+                await traffic.settled()
                 await traffic.progress(share)
             for executor in shared.names("executor"):
                 for process in instances_of(shared, executor):

@@ -68,6 +68,9 @@ async def test_sums_are_right_and_nobody_hears_of_it_though_processes_of_instanc
                 ),
                 "all are played on",
             )
+            # A request whose process ends twice fails.
+            for traffic in traffics:
+                await traffic.settled()
         over.set()
     assert [0] * len(traffics) == [traffic.repeated for traffic in traffics]
     assert executor == mesh.pid("executor-1")

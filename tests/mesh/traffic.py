@@ -21,7 +21,7 @@ import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
 from deploy.chaos.clients import NOT_WRITTEN
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually
 
 RETRY_PAUSE_S = 0.05
 
@@ -228,6 +228,7 @@ class Traffic:
     slowest_s: float = 0.0
     wrong: list[str] = field(default_factory=list[str])
     interruptions: Counter[str] = field(default_factory=Counter[str])
+    open: set[Step] = field(default_factory=set[Step])
 
     @property
     def total(self) -> int:
@@ -262,12 +263,19 @@ class Traffic:
             assert time.monotonic() < deadline, f"only {self.answered} of {self.total} steps were answered"
             await asyncio.sleep(0.005)
 
+    async def settled(self) -> None:
+        """Returns when every step that is open now has been answered."""
+        now_open = set(self.open)
+        await eventually(lambda: not now_open & self.open, "the open steps are answered")
+
     async def _play(self, plan: Plan, chance: random.Random) -> None:
         for step, expected in zip(plan.steps, plan.sums, strict=True):
             began = time.monotonic()
             repeated = self.repeated
             known_by = {"request_id": ""} if self.numbered else {"number": 0}
+            self.open.add(step)
             answer = await self._call(replace(step, **known_by), chance)
+            self.open.remove(step)
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             self.answered += 1
             if answer != expected:

@@ -14,15 +14,17 @@ class LinePlace:
 
     passed   stateful steps that it has sent
     waiting  stateful steps that it is to send -> what sends them
+    then     what is to be done when it and all requests ahead of it are over
     """
 
-    __slots__ = ("ahead", "behind", "passed", "waiting")
+    __slots__ = ("ahead", "behind", "passed", "then", "waiting")
 
     def __init__(self, ahead: LinePlace | None) -> None:
         self.ahead = ahead
         self.behind: LinePlace | None = None
         self.passed: set[int] = set()
         self.waiting: dict[int, Callable[[], None]] = {}
+        self.then: list[Callable[[], None]] = []
 
     def take(self, index: int, send: Callable[[], None]) -> None:
         """Sends the step, now or as soon as the request ahead has sent its own. `send` must not call back in here."""
@@ -38,11 +40,22 @@ class LinePlace:
             place.waiting.pop(index)()
             place = place.behind
 
+    def when_first(self, act: Callable[[], None]) -> None:
+        """Acts when no request is ahead any more, though this one be over by then."""
+        if self.ahead is None:
+            act()
+        else:
+            self.ahead.then.append(act)
+
     def leave(self) -> None:
         """Takes a request that is over out of its line: those behind it move up."""
         ahead, behind = self.ahead, self.behind
         if ahead is not None:
             ahead.behind = behind
+            ahead.then += self.then
+        else:
+            for act in self.then:
+                act()
         if behind is not None:
             behind.ahead = ahead
             for index in list(behind.waiting):

@@ -1,8 +1,8 @@
-"""What Redis is told of requests to ensembles that are over: their counts, and the runs that are abandoned.
+"""What Redis is told of requests to ensembles: the counts of those that are over, and sequences of runs that are over.
 
 A gateway that is killed before it has told does no harm. An abandoned run is found to be apart again by the next step
-of its sequence, and ends by its idle time. Counts of a few requests are missing then, as those of requests that were
-never answered.
+of its sequence, and ends by its idle time, as the followers of a run that was cut off do. Counts of a few requests are
+missing then, as those of requests that were never answered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from shared.contract.errors import OUTCOMES, Reason
 from shared.contract.ids import ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
-from shared.contract.record import FAILED
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
@@ -29,7 +28,7 @@ ABANDONED = encode(
         reason=Reason.FAILED,
     )
 )
-"""The reply to steps of an abandoned run that wait for a first slot."""
+"""The reply to steps of a run that is over that wait for a first slot."""
 UNTOLD_MAX = 65_536
 """Notices of each kind that wait to be told. Beyond it the oldest is dropped."""
 
@@ -41,12 +40,15 @@ class EnsembleNotices:
         self._scripts = scripts
         self._keys = keys
         self._trips = RoundTrips(scripts, None, "ensembles")
-        self._abandoned: deque[Ending] = deque(maxlen=UNTOLD_MAX)
+        self._over: deque[tuple[Ending, bytes]] = deque(maxlen=UNTOLD_MAX)
         self._counts: deque[tuple[ModelLoad, bytes]] = deque(maxlen=UNTOLD_MAX)
 
-    def abandon(self, ending: Ending) -> None:
-        """Ends a sequence with the next round trip; the oldest is forgotten when too many wait for one."""
-        self._abandoned.append(ending)
+    def end(self, ending: Ending, tombstone: bytes) -> None:
+        """Ends a sequence with the next round trip; the oldest is forgotten when too many wait for one.
+
+        tombstone  see `Scripts.end`
+        """
+        self._over.append((ending, tombstone))
         self._trips.due()
 
     def count(self, load: ModelLoad, counts: bytes) -> None:
@@ -58,26 +60,29 @@ class EnsembleNotices:
         await self._trips.run(self._depart)
 
     async def _depart(self) -> bool:
-        """One round trip. Raises one of CONNECTION_LOST; then runs are abandoned again, but counts are not repeated."""
-        taken = [self._abandoned.popleft() for _ in range(min(len(self._abandoned), SCRIPT_STEPS_MAX))]
+        """One round trip. Raises one of CONNECTION_LOST; endings are repeated then, counts are not."""
+        taken = [self._over.popleft() for _ in range(min(len(self._over), SCRIPT_STEPS_MAX))]
         counts = [self._counts.popleft() for _ in range(min(len(self._counts), SCRIPT_STEPS_MAX))]
-        if self._abandoned or self._counts:
+        if self._over or self._counts:
             self._trips.due()
         try:
             await self._trips.tell(self._calls(taken, counts))
         except CONNECTION_LOST:
-            self._abandoned.extendleft(reversed(taken))
+            self._over.extendleft(reversed(taken))
             raise
         return True
 
-    def _calls(self, taken: list[Ending], counts: list[tuple[ModelLoad, bytes]]) -> list[Call[Any]]:
-        sequences: dict[ShardId, list[Ending]] = {}
-        for ending in taken:
-            sequences.setdefault(self._keys.shard_of(ending.sequence), []).append(ending)
+    def _calls(self, taken: list[tuple[Ending, bytes]], counts: list[tuple[ModelLoad, bytes]]) -> list[Call[Any]]:
+        sequences: dict[tuple[ShardId, bytes], list[Ending]] = {}
+        for ending, tombstone in taken:
+            sequences.setdefault((self._keys.shard_of(ending.sequence), tombstone), []).append(ending)
         loads: dict[ShardId, list[tuple[ModelLoad, bytes]]] = {}
         for load, packed in counts:
             loads.setdefault(self._keys.home_shard(load.model), []).append((load, packed))
         return [
-            *(self._scripts.end(some, tombstone=FAILED, reply=ABANDONED) for some in sequences.values()),
+            *(
+                self._scripts.end(some, tombstone=tombstone, reply=ABANDONED)
+                for (_, tombstone), some in sequences.items()
+            ),
             *(self._scripts.count(some, shard=shard) for shard, some in loads.items()),
         ]

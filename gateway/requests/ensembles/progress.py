@@ -4,13 +4,14 @@ The first stage runs once for each request. If it ends with a decoupled step, th
 that step, and so on (`runs`). Only the first stage has steps that keep state.
 
     begin, answered, failed, again, left, unwanted
-      ->  SendStep, SendAgain, WithdrawStep, AnswerRequest, FailRequest, AbandonRun
+      ->  SendStep, SendAgain, WithdrawStep, EndFollowers, AbandonRun, AnswerRequest, FailRequest
 
 The sequences of an ensemble. Each stateful step has a sequence of its own under the client's correlation id. The first
 stateful step of the plan, the *anchor*, decides about a step of the ensemble: it accepts the step or refuses it,
 recognises its retries by the client's request id or number, and gives it its number. The other stateful steps, the
 *followers*, run only when the anchor has run: with the anchor's number, in a sequence that is named after the anchor's
-run. So each of them takes each step once and in the anchor's order, whoever sends it and however often.
+run. So each of them takes each step once and in the anchor's order, whoever sends it and however often. A START that
+cuts off a run ends its followers: no step comes to them any more, and the new run may need their slots.
 
 What is kept equal. A step of the ensemble is done by all stateful steps or by none. Once the anchor has run, everything
 that a follower needs is sent, even if the request has failed or its client has left. What is refused for the moment is
@@ -48,10 +49,11 @@ class HeldTensor(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """Where the anchor's sequence stands with this request. run: see `Submitted.run`; step: number since START"""
+    """Where the anchor's sequence stands with this request. run, cut_off: see `Submitted`; step: number since START"""
 
     run: str
     step: int
+    cut_off: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,13 @@ class WithdrawStep:
 
 
 @dataclass(frozen=True, slots=True)
+class EndFollowers:
+    """This request's START has cut off a run: end the followers' sequences of it when its own requests are over."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class AbandonRun:
     """The sequences of this run cannot go on: end them all."""
 
@@ -102,7 +111,7 @@ class FailRequest:
     error: MeshError
 
 
-EnsembleAction = SendStep | SendAgain | WithdrawStep | AbandonRun | AnswerRequest | FailRequest
+EnsembleAction = SendStep | SendAgain | WithdrawStep | EndFollowers | AbandonRun | AnswerRequest | FailRequest
 
 
 class _State(Enum):
@@ -145,11 +154,11 @@ class EnsembleProgress:
     def answered(self, index: int, outputs: Sequence[Tensor], stand: Stand | None = None) -> list[EnsembleAction]:
         """A step's request has succeeded, a decoupled step's with its last answer. stand: of the anchor's step"""
         self._held |= held_tensors(self._plan.steps[index], outputs)
-        if index == self._plan.anchor:
-            assert stand is not None, "the anchor's answer says where its sequence stands"
-            self._stand = stand
         self._states[index] = _State.DONE
-        return self._next()
+        if index != self._plan.anchor:
+            return self._next()
+        assert stand is not None, "the anchor's answer says where its sequence stands"
+        return [*self._stands(stand), *self._next()]
 
     def failed(
         self, index: int, error: MeshError, *, now_ms: int, stand: Stand | None = None, is_final: bool = False
@@ -166,12 +175,14 @@ class EnsembleProgress:
                 self._asking[index] = since, min(2 * pause, PAUSE_MAX_MS)
                 self._states[index] = _State.PAUSED
                 return [SendAgain(index, pause)]
+        actions: list[EnsembleAction] = []
         if index == self._plan.anchor and stand is not None:
-            self._stand, self._is_spent = stand, True
+            self._is_spent = True
+            actions += self._stands(stand)
         self._only_for_now &= is_for_now or index not in self._owed
         self._states[index] = _State.FAILED
         self._error = self._error or within_ensembles(self._plan.steps[index], error)
-        return self._next()
+        return [*actions, *self._next()]
 
     def again(self, index: int) -> list[EnsembleAction]:
         """The pause of a step is over."""
@@ -203,6 +214,11 @@ class EnsembleProgress:
     def _anchor_has_run(self) -> bool:
         anchor = self._plan.anchor
         return anchor is not None and self._states[anchor] is _State.DONE
+
+    def _stands(self, stand: Stand) -> list[EnsembleAction]:
+        """The anchor's sequence has counted the step."""
+        self._stand = stand
+        return [EndFollowers(stand.cut_off)] if stand.cut_off and len(self._plan.stateful) > 1 else []
 
     def _is_for_now(self, index: int, error: MeshError) -> bool:
         """Whether the same request may be accepted later."""

@@ -27,6 +27,7 @@ from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
 from gateway.requests.ensembles.progress import (
     AbandonRun,
     AnswerRequest,
+    EndFollowers,
     EnsembleAction,
     EnsembleProgress,
     FailRequest,
@@ -42,8 +43,9 @@ from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, UnavailableError
-from shared.contract.ids import CorrelationId, sequence_id
+from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.messages import ModelRecord, StepFlag
+from shared.contract.record import ENDED, FAILED
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor
 from shared.store.scripts import Ending
@@ -184,6 +186,8 @@ class StageRun:
                     self._loop.call_later(pause_ms / 1000, self._send_again, index)
                 case WithdrawStep(index):
                     self._withdraw(index)
+                case EndFollowers(run):
+                    self._when_first(partial(self._end_followers, run, ENDED))
                 case AbandonRun(stand):
                     self._abandon(stand)
                 case AnswerRequest(outputs):
@@ -270,7 +274,7 @@ class StageRun:
             (StepFlag.START if self._call.start else StepFlag.NONE)
             | (StepFlag.END if self._call.end else StepFlag.NONE)
         )
-        scope = scope_of(self._call, planned, stand)
+        scope = scope_of(self._call, planned, None if stand is None else stand.run)
         if stand is None:
             return EnsemblePart(scope, step_digest(self._call.request_id, flags, self._call.inputs))
         return EnsemblePart(scope, step_digest(f"{stand.run} {stand.step}", flags, ()))
@@ -293,12 +297,26 @@ class StageRun:
             self._of.dispatch.withdraw(pending)
 
     def _abandon(self, stand: Stand) -> None:
+        assert self._plan.anchor is not None, "its sequence has counted a step"
+        self._of.notices.end(Ending(self._sequence_of(self._plan.anchor, None), stand.run), FAILED)
+        self._end_followers(stand.run, FAILED)
+
+    def _end_followers(self, run: str, tombstone: bytes) -> None:
         for index in self._plan.stateful:
-            planned = self._plan.steps[index]
-            is_anchor = index == self._plan.anchor
-            scope = scope_of(self._call, planned, None if is_anchor else stand)
-            sequence = sequence_id(planned.config.name, planned.requested + scope, self._context.correlation_id)
-            self._of.notices.abandon(Ending(sequence, stand.run if is_anchor else ""))
+            if index != self._plan.anchor:
+                self._of.notices.end(Ending(self._sequence_of(index, run), ""), tombstone)
+
+    def _sequence_of(self, index: int, run: str | None) -> SequenceId:
+        """The sequence of a stateful step. run: of the anchor; None for the anchor's own sequence"""
+        planned = self._plan.steps[index]
+        scope = scope_of(self._call, planned, run)
+        return sequence_id(planned.config.name, planned.requested + scope, self._context.correlation_id)
+
+    def _when_first(self, act: Callable[[], None]) -> None:
+        if self._context.place is not None:
+            self._context.place.when_first(act)
+        else:
+            act()
 
     # -- outcomes of steps ------------------------------------------------------------------------------------------
 
@@ -414,12 +432,12 @@ class StageRun:
         self._following.conclude()
 
 
-def scope_of(call: InferCall, planned: PlannedStep, stand: Stand | None) -> str:
+def scope_of(call: InferCall, planned: PlannedStep, run: str | None) -> str:
     """What stands in the name of a step's sequence, beside the model, its version and the correlation id: the ensemble,
     its requested version and the step's place; for a follower also the anchor's run.
     """
     scope = f"@{call.model}/{call.version}/{planned.place}"
-    return scope if stand is None else f"{scope}#{stand.run}"
+    return scope if run is None else f"{scope}#{run}"
 
 
 def stand_of(pending: PendingRequest) -> Stand | None:
@@ -427,4 +445,4 @@ def stand_of(pending: PendingRequest) -> Stand | None:
     if pending.accepted is None or not pending.accepted.run:
         return None
     start = int(pending.accepted.run.rpartition(".")[2])
-    return Stand(pending.accepted.run, pending.accepted.step - start + 1)
+    return Stand(pending.accepted.run, pending.accepted.step - start + 1, pending.accepted.cut_off)

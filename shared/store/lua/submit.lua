@@ -15,10 +15,11 @@
 --                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
 --                  knowing what became of it, else -1,
 --                  its tenant, and most live sequences of the tenant in this shard (0: any number)
--- reply  per step {code, step, extra, run}. For a refusal, step is the last accepted step (since START): it does not
---        depend on how far the owner has come with the accepted ones.
+-- reply  per step {code, step, extra, run, cut_off}. For a refusal, step is the last accepted step (since START): it
+--        does not depend on how far the owner has come with the accepted ones.
 --        run names what began with a START: the record's birth, a dot, the number of its latest START. No other run of
 --        any sequence has this name. '' for a refusal
+--        cut_off names the run that an accepted START has cut off: it was open. Absent for every other step
 --         0 accepted, delivered to the owner; extra is the sequence's birth
 --         1 accepted, waits for a slot; extra is the birth
 --         2 repeated; extra is the stored reply
@@ -402,14 +403,15 @@ local function submit(step, flags)
   redis.call('HSET', step.record, unpack(change))
   if record.orphaned then redis.call('HDEL', step.record, 'og') end
   local run = record.birth .. '.' .. (begins and n or record.start)
+  local cut_off = begins and not record.closed and record.birth .. '.' .. record.start or nil
   if state == 'l' then
     deliver(step, record, n, flags)
-    return { DELIVERED, n, record.birth, run }
+    return { DELIVERED, n, record.birth, run, cut_off }
   end
   if state == 'p' then return_to_line(step, record) end
   park(step, n, flags, record.version)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
-  return { WAITING, n, record.birth, run }
+  return { WAITING, n, record.birth, run, cut_off }
 end
 
 local FIELDS = 12

@@ -65,3 +65,16 @@ def test_a_line_of_thousands_is_no_deep_recursion() -> None:
         place.take(0, lambda number=number: sent.append(number))
 
     assert list(range(5000)) == sent
+
+
+def test_what_is_to_be_done_when_a_request_is_first_waits_for_all_ahead() -> None:
+    lines, done = StepLines(), list[str]()
+    first, second, third = (lines.join("s") for _ in range(3))
+    first.when_first(lambda: done.append("first"))
+    third.when_first(lambda: done.append("third"))
+    lines.leave("s", second)
+    lines.leave("s", third)
+    assert ["first"] == done
+
+    lines.leave("s", first)
+    assert ["first", "third"] == done

@@ -15,6 +15,7 @@ from gateway.requests.ensembles.progress import (
     PATIENCE_MS,
     AbandonRun,
     AnswerRequest,
+    EndFollowers,
     EnsembleAction,
     EnsembleProgress,
     FailRequest,
@@ -207,6 +208,21 @@ class TestStates:
 
         assert AbandonRun(STAND) in two.failed(0, error, now_ms=0, stand=STAND)
         assert [FailRequest(error)] == one.failed(0, error, now_ms=0, stand=STAND)
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_start_that_cuts_off_a_run_ends_its_followers_and_one_state_has_none(self, *, fails: bool) -> None:
+        stand = Stand("7-0.4", 1, "7-0.1")
+        error = ModelError("no")
+        error.accepted = True
+        for of, expected in ((TWO_STATES, [EndFollowers("7-0.1")]), (plan(step("state", "I", "O")), [])):
+            going = progress(of)
+            going.begin()
+            if fails:
+                actions = going.failed(0, error, now_ms=0, stand=stand)
+            else:
+                actions = going.answered(0, [tensor("O")], stand)
+
+            assert expected == [action for action in actions if isinstance(action, EndFollowers)]
 
     def test_a_failure_behind_all_states_leaves_the_run_as_it_is(self) -> None:
         going = progress(plan(step("state", "I", "mid"), step("plain", "mid", "O")))
