@@ -217,6 +217,9 @@ class Dispatch:
                 await self._learn_the_time(batches, self._link)
                 # Asking for the time took a round trip of its own, before the requests left.
                 began = time.monotonic()
+            for batch in batches:
+                for pending in batch.requests:
+                    pending.sent = began
             outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], self._link)
         except CONNECTION_LOST as lost:
             for batch in batches:
@@ -233,8 +236,6 @@ class Dispatch:
         unfit: UnfitServerError | None = None
         for batch, outcome in zip(batches, outcomes, strict=True):
             self.sent += len(batch.requests)
-            for pending in batch.requests:
-                pending.sent = began
             if isinstance(outcome, UnfitServerError):
                 # For instance a primary that was demoted. It did nothing, so even requests that are not repeatable may
                 # be sent again; the next connection finds the new primary.

@@ -130,7 +130,7 @@ class PendingRequest(OpenRequest):
     wait        of a request that has asked about its wait for a slot; else None
     withdrawn   the client has left, and the request is to be taken back
     held_bytes  what it has of the gateway's budget; given back when its future ends
-    sent        when it was last sent; seconds, monotonic clock
+    sent        when it was last sent, 0 while it is queued for the first time; seconds, monotonic clock
     first_sent  when it was first sent, if the outcome of that attempt is unknown; seconds, monotonic clock
     """
 

@@ -113,6 +113,20 @@ async def test_caller_who_leaves_while_his_step_is_on_its_way_leaves_nothing_beh
     assert total(await after) == 2
 
 
+async def test_a_request_that_is_on_its_way_counts_as_sent_before_redis_has_answered(
+    parts: GatewayParts, executor: FakeExecutor
+):
+    """Whoever takes it back must wait for its outcome: Redis may have given it a number."""
+    answer = parts.inference.submit(step(1, start=True))
+    (pending,) = parts.replies.unanswered
+    assert not pending.sent
+    while pending.accepted is None and not pending.sent:
+        await asyncio.sleep(0)
+
+    assert pending.accepted is None
+    assert total(await answer) == 1
+
+
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
 async def test_step_that_can_be_asked_for_again_runs_though_its_caller_left(
     parts: GatewayParts, executor: FakeExecutor, identity: dict[str, Any]
