@@ -5,7 +5,7 @@ The entries are those of the `starts` and `feed` streams of one model. `schedule
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -208,6 +208,11 @@ class Poll:
                 )
                 offered = self._offered.setdefault(served.model, {})
                 offered[registration.executor] = (*offered.get(registration.executor, ()), version)
+
+    @property
+    def models(self) -> KeysView[str]:
+        """The models that are offered."""
+        return self._offered.keys()
 
     def offers(self, model: str) -> Offers:
         """What each registered executor offers of a model; None for one that is dead or leaving."""

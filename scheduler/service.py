@@ -139,6 +139,8 @@ class Scheduler:
         self._spoilt = SpoiltKeys(mesh.redis, mesh.keys)
         self._tenants = KnownTenants(StoredTenants(mesh.redis, mesh.keys))
         self._to_sweep: set[str] = set()
+        self._contending = asyncio.Lock()
+        self._models: frozenset[str] = frozenset()
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
@@ -190,8 +192,10 @@ class Scheduler:
             await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))
 
     async def _contend(self) -> None:
-        models: list[bytes] = await self._mesh.redis.hkeys(self._mesh.keys.models)
-        contest = await self._leadership.contend(text_of(name) for name in models)
+        async with self._contending:
+            models: list[bytes] = await self._mesh.redis.hkeys(self._mesh.keys.models)
+            self._models = frozenset(map(text_of, models))
+            contest = await self._leadership.contend(self._models)
         for model in contest.lost:
             self._stop_leading(model, "another scheduler leads")
         for model, term in contest.gained.items():
@@ -218,11 +222,16 @@ class Scheduler:
         # Taken before the poll: what the poll returns is not older than this.
         asked_at = self._clock()
         if not self.leaders:
+            if not self._models:
+                # A new mesh: its first model is led as soon as it is there, not with the next renewal of leases.
+                await self._contend()
             return
         members, now_ms = await self._mesh.membership.look()
         # While nothing changes the same object is kept: `Leader.observe` compares by identity.
         if members != self._poll.members:
             self._poll = Poll(members)
+            if not self._poll.models <= self._models:
+                await self._contend()
         for leader in list(self.leaders.values()):
             leader.observe(self._poll, now_ms, asked_at)
 

@@ -397,3 +397,20 @@ async def test_news_that_was_asked_for_before_the_leaders_own_was_heard_is_no_ne
     assert ExecutorPhase.SERVING is leader.state.executors[executor].phase
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
+
+
+async def test_models_are_led_as_soon_as_they_are_offered_and_not_with_the_next_renewal(stage: Stage) -> None:
+    """The first one of a new mesh, and one that is loaded later. Leases are renewed after longer than a test waits."""
+    await stage.commands.delete(stage.keys.models)
+    async with stage.scheduler(lease_ms=600_000):
+        await asyncio.sleep(10 * TICK_MS / 1000)
+        await stage.publish()
+        await stage.join("e1")
+        await until_leads(stage, "s1")
+        await stage.publish("later")
+        await stage.join("e2", model="later")
+
+        async def is_led() -> bool:
+            return await stage.commands.exists(stage.keys.leader("later")) == 1
+
+        await stage.until(is_led)
