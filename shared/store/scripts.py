@@ -816,7 +816,7 @@ class Scripts:
         """Ends sequences of one shard. Safe to repeat.
 
         tombstone  one of `shared.contract.record.TOMBSTONES`: what later steps hear
-        reply      encoded `ReplyMessage` for the steps of a sequence that waits for its first slot
+        reply      encoded `ReplyMessage` for the steps of a sequence that waits for its first slot; b"": they are run
         """
         return self._of_each("end", endings, (), (tombstone, reply), each_as(EndCode))
 

@@ -262,11 +262,13 @@ class Fuzz:
 
     def end(self) -> None:
         """An operator ends a sequence."""
-        sequence, reply = self.chance.choice(self.sequences), b"ended %d" % self.bench.calls
+        sequence = self.chance.choice(self.sequences)
+        # Without a reply, the steps of one that waits are run.
+        reply = b"ended %d" % self.bench.calls if self.chance.random() < 0.7 else b""
         was = self.truth.record(sequence).get(b"st", b"")
         (code,) = self.run(self.scripts.end([Ending(sequence)], tombstone=CANCELLED, reply=reply))
         self.tell(f"an operator ends {sequence}: {code.name}")
-        if was == b"w":
+        if was == b"w" and reply:
             self.truth.refused(sequence, reply, None)
         else:
             self.truth.ended(sequence, code)

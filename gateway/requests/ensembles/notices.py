@@ -14,6 +14,7 @@ from shared.contract.errors import OUTCOMES, Reason
 from shared.contract.ids import ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
+from shared.contract.record import FAILED
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
@@ -28,7 +29,7 @@ ABANDONED = encode(
         reason=Reason.FAILED,
     )
 )
-"""The reply to steps of a run that is over that wait for a first slot."""
+"""The reply to steps of an abandoned run that wait for a first slot. Those of a run that was cut off are run."""
 UNTOLD_MAX = 65_536
 """Notices of each kind that wait to be told. Beyond it the oldest is dropped."""
 
@@ -46,7 +47,7 @@ class EnsembleNotices:
     def end(self, ending: Ending, tombstone: bytes) -> None:
         """Ends a sequence with the next round trip; the oldest is forgotten when too many wait for one.
 
-        tombstone  see `Scripts.end`
+        tombstone  FAILED: its run is abandoned; ENDED: its run was cut off
         """
         self._over.append((ending, tombstone))
         self._trips.due()
@@ -81,7 +82,7 @@ class EnsembleNotices:
             loads.setdefault(self._keys.home_shard(load.model), []).append((load, packed))
         return [
             *(
-                self._scripts.end(some, tombstone=tombstone, reply=ABANDONED)
+                self._scripts.end(some, tombstone=tombstone, reply=ABANDONED if tombstone == FAILED else b"")
                 for (_, tombstone), some in sequences.items()
             ),
             *(self._scripts.count(some, shard=shard) for shard, some in loads.items()),

@@ -1,10 +1,10 @@
--- Ends sequences: an operator or a client wants it, or the other steps of their ensemble cannot go on. A sequence
+-- Ends sequences: an operator or a client wants it, or nothing comes to them any more in their ensemble. A sequence
 -- accepts nothing but a START from now on. Its open steps are run and answered; then it has no idle time left, and its
--- model's leader ends it (`expire`). A sequence that waits for its first slot is refused with all of its steps. One that is paused is
--- resumed, so that its steps are run.
+-- model's leader ends it (`expire`). One that is paused is resumed, so that its steps are run. One that waits for its
+-- first slot is refused with all of its steps, if there is a reply for them; else they too are run when it has a slot.
 --
 -- KEYS   per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 state of its tombstone   2 encoded reply for the steps of a waiting sequence
+-- ARGV   1 state of its tombstone   2 encoded reply for the steps of a waiting sequence, or ''
 --        per sequence: sequence id, run (as `submit` names it) or '' for whatever run it is in
 -- reply  per sequence: 2 it was waiting, and is over   1 it ends as soon as no step is open
 --        0 there is none, it is over already, or in another run
@@ -18,7 +18,7 @@ local function end_sequence(keys, sid, run)
   if not state or TOMBSTONES[state] then return 0 end
   if not is_sound(state, accepted, committed, tonumber(got[4]), got[5]) then error(NOT_SOUND) end
   if run ~= '' and run ~= (got[7] or '') .. '.' .. got[4] then return 0 end
-  if state == 'w' then
+  if state == 'w' and REPLY ~= '' then
     refuse_waiting(keys, sid, REPLY, 'CANCELED')
     redis.call('XADD', BASE .. 'feed:' .. model_of(sid), '*', 'q', sid, 'e', 0, 'k', KIND, 'b', got[6])
     return 2

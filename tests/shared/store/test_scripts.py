@@ -148,10 +148,10 @@ async def orphan(mesh: ScriptedMesh, token: str, *, correlation_id: int = 7, gra
     return changed
 
 
-async def end(mesh: ScriptedMesh, correlation_id: int = 7, *, run: str = "") -> EndCode:
+async def end(mesh: ScriptedMesh, correlation_id: int = 7, *, run: str = "", reply: bytes = REPLY) -> EndCode:
     """An operator ends a sequence."""
     (code,) = await mesh.scripts.run(
-        mesh.scripts.end([Ending(mesh.sequence(correlation_id), run)], tombstone=CANCELLED, reply=REPLY)
+        mesh.scripts.end([Ending(mesh.sequence(correlation_id), run)], tombstone=CANCELLED, reply=reply)
     )
     return code
 
@@ -1681,6 +1681,19 @@ class TestEnd:
         assert {} == await mesh.record(7)
         assert ["1", "1"] == [(await mesh.reply(submission)).version for submission in waiting]
         assert await end(mesh) is EndCode.NOTHING
+
+    async def test_without_a_reply_the_steps_of_one_that_waits_are_run_before_it_ends(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+
+        assert await end(mesh, reply=b"") is EndCode.CLOSED
+
+        assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        await marker_is_gone(mesh)
+        assert await is_due(mesh, within_ms=1_000)
+        assert await expire(mesh, mesh.sequence(7))
 
     async def test_another_run_is_left_alone(self, mesh: ScriptedMesh) -> None:
         accepted = await mesh.submit(mesh.submission(7, ONE, START))
