@@ -158,7 +158,7 @@ class EnsembleProgress:
         if index != self._plan.anchor:
             return self._next()
         assert stand is not None, "the anchor's answer says where its sequence stands"
-        return [*self._stands(stand), *self._next()]
+        return [*self._counted(stand), *self._next()]
 
     def failed(
         self, index: int, error: MeshError, *, now_ms: int, stand: Stand | None = None, is_final: bool = False
@@ -178,7 +178,7 @@ class EnsembleProgress:
         actions: list[EnsembleAction] = []
         if index == self._plan.anchor and stand is not None:
             self._is_spent = True
-            actions += self._stands(stand)
+            actions += self._counted(stand)
         self._only_for_now &= is_for_now or index not in self._owed
         self._states[index] = _State.FAILED
         self._error = self._error or within_ensembles(self._plan.steps[index], error)
@@ -215,7 +215,7 @@ class EnsembleProgress:
         anchor = self._plan.anchor
         return anchor is not None and self._states[anchor] is _State.DONE
 
-    def _stands(self, stand: Stand) -> list[EnsembleAction]:
+    def _counted(self, stand: Stand) -> list[EnsembleAction]:
         """The anchor's sequence has counted the step."""
         self._stand = stand
         return [EndFollowers(stand.cut_off)] if stand.cut_off and len(self._plan.stateful) > 1 else []

@@ -187,7 +187,8 @@ class StageRun:
                 case WithdrawStep(index):
                     self._withdraw(index)
                 case EndFollowers(run):
-                    self._when_first(partial(self._end_followers, run, ENDED))
+                    assert self._context.place is not None, "a request to steps that keep state has a place in a line"
+                    self._context.place.when_first(partial(self._end_followers, run, ENDED))
                 case AbandonRun(stand):
                     self._abandon(stand)
                 case AnswerRequest(outputs):
@@ -311,12 +312,6 @@ class StageRun:
         planned = self._plan.steps[index]
         scope = scope_of(self._call, planned, run)
         return sequence_id(planned.config.name, planned.requested + scope, self._context.correlation_id)
-
-    def _when_first(self, act: Callable[[], None]) -> None:
-        if self._context.place is not None:
-            self._context.place.when_first(act)
-        else:
-            act()
 
     # -- outcomes of steps ------------------------------------------------------------------------------------------
 
