@@ -208,7 +208,7 @@ class ByteCount(click.ParamType[int]):
 
 
 class AutoCount(click.ParamType[Any]):
-    """A number, or `auto`."""
+    """A number within bounds, or the word `auto`, which is kept as it is."""
 
     name = "count"
 

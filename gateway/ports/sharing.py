@@ -52,7 +52,7 @@ class SharedPorts:
 
     @property
     def text(self) -> str:
-        """What the file says."""
+        """What a gateway that shares the ports writes down, and what the next one compares with its own."""
         return f"gRPC port {self.grpc_port}, mesh {self.mesh}"
 
 

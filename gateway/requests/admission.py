@@ -211,7 +211,7 @@ class KnownForms:
         self._last: dict[str, tuple[ModelConfig, Form]] = {}
 
     def check(self, call: InferCall, config: ModelConfig) -> None:
-        """As `check_form`."""
+        """Compares the form with the model's configuration. Raises as `check_form` does."""
         form = form_of(call)
         known = self._last.get(config.name)
         if known is not None and known[1] == form and known[0] is config:

@@ -106,7 +106,7 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """The run has failed."""
+    """The run has failed. error: what its caller is told"""
 
     error: MeshError
 
