@@ -1,4 +1,7 @@
-"""One blocking read over the streams of all models that this scheduler leads, on a connection of its own.
+"""Blocking reads over the streams of the models that this scheduler leads.
+
+A read that waits is sent anew with each entry that ends it, and names every one of its streams. So one reader serves a
+few leaders only: what an entry costs does not grow with the number of models.
 
 The entries are delivered to their leader, which keeps the positions in its streams. A leader that is replaced takes
 its positions with it: the new leader reads the streams from their beginning.
@@ -7,13 +10,14 @@ its positions with it: the new leader reads the streams from their beginning.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 from scheduler.leader import Leader
 from shared.store.commands import Redis
 from shared.store.link import Link
 
+LEADERS_MAX = 8
+"""Leaders whose streams are read together. A stream costs Redis half a us a read, a reader costs a connection."""
 ENTRIES_PER_STREAM = 512
 """Entries of one stream that one read returns at most."""
 BLOCK_MS = 1000
@@ -21,11 +25,28 @@ BLOCK_MS = 1000
 
 
 class StreamReader:
+    """Reads the streams of its leaders together, on a connection of its own."""
+
     def __init__(self, redis: Redis) -> None:
         self._link = Link(redis)
+        self._leaders: list[Leader] = []
         self._reading: asyncio.Timeout | None = None
 
-    async def read(self, leaders: Iterable[Leader], *, tick_ms: int) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """Whether it can read for one leader more."""
+        return len(self._leaders) < LEADERS_MAX
+
+    def add(self, leader: Leader) -> None:
+        """Reads for this leader too, from now on."""
+        self._leaders.append(leader)
+        # The leader's streams are not in the read that is under way.
+        self._look_again()
+
+    def drop(self, leader: Leader) -> None:
+        self._leaders.remove(leader)
+
+    async def read(self, *, tick_ms: int) -> bool:
         """Waits for entries and delivers them.
 
         tick_ms  how long to wait at most while a leader is not ready to be read for
@@ -35,7 +56,7 @@ class StreamReader:
         owners: dict[str, Leader] = {}
         last_read: list[str] = []
         block_ms = BLOCK_MS
-        for leader in leaders:
+        for leader in self._leaders:
             positions = leader.positions()
             if not positions:
                 block_ms = min(block_ms, tick_ms)
@@ -45,14 +66,14 @@ class StreamReader:
         if not owners:
             return False
         command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *last_read)
-        # Never runs out by itself; `look_again` makes it run out at once.
+        # Never runs out by itself; `_look_again` makes it run out at once.
         self._reading = reading = asyncio.timeout(None)
         try:
             async with reading:
                 await self._link.connect()
                 (reply,) = await self._link.exchange([command], blocking_s=block_ms / 1000)
         except TimeoutError:
-            # Expired means `look_again`; any other timeout is a connection that does not answer.
+            # Expired means `_look_again`; any other timeout is a connection that does not answer.
             if not reading.expired():
                 raise
             return True
@@ -65,8 +86,8 @@ class StreamReader:
             owners[name].deliver(name, [(entry, _fields(flat)) for entry, flat in entries])
         return True
 
-    def look_again(self) -> None:
-        """Ends the read that is under way, because a new leader's streams are not in it."""
+    def _look_again(self) -> None:
+        """Ends the read that is under way."""
         if self._reading is not None:
             self._reading.reschedule(0)
             self._reading = None

@@ -3,7 +3,7 @@
     contend   renews the leases of the models that it leads, asks for the others; starts and stops leaders
     server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
     watch     every tick: polls the executors and the time in Redis for the leaders
-    read      one blocking read for all leaders (`scheduler.reader`)
+    read      for a few leaders: one blocking read (`scheduler.reader`)
     lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
 
 A scheduler has no state of its own: all that it knows is in Redis. So it may be killed at any moment.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from redis.exceptions import ResponseError
 
@@ -131,7 +132,7 @@ class Scheduler:
             lease_ms=settings.lease_ms,
             clock=self._clock,
         )
-        self._reader = StreamReader(mesh.redis)
+        self._readers: list[StreamReader] = []
         self._loops: list[asyncio.Task[None]] = []
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._rebuilding = asyncio.Semaphore(REBUILDS_MAX)
@@ -147,12 +148,8 @@ class Scheduler:
         period_s = self._settings.lease_ms / 1000 / ROUNDS_PER_LEASE
         tick_s = self._settings.tick_ms / 1000
         self._loops.append(self._tasks.start(self._tenants.run(), name="tenants"))
-        for name, turn, pause_s, block_s in (
-            ("contend", self._contend, period_s, 0.0),
-            ("watch", self._watch, tick_s, 0.0),
-            ("read", self._read, 0.0, BLOCK_MS / 1000),
-        ):
-            self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s, block_s), name=name))
+        for name, turn, pause_s in (("contend", self._contend, period_s), ("watch", self._watch, tick_s)):
+            self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
 
     async def stop(self) -> None:
@@ -161,7 +158,8 @@ class Scheduler:
         In this order no leader of this scheduler can still act while the standby leads.
         """
         await end([*self._loops, *self._leading.values()])
-        await self._reader.close()
+        for reader in self._readers:
+            await reader.close()
         try:
             await self._leadership.resign()
             await self._mesh.redis.delete(self._mesh.keys.scheduler(self._name))
@@ -170,7 +168,9 @@ class Scheduler:
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
-    async def _repeat(self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float, block_s: float) -> None:
+    async def _repeat(
+        self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float = 0.0, block_s: float = 0.0
+    ) -> None:
         """Runs a loop that goes on when Redis fails: its turns are repeated, with longer pauses while they fail.
 
         A turn that takes longer than a lease fails, because Redis does not answer.
@@ -235,8 +235,19 @@ class Scheduler:
         for leader in list(self.leaders.values()):
             leader.observe(self._poll, now_ms, asked_at)
 
-    async def _read(self) -> None:
-        if not await self._reader.read(self.leaders.values(), tick_ms=self._settings.tick_ms):
+    def _reader_for(self, leader: Leader) -> StreamReader:
+        """A reader that reads for this leader from now on."""
+        reader = next((reader for reader in self._readers if reader.has_room), None)
+        if reader is None:
+            reader = StreamReader(self._mesh.redis)
+            self._readers.append(reader)
+            reading = self._repeat("read", partial(self._read, reader), block_s=BLOCK_MS / 1000)
+            self._loops.append(self._tasks.start(reading, name="read"))
+        reader.add(leader)
+        return reader
+
+    async def _read(self, reader: StreamReader) -> None:
+        if not await reader.read(tick_ms=self._settings.tick_ms):
             await asyncio.sleep(self._settings.tick_ms / 1000)
 
     async def _follow_server(self) -> None:
@@ -269,7 +280,7 @@ class Scheduler:
             )
             self._to_sweep.discard(model)
             self.leaders[model] = leader
-            self._reader.look_again()
+            reader = self._reader_for(leader)
             begin = self._clock()
             try:
                 await leader.run(self._rebuilding)
@@ -286,6 +297,7 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
             finally:
+                reader.drop(leader)
                 # A cancelled task may end after its successor has begun and put its own leader there.
                 if self.leaders.get(model) is leader:
                     del self.leaders[model]

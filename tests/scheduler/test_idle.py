@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from scheduler.core.state import Policy
 from scheduler.ingest import Poll
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
+from scheduler.reader import LEADERS_MAX
 from shared.contract.ids import SchedulerId, Term, sequence_id
 from shared.contract.messages import ServedModel
 from shared.store.link import Link
@@ -133,6 +134,36 @@ async def test_read_that_waits_ends_for_a_new_leader(stage: Stage, monkeypatch: 
             return (await stage.record(2, model="other")).get("st") == "l"
 
         await stage.until(is_live)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_read_names_few_streams_however_many_models_there_are(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every one of the models is read for."""
+    named: list[int] = []
+
+    class Noting(Link):
+        async def exchange(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
+            reads = map(tuple, commands)
+            named.extend((len(read) - read.index("STREAMS") - 1) // 2 for read in reads)
+            return await super().exchange(commands, blocking_s=blocking_s)
+
+    monkeypatch.setattr(scheduler.reader, "Link", Noting)
+    models = [f"m{index}" for index in range(3 * LEADERS_MAX)]
+    for model in models:
+        await stage.publish(model)
+        await stage.join(f"of-{model}", model=model)
+    async with stage.scheduler():
+        for model in models:
+            await stage.submit(1, start=True, model=model)
+
+        async def are_live() -> bool:
+            return all([(await stage.record(1, model=model)).get("st") == "l" for model in models])
+
+        await stage.until(are_live)
+    # Each model has two streams.
+    assert 2 * LEADERS_MAX == max(named)
 
 
 class Counting(Scripts):
