@@ -208,8 +208,8 @@ async def load_models(
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
             continue
-        here = {step.model for step in loaded.record.config.ensemble} & set(repository.names())
-        names += sorted(here.difference(names))
+        if steps := {step.model for step in loaded.record.config.ensemble}:
+            names += sorted(steps.intersection(repository.names()).difference(names))
     refuse_start(repository, settings)
 
 

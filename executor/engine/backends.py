@@ -18,7 +18,7 @@ from executor.engine.base import Backend
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model import MODEL_FILE
 from executor.engine.python.model_completion import LIMIT_S
-from executor.engine.runtimes import RUNTIMES
+from executor.engine.runtimes import RUNTIMES, RuntimeBackend
 from shared.contract.errors import LoadError
 
 ENTRY_POINT_GROUP = "seqmesh.backends"
@@ -34,6 +34,14 @@ def announced_backends() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
+@cache
+def installed_runtimes() -> tuple[RuntimeBackend, ...]:
+    """The built-in backends whose packages are there. Looked for once in a process: the search for one that is missing
+    goes through the folders of all loaded models.
+    """
+    return tuple(backend for backend in RUNTIMES if backend.is_installed)
+
+
 def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: float = LIMIT_S) -> dict[str, Backend]:
     """Every backend that can load a model here, by name. The built-in ones come first, and cannot be replaced.
 
@@ -42,7 +50,7 @@ def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: floa
 
     A backend of another package that cannot be imported is logged and left out; the others stay.
     """
-    backends: dict[str, Backend] = {backend.name: backend for backend in RUNTIMES if backend.is_installed}
+    backends: dict[str, Backend] = {backend.name: backend for backend in installed_runtimes()}
     backends["python"] = PythonBackend(completion_limit_s)
     for name, code in _python_based(folders).items():
         if name in backends:

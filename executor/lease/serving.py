@@ -190,8 +190,9 @@ class Serving:
         """
         self._staying = frozenset(staying)
         # Callers first: what they wait for may run here alone.
-        order = in_order(dict.fromkeys(model.model for model in self._all()), self._calls())
-        for model in sorted(self._all(), key=lambda model: order.index(model.model)):
+        names = in_order(dict.fromkeys(model.model for model in self._all()), self._calls())
+        order = {name: place for place, name in enumerate(names)}
+        for model in sorted(self._all(), key=lambda model: order[model.model]):
             if model.model not in staying:
                 await model.quiet()
 

@@ -273,15 +273,26 @@ class ModelRepository:
 
     def index(self, in_use: Collection[ServedVersion] = ()) -> tuple[RepositoryEntry, ...]:
         """What the repository index says of this executor's models. in_use: versions that have not ended yet."""
-        names = {*self.names(), *self.loaded, *self.unloaded, *self.failures, *self.loading}
+        problems = self._listed()
+        names = {*problems, *self.loaded, *self.unloaded, *self.failures, *self.loading}
         ending = {(served.config.name, served.version) for served in in_use}
-        return tuple(line for name in sorted(names) for line in self._lines(name, ending))
+        return tuple(line for name in sorted(names) for line in self._lines(name, problems.get(name, ""), ending))
 
-    def _lines(self, name: str, ending: Collection[tuple[str, str]]) -> list[RepositoryEntry]:
+    def _listed(self) -> dict[str, str]:
+        """Why the repository of each model could not be read the last time, or ""; by model."""
+        listed: dict[str, str] = {}
+        for source in self._sources:
+            try:
+                listed |= dict.fromkeys(set(source.names()) - listed.keys(), str(source.problem or ""))
+            except OSError as error:
+                # What was loaded from it is served, and stays in the index.
+                logs.warning("models not listed", cause=str(error))
+        return listed
+
+    def _lines(self, name: str, problem: str, ending: Collection[tuple[str, str]]) -> list[RepositoryEntry]:
+        """The lines of one model. problem: why its repository could not be read the last time"""
         model = self.loaded.get(name)
         ready = model.record.versions if model else ()
-        source = self._source_of(name)
-        problem = str(source.problem or "") if source is not None else ""
         lines = [RepositoryEntry(name, version, "READY", problem) for version in ready]
         for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
             state = "UNLOADING" if (name, version) in ending else "UNAVAILABLE"

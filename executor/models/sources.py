@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,24 +103,29 @@ class LocalFolder:
     def refresh(self) -> None: ...
 
     def names(self) -> Collection[str]:
-        return [path.name for path in self._folders()]
+        try:
+            with os.scandir(self._root) as entries:
+                return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def fingerprint(self, model: str) -> str:
         return folder_fingerprint(self._root / model)
 
     def mentions(self, word: str) -> bool:
-        files = (path for one in self._folders() for path in (*one.glob("*.pbtxt"), *one.glob("configs/*.pbtxt")))
+        folders = (self._root / name for name in self.names())
+        files = (path for one in folders for path in (*one.glob("*.pbtxt"), *one.glob("configs/*.pbtxt")))
         return any(word in _text(path) for path in files)
 
     def take(self, model: str) -> InPlace | None:
-        return next((InPlace(path) for path in self._folders() if path.name == model), None)
+        return InPlace(self._root / model) if model in self.names() else None
 
     def close(self) -> None: ...
 
-    def _folders(self) -> Iterable[Path]:
-        if not self._root.is_dir():
-            return []
-        return (path for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Without a question to the file system, which may be far away, unless the entry is a link."""
+    return Path(entry).is_dir() if entry.is_symlink() else entry.is_dir(follow_symlinks=False)
 
 
 def open_sources(locations: Iterable[ModelLocation], cache_dir: Path, cache_bytes_max: int) -> list[ModelSource]:

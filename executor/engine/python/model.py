@@ -168,7 +168,7 @@ def _importing_from(directory: Path) -> Generator[None]:
 
 def _finder(path: str) -> PathEntryFinder:
     """Finds modules in a model's directory, or in a folder below it; for `sys.path_hooks`."""
-    if not any(Path(path).is_relative_to(directory) for directory in (*_importing, *_importable)):
+    if not any(str(folder) in _importing or str(folder) in _importable for folder in (Path(path), *Path(path).parents)):
         raise ImportError(f"{path} is no model's")
     return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
 

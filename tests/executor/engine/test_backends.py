@@ -37,6 +37,8 @@ def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
         return None if name in modules else find(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    # Without what is remembered.
+    monkeypatch.setattr(backends, "installed_runtimes", backends.installed_runtimes.__wrapped__)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
 from executor.models.polling import Polling
 from executor.models.repository import ModelRepository, NoSuchModelError
+from executor.models.sources import LocalFolder
 from executor.workers.devices import DeviceLostError, Devices
 from shared.contract.errors import Code, LoadError
 from tests.executor.living import loading
@@ -268,6 +269,50 @@ async def test_polling_outlives_a_repository_that_cannot_be_read(
         task.cancel()
 
     assert ["running_sum"] == list(repository.loaded)
+
+
+def test_the_index_lists_a_repository_once_however_many_models_it_has(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"m{number}").mkdir()
+    lists = 0
+
+    class Counted(LocalFolder):
+        def names(self) -> Collection[str]:
+            nonlocal lists
+            lists += 1
+            return super().names()
+
+    assert 50 == len(ModelRepository((Counted(tmp_path),), Devices()).index())
+    assert 1 == lists
+
+
+def test_the_index_of_a_repository_that_cannot_be_read_names_what_was_loaded_from_it(
+    repository: ModelRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository.load("running_sum")
+
+    def names(_self: LocalFolder) -> Collection[str]:
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(LocalFolder, "names", names)
+
+    assert {"1": ("READY", "")} == states(repository)
+    assert "models not listed" in caplog.text
+
+
+def test_models_are_folders_and_links_to_folders(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    for name in ("m", ".hidden"):
+        (root / name).mkdir(parents=True)
+    (root / "notes.txt").write_text("")
+    (root / "link").symlink_to(root / "m")
+    (root / "dangling").symlink_to(root / "gone")
+    (root / "loop").symlink_to(root / "loop")
+
+    assert ["link", "m"] == sorted(LocalFolder(root).names())
+    assert [] == list(LocalFolder(root / "gone").names())
+    assert [] == list(LocalFolder(root / "notes.txt").names())
+    assert LocalFolder(root).take("notes.txt") is None
 
 
 def test_a_folders_fingerprint_is_not_moved_by_what_python_leaves_there(folder: Path) -> None:
