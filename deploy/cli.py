@@ -83,11 +83,14 @@ class LazyCommand(click.Command):
 
 
 def lazy_command(name: str, module: str, summary: str) -> click.Command:
-    """A command that passes its arguments, also `--help`, to `module.main(arguments)`, and imports the module then."""
+    """A command that passes its arguments, also `--help`, to `module.main(arguments)`, and imports the module then.
+
+    What `main` returns is the exit code: the services' do. The others' end the process themselves.
+    """
 
     def callback(arguments: Sequence[str]) -> None:
-        run: Callable[[Sequence[str]], object] = import_module(module).main
-        run(arguments)
+        run: Callable[[Sequence[str]], int | None] = import_module(module).main
+        sys.exit(run(arguments))
 
     return LazyCommand(
         name,

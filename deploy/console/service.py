@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
+import click
 from hypercorn.asyncio import serve as serve_http  # pyright: ignore[reportUnknownVariableType]
 from hypercorn.config import Config
 
@@ -35,7 +36,10 @@ async def serve(
     settings: ConsoleSettings, tasks: Tasks, stop: Stop, *, on_ready: Callable[[int, LiveMesh], None] | None = None
 ) -> None:
     """Runs a console until it is told to stop. on_ready: called with the port when it is open"""
-    url, prefix = located(settings)
+    try:
+        url, prefix = located(settings)
+    except click.ClickException as error:
+        raise UnavailableError(error.message) from error
     token = settings.console_token or secrets.token_urlsafe(16)
     listening = listen(settings.host, settings.console_port)
     host, port = listening.getsockname()[:2]

@@ -87,6 +87,33 @@ def test_a_services_arguments_reach_it_as_they_are(monkeypatch: pytest.MonkeyPat
     assert seen == [("--http-port", "1", "--help")]
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_services_exit_code_is_the_commands(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A health check, and whatever starts services again, reads it."""
+
+    class Service:
+        @staticmethod
+        def main(_: tuple[str, ...]) -> int:
+            return code
+
+    monkeypatch.setitem(sys.modules, "executor.__main__", Service)
+
+    assert code == CliRunner().invoke(cli.main, ["executor", "healthcheck"]).exit_code
+
+
+def test_a_console_without_a_mesh_names_the_remedy(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "console", "--data-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 1 == ended.returncode
+    assert f"no mesh runs in {tmp_path}: give the --data-dir of its `seqmesh up`" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_the_command_itself_imports_no_service_and_nothing_heavy() -> None:
     """A gateway's image has no torch, and `--help` must be quick."""
     program = (
