@@ -217,12 +217,12 @@ def of_disk(free: int, where: str) -> Diagnosis:
     return ok("disk", f"{size(free)} free in {where}")
 
 
-def of_ports(taken: Mapping[int, str]) -> Iterator[Diagnosis]:
-    """taken: port -> why it cannot be listened on; "" if it can"""
-    for port, why in taken.items():
+def of_ports(ports: Sequence[tuple[str, int, str]]) -> Iterator[Diagnosis]:
+    """ports: option of `seqmesh up`, the port, and why it cannot be listened on; "" if it can"""
+    for option, port, why in ports:
         if why:
-            yield warn("ports", f"{port}: {why}", "`seqmesh up` takes others: --http-port, --grpc-port, --metrics-port")
-    free = [str(port) for port, why in taken.items() if not why]
+            yield warn("ports", f"{port}: {why}", f"stop what runs there, or give `seqmesh up` another {option}")
+    free = [str(port) for _, port, why in ports if not why]
     if free:
         yield ok("ports", f"free: {', '.join(free)}")
 

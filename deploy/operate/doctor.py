@@ -7,6 +7,7 @@ import resource
 import shutil
 import socket
 import statistics
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -48,7 +49,7 @@ async def run(settings: OperatorSettings, *, as_json: bool) -> None:
     if settings.redis_url or (settings.data_dir / "mesh.json").exists():
         found += await of_mesh(settings)
     else:
-        found += diagnoses.of_ports({port: port_problem(port) for port in default_ports()})
+        found += diagnoses.of_ports([(option, port, port_problem(port)) for option, port in default_ports().items()])
         found.append(diagnoses.ok("mesh", f"none runs in {settings.data_dir}: start one with `seqmesh up`"))
     click.echo(json.dumps([msgspec.to_builtins(one) for one in found]) if as_json else report(found))
     if any(one.severity is Severity.FAIL for one in found):
@@ -63,7 +64,9 @@ def report(found: list[Diagnosis]) -> str:
         severity = click.style(f"{one.severity:<4}", fg=COLOURS[one.severity])
         lines.append(f"{severity}  {one.subject:<{width}}  {one.text}")
         if one.remedy:
-            lines.append(f"{'':<{width + 8}}-> {one.remedy}")
+            # The reason why a model is not loaded may have several lines.
+            remedy = textwrap.indent(one.remedy.strip(), " " * (width + 11)).lstrip()
+            lines.append(f"{'':<{width + 8}}-> {remedy}")
     bad = [sum(one.severity is severity for one in found) for severity in (Severity.FAIL, Severity.WARN)]
     return "\n".join([*lines, "", f"{len(found)} diagnoses: {bad[0]} failed, {bad[1]} to look at"])
 
@@ -149,10 +152,15 @@ def installed(distribution: str) -> str:
         return ""
 
 
-def default_ports() -> list[int]:
-    """The ports on which `seqmesh up` listens unless it is told others."""
+def default_ports() -> dict[str, int]:
+    """The ports on which `seqmesh up` listens unless it is told others, by their options."""
     settings = UpSettings()
-    return [settings.http_port, settings.grpc_port, settings.metrics_port, settings.console_port]
+    return {
+        "--http-port": settings.http_port,
+        "--grpc-port": settings.grpc_port,
+        "--metrics-port": settings.metrics_port,
+        "--console-port": settings.console_port,
+    }
 
 
 def port_problem(port: int) -> str:

@@ -27,7 +27,7 @@ async def run(
 ) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     sequence = named(model, correlation_id, version=version, string=string)
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, model) as mesh:
         try:
             click.echo(await mesh.sequences.move(sequence, to))
         except MoveError as error:

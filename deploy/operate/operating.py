@@ -57,8 +57,11 @@ class ExecutorHolding:
 
 
 @asynccontextmanager
-async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]:
-    """Connects to the mesh of the settings. Raises click.ClickException with the remedy if there is none."""
+async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenerator[OperatedMesh]:
+    """Connects to the mesh of the settings. Raises click.ClickException with the remedy if there is none.
+
+    model  must be known to the mesh, if it is given
+    """
     url, prefix = located(settings)
     async with connected(url, retries=0) as redis:
         keys = await keys_of_mesh(redis, prefix)
@@ -66,7 +69,11 @@ async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]
             raise click.ClickException(
                 f"no mesh '{prefix}' in {url_without_password(url)}: give its --redis-url and --key-prefix"
             )
-        yield OperatedMesh(redis, keys, Membership(redis, keys))
+        membership = Membership(redis, keys)
+        if model and await membership.model(model) is None:
+            names = ", ".join(sorted(await membership.models())) or "none"
+            raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
+        yield OperatedMesh(redis, keys, membership)
 
 
 @asynccontextmanager
@@ -121,8 +128,8 @@ NAMING = (
 )
 """Options of a command that takes the id of a sequence, for `named`."""
 WHICH = (
-    "is it the model's, the ID as the client gives it (--string for a text that looks like a number), and the version "
-    "if the client names one (--version)?"
+    "`seqmesh seq ls MODEL` lists those that are open; an ID that is a text but looks like a number needs --string, "
+    "and where the client names a version, --version"
 )
 """What to check when there is no such sequence."""
 

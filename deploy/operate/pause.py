@@ -54,7 +54,7 @@ async def act_on_each(
 ) -> None:
     """Acts on all sequences. Raises click.ClickException with the reasons if it could not act on one of them."""
     wrong: list[str] = []
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, model) as mesh:
         for correlation_id in correlation_ids:
             sequence = named(model, correlation_id, **naming)
             name = id_text(correlation_id_of(sequence))

@@ -18,7 +18,7 @@ from deploy.operate.texts import aligned, counted, id_text
 from shared.contract.ids import correlation_id_of
 from shared.store.company import call_addresses, services
 from shared.store.exported import ExportError, from_file
-from shared.store.journals import Journal, JournaledStep, JournalError, read_journal
+from shared.store.journals import Journal, JournaledStep, JournalError, NoSequenceError, read_journal
 from shared.store.sequences import NOT_JOURNALED
 
 DIFFERENT, TROUBLE = 1, 2
@@ -111,13 +111,14 @@ async def _found(
     journal = None if file is None else await asyncio.to_thread(journal_in, file)
     if journal is not None and gateway:
         return journal, _address(gateway)
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, "" if journal else model) as mesh:
         if journal is None:
             sequence = named(model, correlation_id, version=str(naming["version"]), string=bool(naming["string"]))
             try:
                 journal = await mesh.sequences.journal(sequence)
             except JournalError as error:
-                raise Trouble(f"{id_text(correlation_id_of(sequence))}: {error} ({WHICH})") from error
+                hint = f": {WHICH}" if isinstance(error, NoSequenceError) else ""
+                raise Trouble(f"{id_text(correlation_id_of(sequence))}: {error}{hint}") from error
         return journal, _address(gateway) if gateway else await gateway_of(mesh)
 
 

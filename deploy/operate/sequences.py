@@ -18,6 +18,7 @@ from deploy.operate.completion import ID, IDS, MODEL
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, clock, counted, duration, id_text
+from shared.contract.errors import Code
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
@@ -75,10 +76,7 @@ NO_SUCH = f"no such sequence: {WHICH}"
 async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, as_json: bool, **filters: Any) -> None:
     """Carries `seqmesh seq ls` out. Raises click.ClickException with the remedy."""
     states: tuple[str, ...] = filters.pop("states")
-    async with found_mesh(settings) as mesh:
-        if await mesh.membership.model(model) is None:
-            names = ", ".join(sorted(await mesh.membership.models())) or "none"
-            raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
+    async with found_mesh(settings, model) as mesh:
         found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters))
         shown = await mesh.sequences.foretold(found[:limit])
         now_ms = await redis_now_ms(mesh.redis)
@@ -95,14 +93,14 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
 async def show(settings: OperatorSettings, model: str, correlation_id: str, *, as_json: bool, **naming: Any) -> None:
     """Carries `seqmesh seq show` out. Raises click.ClickException with the remedy."""
     sequence = named(model, correlation_id, **naming)
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, model) as mesh:
         (status,) = await mesh.sequences.statuses([sequence])
         if status is not None:
             (status,) = await mesh.sequences.foretold([status])
         sizes = await mesh.sequences.state_bytes(sequence)
         now_ms = await redis_now_ms(mesh.redis)
     if status is None:
-        raise click.ClickException(NO_SUCH)
+        raise click.ClickException(f"{id_text(correlation_id_of(sequence))}: {NO_SUCH}")
     if as_json:
         click.echo(msgspec.json.encode({**msgspec.to_builtins(status), "state_bytes": sizes}))
         return
@@ -113,7 +111,7 @@ async def show(settings: OperatorSettings, model: str, correlation_id: str, *, a
 
 async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
     """Carries `seqmesh seq end` out. Raises click.ClickException when one of the sequences is not there."""
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, model) as mesh:
         unknown: list[str] = []
         for correlation_id in correlation_ids:
             sequence = named(model, correlation_id, **naming)
@@ -140,7 +138,7 @@ async def fork(
 ) -> None:
     """Carries `seqmesh seq fork` out. Raises click.ClickException with the reason if it cannot be done."""
     origin, copy = (named(model, each, version=version, string=string) for each in (correlation_id, new_id))
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, model) as mesh:
         of, name = (id_text(correlation_id_of(each)) for each in (origin, copy))
         with told(f"{of} as {name}"):
             exported = await mesh.sequences.fork(origin, copy)
@@ -151,7 +149,7 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
     """Carries `seqmesh seq export` out. Raises click.ClickException with the reason if it cannot be done."""
     sequence = named(model, correlation_id, **naming)
     name = id_text(correlation_id_of(sequence))
-    async with found_mesh(settings) as mesh:
+    async with found_mesh(settings, model) as mesh:
         with told(name):
             exported = await mesh.sequences.export_when_idle(sequence)
     data = to_file(exported)
@@ -177,7 +175,8 @@ def told(what: object) -> Generator[None]:
     try:
         yield
     except ExportError as error:
-        raise click.ClickException(f"{what}: {error}") from error
+        hint = f": {WHICH}" if error.code is Code.NOT_FOUND else ""
+        raise click.ClickException(f"{what}: {error}{hint}") from error
 
 
 def write_whole(file: Path, data: bytes) -> None:

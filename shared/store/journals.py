@@ -25,6 +25,10 @@ class JournalError(Exception):
     """There is no journal, or it cannot be read, and why."""
 
 
+class NoSequenceError(JournalError):
+    """The mesh has no sequence of this name."""
+
+
 class JournaledStep(msgspec.Struct, frozen=True):
     """A step that the model ran. has_end: the request had END"""
 

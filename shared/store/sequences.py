@@ -55,7 +55,7 @@ from shared.contract.state_fields import state_of_field
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence, ExportError, check, is_portable
 from shared.store.forecasts import Forecasts
-from shared.store.journals import SIZE, Journal, JournalError, journal_of, read_journal
+from shared.store.journals import SIZE, Journal, JournalError, NoSequenceError, journal_of, read_journal
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.moving import moved, wished
@@ -105,7 +105,7 @@ ENDED_BY_OPERATOR = encode(
 
 NOT_JOURNALED = (
     "its steps are not kept: give its model the parameter journal_steps, and journal_bytes if a first step is larger "
-    "than 16 MiB; then begin the sequence anew"
+    "than 16 MiB; then begin the sequence again"
 )
 
 
@@ -384,7 +384,7 @@ class Sequences:
             pipe.hgetall(self._keys.journal(sequence))
             record, journal = await pipe.execute()
         if not record:
-            raise JournalError("there is no such sequence")
+            raise NoSequenceError("there is no such sequence")
         start, committed = int(record[START.encode()]), int(record[COMMITTED.encode()])
         if committed < start:
             raise JournalError("its first step is not answered yet")

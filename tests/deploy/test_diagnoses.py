@@ -132,7 +132,10 @@ def test_what_a_machine_lacks_is_warned_of() -> None:
     assert Severity.OK is of_gpus(["H200"], "", "2.13.0+cu130").severity
     assert Severity.OK is of_gpus([], "", "2.13.0+cpu").severity
     assert Severity.WARN is of_gpus([], "the driver does not answer", "").severity
-    assert ["8000: in use", "free: 8001"] == [one.text for one in of_ports({8000: "in use", 8001: ""})]
+    found = list(of_ports([("--http-port", 8000, "in use"), ("--grpc-port", 8001, "")]))
+
+    assert ["8000: in use", "free: 8001"] == [one.text for one in found]
+    assert "stop what runs there, or give `seqmesh up` another --http-port" == found[0].remedy
 
 
 def test_a_remedy_stands_below_its_finding() -> None:
@@ -142,3 +145,11 @@ def test_a_remedy_stands_below_its_finding() -> None:
         "\x1b[0m", ""
     ).replace("\x1b[32m", "").replace("\x1b[31m", "").splitlines()[:3]
     assert text.endswith("2 diagnoses: 1 failed, 0 to look at")
+
+
+def test_a_remedy_of_several_lines_stays_below_its_finding() -> None:
+    text = report([Diagnosis(Severity.FAIL, "model a", "is not loaded", "SyntaxError\n\nAt:\n  model.py(5)\n")])
+
+    assert ["               -> SyntaxError", "", "                  At:", "                    model.py(5)"] == (
+        text.splitlines()[1:5]
+    )

@@ -81,7 +81,27 @@ async def test_an_operators_list_reads_well(mesh: RunningMesh) -> None:
     assert "cancelled" in await seqmesh(mesh, "seq", "show", MODEL, "7011")
     assert "7011: was over already (cancelled)\n" == await seqmesh(mesh, "seq", "end", MODEL, "7011")
     assert "no such sequence" in await seqmesh(mesh, "seq", "end", MODEL, "7019", code=1)
-    assert "there are: " in await seqmesh(mesh, "seq", "ls", "nobody", code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("ls nobody", 1),
+        ("show nobody 1", 1),
+        ("move nobody 1", 1),
+        ("pause nobody 1", 1),
+        ("resume nobody 1", 1),
+        ("end nobody 1", 1),
+        ("fork nobody 1 2", 1),
+        ("export nobody 1 file", 1),
+        ("replay nobody 1", 2),
+    ],
+)
+async def test_a_model_that_is_not_there_is_named_with_those_that_are(mesh: RunningMesh, words: str, code: int) -> None:
+    said = await seqmesh(mesh, "seq", *words.split(), code=code)
+
+    assert "no model 'nobody' in this mesh; there are: " in said
+    assert MODEL in said
 
 
 async def test_an_id_of_a_client_does_nothing_to_the_operators_terminal(mesh: RunningMesh) -> None:
