@@ -48,10 +48,10 @@ def check_instance_groups(config: ConfigMessage, *, dialect: bool, gpu_count: in
 
 def _check_gpus(prefix: str, group: Part, gpu_count: int) -> None:
     if not group.gpus:
-        raise ConfigError(f"{prefix} has kind KIND_GPU but no GPUs are available")
+        raise ConfigError(f"{prefix} has kind KIND_GPU but no GPUs are available: KIND_CPU needs none")
     for gpu in group.gpus:
         if not 0 <= gpu < gpu_count:
-            available = ", ".join(str(index) for index in range(gpu_count))
+            available = ", ".join(str(index) for index in range(gpu_count)) or "none"
             raise ConfigError(
                 f"{prefix} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
                 f"CUDA compute compatibility of {MINIMUM_COMPUTE_CAPABILITY} are: {available}"

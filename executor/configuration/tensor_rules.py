@@ -31,9 +31,16 @@ def check_tensors(config: ConfigMessage) -> None:
             names.add(tensor.name)
     sequence = config.sequence_batching
     if not (config.input or sequence.control_input or sequence.state):
-        raise ConfigError(f"must specify at least one 'input' for {config.name}: its backend could not complete them")
+        raise _without("input", config.name)
     if not config.output:
-        raise ConfigError(f"must specify at least one 'output' for {config.name}: its backend could not complete them")
+        raise _without("output", config.name)
+
+
+def _without(kind: str, model: str) -> ConfigError:
+    return ConfigError(
+        f"must specify at least one '{kind}' for {model}: its backend could not complete them; declare them in "
+        "config.pbtxt"
+    )
 
 
 def _check_tensor(config: ConfigMessage, kind: str, tensor: Part) -> None:

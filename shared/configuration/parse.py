@@ -5,6 +5,7 @@ Source: triton-spec section 4 ("pbtxt", "load-time JSON config"); protobuf's own
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ CONFIG_BYTES_MAX = 1 << 20
 """Longest configuration read, bytes (text or JSON). Real ones have a few kilobytes; a load request may be anything."""
 
 _POSITION = re.compile(r"^\d+:\d+ : ")
+_NO_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named ')
+_NO_TEXT = re.compile(r"Expected string but found: '\w+'$")
+_NO_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 
 
 def parse_text(text: str, source: str) -> ConfigMessage:
@@ -37,8 +41,19 @@ def parse_text(text: str, source: str) -> ConfigMessage:
         what = _POSITION.sub("", str(error))
         line, column = error.GetLine(), error.GetColumn()
         where = f"{source}:{line}:{column}" if line is not None else source
-        raise ConfigError(f"failed to read text proto from {where}: {what}") from error
+        raise ConfigError(f"failed to read text proto from {where}: {what}{_remedy(what)}") from error
     return config
+
+
+def _remedy(what: str) -> str:
+    """What may have been meant, for the mistakes that are made most; "" for others."""
+    if found := _NO_VALUE.search(what):
+        values = POOL.FindEnumTypeByName(found[1]).values_by_name
+        return f" There are: {', '.join(name for name in values if name != 'TYPE_INVALID')}."
+    if found := _NO_FIELD.search(what):
+        fields = POOL.FindMessageTypeByName(found[1]).fields_by_name
+        return "".join(f" Did you mean {name}?" for name in difflib.get_close_matches(found[2], list(fields), n=1))
+    return ": texts stand in quotes" if _NO_TEXT.search(what) else ""
 
 
 def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMessage:

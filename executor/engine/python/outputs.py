@@ -68,7 +68,8 @@ class ResponseReader:
             name = tensor.name()
             if name not in self._known:
                 raise WrongResponseError(
-                    f"model '{self._model}' returned output '{name}', which its configuration does not declare"
+                    f"model '{self._model}' returned output '{name}', which its configuration does not declare; it "
+                    f"declares {', '.join(sorted(self._known))}"
                 )
             given[name] = tensor
         return given

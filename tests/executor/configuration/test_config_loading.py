@@ -414,7 +414,10 @@ def test_model_without_usable_version_is_refused(load_text: LoadText, policy: st
     with pytest.raises(ConfigError) as refusal:
         load_text(f"{IO} {policy}", versions=["1"] if policy else ["x"])
 
-    assert "at least one version must be available under the version policy of model 'm'" == refusal.value.message
+    remedy = "" if policy else ": it has no folder that is named by a number, such as 1"
+    assert (
+        f"at least one version must be available under the version policy of model 'm'{remedy}" == refusal.value.message
+    )
 
 
 # Reading
@@ -428,6 +431,30 @@ def test_syntax_error_names_file_line_and_what_was_wrong(load_text: LoadText) ->
     assert 'config.pbtxt:2:1: Message type "inference.ModelConfig" has no field named "max_batch_syze"' in (
         refusal.value.message
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("max_batch_syze: 8", '"max_batch_syze". Did you mean max_batch_size?'),
+        ("sequence_batching { state { inputname: 'h' } }", '"inputname". Did you mean input_name?'),
+        ("colour: 8", '"colour".'),
+        (
+            "instance_group { kind: GPU }",
+            "named GPU. There are: KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL.",
+        ),
+        ("input { data_type: FLOAT32 }", "named FLOAT32. There are: TYPE_BOOL, TYPE_UINT8, "),
+        ("backend: python", "found: 'python': texts stand in quotes"),
+    ],
+)
+def test_a_field_or_a_value_that_is_not_there_is_refused_with_what_there_is(
+    load_text: LoadText, text: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(text)
+
+    said = refusal.value.message
+    assert said.endswith(remedy) or (remedy.endswith(", ") and remedy in said)
 
 
 @pytest.mark.parametrize(

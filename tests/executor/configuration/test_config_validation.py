@@ -82,8 +82,8 @@ TENSORS = [
     (f'{IN} output {{ name: "Y" dims: 1 }}', "model output 'Y' must specify 'data_type' for m"),
     (f"max_batch_size: -1 {IN} {OUT}", "'max_batch_size' must be non-negative value for m"),
     (f"{IO} {OUT}", "model output 'Y' is specified more than once for m"),
-    (IN, "must specify at least one 'output' for m: its backend could not complete them"),
-    (OUT, "must specify at least one 'input' for m: its backend could not complete them"),
+    (IN, "must specify at least one 'output' for m: its backend could not complete them; declare them in config.pbtxt"),
+    (OUT, "must specify at least one 'input' for m: its backend could not complete them; declare them in config.pbtxt"),
 ]
 
 CONTROLS = [
@@ -242,7 +242,7 @@ INSTANCES = [
     ),
     (
         f"{IO} instance_group {{ kind: KIND_GPU }}",
-        "instance group m_0 of model m has kind KIND_GPU but no GPUs are available",
+        "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: KIND_CPU needs none",
     ),
     (
         f"{IO} instance_group {{ kind: KIND_MODEL gpus: 0 }}",

@@ -421,7 +421,7 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
         ("responses.append(pb_utils.InferenceResponse([x.as_numpy()]))", "returned a ndarray among its output tensors"),
         (
             "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('q', x.as_numpy())]))",
-            "model 'echo' returned output 'q', which its configuration does not declare",
+            "model 'echo' returned output 'q', which its configuration does not declare; it declares y",
         ),
         (
             "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy().astype(np.int8))]))",
