@@ -343,8 +343,9 @@ class EffectPerformer:
         if any(await pipe.execute()):
             return False
         await self._drain(executor, alive=False)
-        await self._mesh.membership.remove(executor)
-        logs.info("executor forgotten", executor=executor)
+        # The leader of each model comes to this; the first one removes it.
+        if await self._mesh.membership.remove(executor):
+            logs.info("executor forgotten", executor=executor)
         return True
 
     # -- idle sequences -------------------------------------------------------------------------------------------

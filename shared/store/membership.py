@@ -109,13 +109,14 @@ class Membership:
         """Whether one of these names is drained."""
         return any(since is not None for since in await self._redis.hmget(self._keys.drained, names))
 
-    async def remove(self, executor: ExecutorId) -> None:
-        """Forgets an executor whose sequences have all been moved."""
+    async def remove(self, executor: ExecutorId) -> bool:
+        """Forgets an executor whose sequences have all been moved. Returns whether it was there."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(self._keys.executors, executor)
             for shard in self._keys.shard_ids():
                 pipe.delete(self._keys.inbox(shard, executor))
-            await pipe.execute()
+            removed, *_ = await pipe.execute()
+        return bool(removed)
 
     async def members(self) -> list[Member]:
         """Every registered executor, dead ones too, ordered by id."""

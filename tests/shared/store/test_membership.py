@@ -48,8 +48,9 @@ async def test_a_registration_is_decoded_once_and_again_when_it_has_changed(redi
     assert [Member(registration, alive=False)] == await membership.members()
     await membership.leave(registration)
     assert [True] == [member.registration.leaving for member in await membership.members()]
-    await membership.remove(registration.executor)
+    assert await membership.remove(registration.executor)
     assert [] == await membership.members()
+    assert not await membership.remove(registration.executor)
 
 
 async def test_a_look_takes_one_round_trip_unless_an_executor_has_come_or_gone(
