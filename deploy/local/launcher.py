@@ -73,6 +73,8 @@ PROBE_INTERVAL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 PROGRESS_INTERVAL_S = 5.0
 """Pause between two messages about gateways that are not ready."""
+NO_EXECUTOR = "no executor has loaded its models yet"
+"""Why a gateway that answers is not ready."""
 LOG_INTERVAL_S = 0.2
 LOG_BYTES_MAX = 32 << 20
 LOG_TAIL_LINES = 20
@@ -488,7 +490,7 @@ class Launcher:
 
     async def _show_progress(self) -> None:
         await self._announce_readiness()
-        consoles = [child.state for child in self._plans.values() if child.state.service == "console"]
+        consoles = self._of("console")
         if not (self._settings.live and consoles and sys.stdout.isatty()):
             return
         # Imported here: a mesh that runs without a terminal needs neither package.
@@ -523,27 +525,32 @@ class Launcher:
         say(self._ready_text())
 
     async def _not_ready(self) -> list[str]:
-        """Gateways that are not ready, each with the reason. Each is asked on the port that it shares with nobody."""
-        host, gateways = reachable(self._settings.host), self._gateways()
+        """Gateways that are not ready, each with the reason and the log that tells more. Each is asked on the port that
+        it shares with nobody.
+        """
+        host, gateways = reachable(self._settings.host), self._of("gateway")
         reasons = await asyncio.gather(*(unreadiness(host, gateway.metrics_port) for gateway in gateways))
-        told = zip(gateways, reasons, strict=True)
-        return [f"{gateway.name} ({reason}; {gateway.log})" for gateway, reason in told if reason]
+        loading = self._of("executor")[0].log
+        return [
+            f"{gateway.name} ({reason}; {loading if reason == NO_EXECUTOR else gateway.log})"
+            for gateway, reason in zip(gateways, reasons, strict=True)
+            if reason
+        ]
 
-    def _gateways(self) -> list[ChildState]:
-        return [child.state for child in self._plans.values() if child.state.service == "gateway"]
+    def _of(self, service: str) -> list[ChildState]:
+        return [child.state for child in self._plans.values() if child.state.service == service]
 
     def _ready_text(self) -> str:
         """Where the mesh is found: one line, which a program may read; on a terminal a line for each place."""
-        host, gateways = reachable(self._settings.host), self._gateways()
+        host, gateways = reachable(self._settings.host), self._of("gateway")
         # Those who share their ports are one place.
         where = "; ".join(dict.fromkeys(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways))
         if self._settings.share_ports and len(gateways) > 1:
             where += f" ({len(gateways)} gateways)"
         metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
         consoles = [
-            f"console http://{host}:{child.state.http_port}/#token={self._settings.console_token}"
-            for child in self._plans.values()
-            if child.state.service == "console"
+            f"console http://{host}:{console.http_port}/#token={self._settings.console_token}"
+            for console in self._of("console")
         ]
         places = [where, *consoles, f"metrics {metrics}", f"redis {url_without_password(self._redis_url)}"]
         advice = f"Try, in another terminal: {self._demo_command()}"
@@ -554,8 +561,8 @@ class Launcher:
     def _demo_command(self) -> str:
         """The command line of the demo, beginning as this program was called, so that it can be pasted."""
         if self._settings.models:
-            index = f"http://{reachable(self._settings.host)}:{self._gateways()[0].http_port}/v2/repository/index"
-            return f"curl -X POST {index}"
+            first, *_ = self._of("gateway")
+            return f"curl -X POST http://{reachable(self._settings.host)}:{first.http_port}/v2/repository/index"
         program = Path(sys.argv[0])
         called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"
         is_default = self._settings.data_dir == UpSettings().data_dir
@@ -652,7 +659,7 @@ async def unreadiness(host: str, port: int) -> str:
         return "does not listen yet"
     if status[1:2] == [b"200"]:
         return ""
-    return "listens, has no executor with its models yet"
+    return NO_EXECUTOR
 
 
 def read_state(data_dir: Path) -> MeshState:

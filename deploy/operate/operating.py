@@ -63,7 +63,8 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
     model  must be known to the mesh, if it is given
     """
     url, prefix = located(settings)
-    async with connected(url, retries=0) as redis:
+    hint = "" if settings.redis_url else f"; does `seqmesh up` still run in {settings.data_dir}?"
+    async with connected(url, retries=0, hint=hint) as redis:
         keys = await keys_of_mesh(redis, prefix)
         if keys is None:
             raise click.ClickException(
@@ -77,13 +78,17 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
 
 
 @asynccontextmanager
-async def connected(url: str, *, retries: int = RETRIES) -> AsyncGenerator[Redis]:
-    """A client for the block. Raises click.ClickException if Redis is lost, or unfit. retries: see `connect`"""
+async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> AsyncGenerator[Redis]:
+    """A client for the block. Raises click.ClickException if Redis is lost, or unfit.
+
+    retries  see `connect`
+    hint     ends the message when Redis is lost
+    """
     redis = connect(url, retries=retries)
     try:
         yield redis
     except CONNECTION_LOST as error:
-        raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error})") from error
+        raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error}){hint}") from error
     except UnfitRedisError as error:
         raise click.ClickException(error.message) from error
     finally:

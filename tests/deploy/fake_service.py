@@ -1,7 +1,7 @@
 """Stands for a service in the launcher's tests: `fake_service.py <service> --name=... [--metrics-port=...]`.
 
 Behaviour by environment: FAKE_FAILS names a child that exits at once with code 1; FAKE_STUBBORN one that ignores
-SIGTERM. A gateway answers its readiness with 200, a console its stream with FAKE_STREAM.
+SIGTERM. A gateway answers its readiness with FAKE_READY or 200, a console its stream with FAKE_STREAM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ else:
 
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(int(os.environ.get("FAKE_READY", "200")))
         self.end_headers()
         self.wfile.write(os.environ.get("FAKE_STREAM", "").encode())
 

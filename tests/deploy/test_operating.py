@@ -46,6 +46,10 @@ async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
         await found(key_prefix="nobody")
     if by == "data_dir":
         assert (own.prefix, 2) == await found()
+        gone = msgspec.structs.replace(state, redis_url=f"unix://{tmp_path}/gone.sock")
+        (tmp_path / "mesh.json").write_bytes(msgspec.json.encode(gone))
+        with pytest.raises(click.ClickException, match="does `seqmesh up` still run in "):
+            await found()
     await redis.delete(own.mesh, other.mesh)
 
 
