@@ -29,7 +29,7 @@ from deploy.chaos.command import chaos
 from deploy.console.settings import ConsoleSettings
 from deploy.demo.command import demo
 from deploy.demo.vad.command import vad
-from deploy.operate import drain, reshard, runtime_settings, sequences, tenants
+from deploy.operate import doctor, drain, reshard, runtime_settings, sequences, tenants
 from executor.settings import ExecutorSettings
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
@@ -65,6 +65,7 @@ SEQMESH: Mapping[str, click.Command] = {
     "up": cli.main.commands["up"],
     "trace": cli.main.commands["trace"],
     "version": cli.main.commands["version"],
+    "doctor": doctor.command,
     "drain": drain.command,
     "seq": sequences.command,
     "reshard": reshard.command,

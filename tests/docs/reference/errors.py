@@ -47,8 +47,12 @@ OTHERS = (
     (HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "The client speaks another HTTP than 1.0 or 1.1."),
 )
 EXITS = (
-    ("gateway, scheduler, executor", 0, "Stopped as it was told, by SIGTERM or SIGINT."),
-    ("gateway, scheduler", 1, "Failed; or it was told to stop a second time, and did not drain. The log says why."),
+    ("gateway, scheduler, executor, console", 0, "Stopped as it was told, by SIGTERM or SIGINT."),
+    (
+        "gateway, scheduler, console",
+        1,
+        "Failed; or it was told to stop a second time, and did not drain. The log says why.",
+    ),
     ("executor", FAILED, "The same, in place of 1: a model's code may end the process with any of the usual codes."),
     (
         "executor",
@@ -58,7 +62,9 @@ EXITS = (
     ("every command", 2, "The command line or the environment is wrong."),
     ("`seqmesh up`", 1, "The mesh could not begin, or was given up before it was ready once."),
     ("`seqmesh up`", 0, "Stopped as it was told."),
-    ("`seqmesh drain`, `move`, `settings`", 1, "It could not be done; the message says what to do instead."),
+    ("`seqmesh drain`, `seq`, `tenants`, `settings`", 1, "It could not be done; the message says what to do instead."),
+    ("`seqmesh seq replay`", 1, "An answer is different. 2: nothing could be compared."),
+    ("`seqmesh doctor`", 1, "Something fails; the report names the remedy."),
     ("`... healthcheck`", 1, "The process of that name does not live."),
     ("`seqmesh demo`", 1, "The answers of both runs differ."),
     ("`seqmesh demo vad`", 1, "The segments differ from those that onnxruntime finds alone."),
