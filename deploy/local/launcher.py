@@ -139,13 +139,21 @@ def service_command(service: str) -> list[str]:
     return [sys.executable, "-P", "-m", MODULES.get(service, service)]
 
 
+def check_repository(repository: Path) -> None:
+    """Says what is odd about a model repository. Raises LauncherError if there is none."""
+    if not repository.is_dir():
+        raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
+    if (repository / "config.pbtxt").is_file() and not any(repository.glob("*/config.pbtxt")):
+        raise LauncherError(f"{repository} is a model: --models names the directory of models that it is in")
+    if not any(found.is_dir() for found in repository.iterdir()):
+        say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
+
+
 def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     """Runs a mesh until it is told to stop. Returns the exit code; raises `LauncherError` if it cannot start."""
     for repository in settings.models:
-        if isinstance(repository, Path) and not repository.is_dir():
-            raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
-        if isinstance(repository, Path) and not any(found.is_dir() for found in repository.iterdir()):
-            say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
+        if isinstance(repository, Path):
+            check_repository(repository)
     settings = dataclasses.replace(
         settings,
         console_token=settings.console_token or secrets.token_urlsafe(16),

@@ -53,8 +53,10 @@ def choose_versions(config: ConfigMessage, existing: list[int]) -> tuple[tuple[i
         count = policy.latest.num_versions
         chosen = existing[-count:] if count else []
     if not chosen:
-        remedy = "" if existing else ": it has no folder that is named by a number, such as 1"
+        there = (
+            f"it has {', '.join(map(str, existing))}" if existing else "no folder of it is named by a number, such as 1"
+        )
         raise ConfigError(
-            f"at least one version must be available under the version policy of model '{config.name}'{remedy}"
+            f"at least one version must be available under the version policy of model '{config.name}': {there}"
         )
     return tuple(chosen), notes

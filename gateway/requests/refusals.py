@@ -9,7 +9,10 @@ from shared.store.scripts import SubmitCode, Submitted
 
 STORIES = {
     SubmitCode.ENDED: "the sequence has ended; its last step was {last}",
-    SubmitCode.EXPIRED: "the sequence was idle for too long and has expired; its last step was {last}",
+    SubmitCode.EXPIRED: (
+        "the sequence was idle for too long (max_sequence_idle_microseconds of its model) and has expired; its last "
+        "step was {last}"
+    ),
     SubmitCode.FAILED: "the sequence's START failed in the model, or a step of its ensemble did",
     SubmitCode.LOST: "the sequence's state was lost with the executor that held it; its last step was {last}",
     SubmitCode.CANCELLED: "the sequence was cancelled; its last step was {last}",

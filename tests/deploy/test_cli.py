@@ -135,6 +135,16 @@ def test_a_missing_model_repository_is_named(tmp_path: Path) -> None:
     assert f"no model repository at {missing}" in result.output
 
 
+def test_a_model_in_the_place_of_a_repository_is_named(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "config.pbtxt").touch()
+
+    result = CliRunner().invoke(cli.main, ["up", "--models", str(tmp_path), "--data-dir", str(tmp_path)])
+
+    assert result.exit_code == 1
+    assert f"{tmp_path} is a model: --models names the directory of models that it is in" in result.output
+
+
 def test_an_empty_model_repository_is_named_with_what_fills_it(tmp_path: Path) -> None:
     empty, missing = tmp_path / "models", tmp_path / "nowhere"
     empty.mkdir()

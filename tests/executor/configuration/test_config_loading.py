@@ -414,9 +414,10 @@ def test_model_without_usable_version_is_refused(load_text: LoadText, policy: st
     with pytest.raises(ConfigError) as refusal:
         load_text(f"{IO} {policy}", versions=["1"] if policy else ["x"])
 
-    remedy = "" if policy else ": it has no folder that is named by a number, such as 1"
+    there = "it has 1" if policy else "no folder of it is named by a number, such as 1"
     assert (
-        f"at least one version must be available under the version policy of model 'm'{remedy}" == refusal.value.message
+        f"at least one version must be available under the version policy of model 'm': {there}"
+        == refusal.value.message
     )
 
 

@@ -58,3 +58,11 @@ def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) ->
     assert (code.name.lower(), 9) == (error.reason, error.last_step)
     assert "sequence 5" in error.message
     assert "model 'model'" in error.message
+
+
+def test_an_expired_sequence_is_told_which_setting_bounds_its_idle_time() -> None:
+    error = refusal(pending({}), Submitted(SubmitCode.EXPIRED, 3, b""))
+
+    assert Reason.EXPIRED is error.reason
+    assert "idle for too long (max_sequence_idle_microseconds of its model)" in error.message
+    assert "its last step was 3" in error.message
