@@ -254,7 +254,9 @@ class Conversation:
         key = (self.place.model, self.place.version)
         if key not in self._mesh.inputs:
             request = pb.ModelMetadataRequest(name=key[0], version=key[1])
-            said = yield from self._ask("ModelMetadata", request, f"no gateway described model '{key[0]}'")
+            said = yield from self._ask(
+                "ModelMetadata", request, f"no gateway described model '{key[0]}' over gRPC (port 8001 by default)"
+            )
             self._mesh.inputs[key] = {one.name: one.datatype for one in said.inputs}
         return self._mesh.inputs[key]
 

@@ -170,7 +170,10 @@ class RepositoryControl:
         if not members:
             raise UnavailableError("no executor is running that could load or unload a model")
         if any(member.registration.control_mode != EXPLICIT for member in members):
-            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+            raise UnavailableError(
+                "explicit model load / unload is not allowed if polling is enabled: start every executor with "
+                "--model-control-mode explicit"
+            )
 
     async def _check_size(self, model: str, size: int) -> None:
         names: list[bytes] = await self._redis.hkeys(self._keys.wanted)

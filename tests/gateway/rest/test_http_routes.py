@@ -295,7 +295,10 @@ async def test_load_is_refused_unless_every_executor_is_in_explicit_mode(
 
     async with session.post("/v2/repository/models/echo/load") as response:
         assert response.status == 503
-        assert await response.json() == {"error": "explicit model load / unload is not allowed if polling is enabled"}
+        assert await response.json() == {
+            "error": "explicit model load / unload is not allowed if polling is enabled: start every executor with "
+            "--model-control-mode explicit"
+        }
 
 
 async def test_index_of_ready_models_only(session: aiohttp.ClientSession, executor: FakeExecutor):
