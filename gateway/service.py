@@ -94,7 +94,7 @@ async def _opened(settings: GatewaySettings) -> AsyncGenerator[OpenPorts]:
             agreed = SharedPorts(settings.host, settings.http_port, settings.grpc_port, mesh)
             share = await stack.enter_async_context(sharing(agreed))
         # The shared port comes last: a gateway that ends here must not have been given connections.
-        metrics = stack.enter_context(listen(settings.host, settings.metrics_port))
+        metrics = stack.enter_context(listen(settings.host, settings.metrics_port, option="--metrics-port"))
         http = stack.enter_context(listen(settings.host, settings.http_port, is_shared=settings.reuse_port))
         yield OpenPorts(http, metrics, share)
 

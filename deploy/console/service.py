@@ -74,7 +74,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise UnavailableError(f"the console cannot listen on {host}:{port}: {error}") from error
+        raise UnavailableError(
+            f"the console cannot listen on {host}:{port}: {error} (--console-port names another port)"
+        ) from error
     listening.setblocking(False)  # noqa: FBT003  the socket module's own signature
     # Connections take it over. It also ends those that are open and not read, whatever the server waits for.
     if hasattr(socket, "TCP_USER_TIMEOUT"):

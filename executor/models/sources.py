@@ -131,11 +131,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def open_sources(locations: Iterable[ModelLocation], cache_dir: Path, cache_bytes_max: int) -> list[ModelSource]:
     """The repositories at these locations.
 
-    raises  MeshError for one whose library is not installed, and for a cache that cannot be used
+    raises  MeshError for a folder that is not there, for an object store whose library is not installed, and for a
+            cache that cannot be used
     """
     found: list[ModelSource] = []
     for location in locations:
         if isinstance(location, Path):
+            if not location.is_dir():
+                raise LoadError(f"no model repository at {location}: --models names a directory of models")
             found.append(LocalFolder(location))
         else:
             found.append(RemoteRepository(Storage(location), Cache(cache_dir, cache_bytes_max)))

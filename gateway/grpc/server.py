@@ -116,7 +116,7 @@ async def serve_grpc(
         else:
             bound = server.add_insecure_port(address)
     except (RuntimeError, OSError) as error:
-        raise UnavailableError(f"gRPC cannot listen on {address}: {error}") from error
+        raise UnavailableError(f"gRPC cannot listen on {address}: {error} (--grpc-port names another port)") from error
     servicer.connections.port = bound
     servicer.connections.encrypted = settings.grpc_tls
     await server.start()

@@ -40,23 +40,24 @@ TCP_INFO_QUEUED = 24
 """Where struct tcp_info has tcpi_unacked, which counts a listening socket's queued connections."""
 
 
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def listen(host: str, port: int, *, option: str = "--http-port", is_shared: bool = False) -> socket.socket:
     """A listening socket; port 0 picks a free one.
 
+    option     sets the port, for the message
     is_shared  other processes of this user may listen on the port, too, if they say the same
     raises     UnavailableError when the address cannot be had
     """
-    server = bound(host, port, is_shared=is_shared)
+    server = bound(host, port, option=option, is_shared=is_shared)
     try:
         server.listen(BACKLOG)
     except OSError as error:
         server.close()
-        raise UnavailableError(f"HTTP cannot listen on {host}:{port}: {error}") from error
+        raise _refused(host, port, option, error) from error
     server.setblocking(False)  # noqa: FBT003  the socket module's own signature
     return server
 
 
-def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def bound(host: str, port: int, *, option: str = "--http-port", is_shared: bool = False) -> socket.socket:
     """A socket that is bound and does not listen. Arguments and errors as of `listen`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
@@ -68,8 +69,12 @@ def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         server.bind((host, port))
     except OSError as error:
         server.close()
-        raise UnavailableError(f"HTTP cannot listen on {host}:{port}: {error}") from error
+        raise _refused(host, port, option, error) from error
     return server
+
+
+def _refused(host: str, port: int, option: str, error: OSError) -> UnavailableError:
+    return UnavailableError(f"HTTP cannot listen on {host}:{port}: {error} ({option} names another port)")
 
 
 async def quieten(listening: socket.socket) -> None:

@@ -36,6 +36,11 @@ def test_a_port_is_shared_only_if_both_say_so(port: int, first: bool, second: bo
         listen(HOST, port, is_shared=second)
 
 
+def test_who_finds_a_port_taken_is_told_the_option_that_names_another(port: int) -> None:
+    with listen(HOST, port), pytest.raises(UnavailableError, match=r"\(--metrics-port names another port\)"):
+        listen(HOST, port, option="--metrics-port")
+
+
 def test_without_sharing_a_port_of_those_who_share_is_taken(shared: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(UnavailableError):
         bound(HOST, shared[0].getsockname()[1])
