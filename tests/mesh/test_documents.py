@@ -36,7 +36,7 @@ from tests.mesh.conftest import remember
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 
 TIMEOUT_S = 100
-OPERATING = {"drain", "seq", "tenants", "settings", "trace", "version"}
+OPERATING = {"doctor", "drain", "seq", "tenants", "settings", "trace", "version"}
 """Commands of `seqmesh` that stories carry out. The others run for ever or for long, and have tests of their own."""
 PROGRAMS = [
     block
