@@ -192,6 +192,10 @@ class Scheduler:
             await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))
 
     async def _contend(self) -> None:
+        await self._take_leads()
+        await self._show_life()
+
+    async def _take_leads(self) -> None:
         async with self._contending:
             models: list[bytes] = await self._mesh.redis.hkeys(self._mesh.keys.models)
             self._models = frozenset(map(text_of, models))
@@ -202,7 +206,6 @@ class Scheduler:
             self._leading[model] = self._tasks.start(self._lead(model, term), name=f"lead {model}")
         for model, error in contest.refused.items():
             logs.warning("lease refused", model=model, cause=error)
-        await self._show_life()
 
     async def _show_life(self) -> None:
         sign = ",".join(sorted(self._leadership.terms))
@@ -224,14 +227,14 @@ class Scheduler:
         if not self.leaders:
             if not self._models:
                 # A new mesh: its first model is led as soon as it is there, not with the next renewal of leases.
-                await self._contend()
+                await self._take_leads()
             return
         members, now_ms = await self._mesh.membership.look()
         # While nothing changes the same object is kept: `Leader.observe` compares by identity.
         if members != self._poll.members:
             self._poll = Poll(members)
             if not self._poll.models <= self._models:
-                await self._contend()
+                await self._take_leads()
         for leader in list(self.leaders.values()):
             leader.observe(self._poll, now_ms, asked_at)
 
