@@ -30,7 +30,6 @@ from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
-from shared.statistics.metrics_config import parse_metrics_config
 from shared.store.company import Company
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
@@ -61,7 +60,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         backend_dirs=settings.backend_directory,
         auto_complete=not settings.disable_auto_complete_config,
         completion_limit_s=settings.auto_complete_timeout_secs,
-        metrics=parse_metrics_config(settings.metrics_config),
+        metrics=settings.metrics,
         value_bytes_max=bytes_max,
         state_bytes_max=settings.state_bytes_max,
         call_limit_s=settings.batch_limit_s,

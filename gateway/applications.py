@@ -27,7 +27,6 @@ from gateway.rest.shared_memory import SystemSharedMemory
 from gateway.settings import GatewaySettings
 from shared.origins import Origins
 from shared.process.lifecycle import Stop
-from shared.statistics.metrics_config import parse_metrics_config
 
 
 class PortApplications(NamedTuple):
@@ -41,8 +40,8 @@ class PortApplications(NamedTuple):
 def applications(
     settings: GatewaySettings, parts: GatewayParts, stop: Stop, exposure: Exposure, regions: Regions, http: Share
 ) -> PortApplications:
-    config = parse_metrics_config(settings.metrics_config)
-    page = Metrics(parts.catalog, parts.statistics, parts.observation, gauges_of(parts, http), config, parts.metering)
+    gauges = gauges_of(parts, http)
+    page = Metrics(parts.catalog, parts.statistics, parts.observation, gauges, settings.metrics, parts.metering)
     server = ServerRoutes(parts.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
     bounds = BodyBounds(settings.http_max_input_size, parts.inference.budget)
     receiver = Receiver(parts.inference, size_max=bounds.size_max, forward=settings.header_forward_regex)

@@ -40,7 +40,6 @@ from shared.contract.response_cache import parse_cache_config
 from shared.contract.tenants import TenantLimits
 from shared.process import logs
 from shared.process.lifecycle import Tasks
-from shared.statistics.metrics_config import parse_metrics_config
 from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.keyspace import Keyspace
@@ -186,7 +185,7 @@ def _dispatch(
         live_max=settings.live_max,
         early_wait_s=settings.early_step_wait_ms / 1000,
         tenants=lambda: tenants.now,
-        summaries=parse_metrics_config(settings.metrics_config).summary_latencies,
+        summaries=settings.metrics.summary_latencies,
     )
 
 

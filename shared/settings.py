@@ -27,7 +27,7 @@ from click.core import ParameterSource
 
 from shared.contract.locations import ModelLocation, parse_location, split_locations
 from shared.process.cpu_policy import CpuPolicy
-from shared.statistics.metrics_config import parse_metrics_config
+from shared.statistics.metrics_config import MetricsConfig, parse_metrics_config
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
 
@@ -181,9 +181,14 @@ class MetricsSettings(CommonSettings):
     def __post_init__(self) -> None:
         """Raises click.UsageError for an item that is not understood."""
         try:
-            parse_metrics_config(self.metrics_config)
+            _ = self.metrics
         except ValueError as error:
             raise click.UsageError(f"--metrics-config: {error}") from error
+
+    @property
+    def metrics(self) -> MetricsConfig:
+        """What `metrics_config` means."""
+        return parse_metrics_config(self.metrics_config)
 
 
 class ByteCount(click.ParamType[int]):

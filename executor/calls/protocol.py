@@ -12,10 +12,10 @@ from typing import Any
 from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY
 from shared.contract.errors import Code, Retry, code_of
+from shared.contract.messages import END, START
 from shared.contract.parameters import Parameter, write_parameters
 from shared.contract.tensors import Tensor
 
-START, END = 1, 2
 UINT64 = 1 << 64
 INT64_MAX = (1 << 63) - 1
 FINAL_RESPONSE = "triton_final_response"
