@@ -305,7 +305,8 @@ def held_tensors(step: PlannedStep, outputs: Sequence[Tensor]) -> dict[str, Held
 
 
 def within_ensembles(step: PlannedStep, error: MeshError) -> MeshError:
-    """A step's error, with the names of the ensembles around it."""
+    """A step's error, with the names of the ensembles around it. A step that was cancelled has no text of its own."""
+    error.message = error.message or "the request was cancelled"
     return error.within("".join(f"in ensemble '{name}', " for name in step.ensembles))
 
 

@@ -177,6 +177,14 @@ class TestStates:
         assert "in ensemble 'e', no" == failure(actions).message
         assert 1 == len(actions)
 
+    def test_a_cancelled_step_is_told_in_words_though_it_has_no_text_of_its_own(self) -> None:
+        going = progress(plan(step("plain", "I", "O")))
+        going.begin()
+
+        actions = going.failed(0, MeshError("", Code.CANCELLED), now_ms=0)
+
+        assert "in ensemble 'e', the request was cancelled" == failure(actions).message
+
     def test_what_the_anchor_refuses_changes_nothing(self) -> None:
         going = progress(TWO_STATES)
         going.begin()
