@@ -32,7 +32,9 @@ LastEntries = Mapping[ShardId, str]
 
 
 ReadEntry = tuple[bytes, Sequence[bytes]]
-"""An entry as it was read: its id, and its fields and their values in turn."""
+"""An entry as it was read: its id, and its fields and their values in turn. What Redis sends is a list of the two, for
+which Python has no type.
+"""
 Read = Mapping[str, Sequence[ReadEntry]]
 """What a read has brought, by the key of the inbox."""
 

@@ -258,10 +258,7 @@ class Traffic:
     async def progress(self, share: float) -> None:
         """Returns when that share of all steps has been answered."""
         target = min(self.total, int(self.total * share))
-        deadline = time.monotonic() + PATIENCE_S
-        while self.answered < target:
-            assert time.monotonic() < deadline, f"only {self.answered} of {self.total} steps were answered"
-            await asyncio.sleep(0.005)
+        await eventually(lambda: self.answered >= target, f"{target} of {self.total} steps are answered")
 
     async def settled(self) -> None:
         """Returns when every step that is open now has been answered."""
