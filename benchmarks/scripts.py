@@ -30,19 +30,12 @@ from shared.contract.ids import (
 )
 from shared.contract.messages import StepFlag
 from shared.statistics.tally import ModelLoad
-from shared.store import scripts
+from shared.store import libraries
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
-from shared.store.scripts import (
-    NO_JOURNAL,
-    Assignment,
-    Call,
-    JournalBounds,
-    Scripts,
-    StepCommit,
-    StepOutcome,
-    Submission,
-)
+from shared.store.script_sender import Call
+from shared.store.script_values import NO_JOURNAL, Assignment, JournalBounds, StepCommit, StepOutcome, Submission
+from shared.store.scripts import Scripts
 
 MODEL, VERSION, GATEWAY, EXECUTOR, SHARD = "m", "1", "g", ExecutorId("e"), ShardId(0)
 SEQUENCES = 64
@@ -53,12 +46,12 @@ IDLE_MS = 60_000
 
 def scripts_of(redis: Any, keys: Keyspace, folder: Path | None) -> Scripts:
     """The scripts of this tree, or those of another folder."""
-    ours = scripts.LUA
+    ours = libraries.LUA
     try:
-        scripts.LUA = folder or ours
+        libraries.LUA = folder or ours
         return Scripts(redis, keys)
     finally:
-        scripts.LUA = ours
+        libraries.LUA = ours
 
 
 class Bench:

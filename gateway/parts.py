@@ -47,7 +47,8 @@ from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell
 from shared.store.redis_client import connect, value_bytes_max
-from shared.store.scripts import Drawn, Scripts
+from shared.store.script_values import Drawn
+from shared.store.scripts import Scripts
 from shared.store.sequences import Sequences
 from shared.store.server_run import ServerRun
 from shared.store.tenants import KnownTenants, StoredTenants

@@ -44,7 +44,9 @@ from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.scripts import Assignment, Call, Pausing, Rejection, Scripts, VacateCode, Vacation
+from shared.store.script_sender import Call
+from shared.store.script_values import Assignment, Pausing, Rejection, VacateCode, Vacation
+from shared.store.scripts import Scripts
 from shared.traces.tracing import SpanName, Tracing
 
 WANT_SLOTS_TTL_MS = 2000

@@ -31,13 +31,12 @@ from shared.contract.tensors import Tensor, from_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import redis_now_ms
-from shared.store.scripts import (
+from shared.store.script_values import (
     Assignment,
     CancelCode,
     Cancellation,
     CommitCode,
     Pausing,
-    Scripts,
     StepCommit,
     StepOutcome,
     Submission,
@@ -45,6 +44,7 @@ from shared.store.scripts import (
     VacateCode,
     Vacation,
 )
+from shared.store.scripts import Scripts
 
 GATEWAY = "g-test"
 IDLE_MS = 60_000

@@ -22,7 +22,7 @@ from shared.contract.errors import Code
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
-from shared.store.scripts import EndCode
+from shared.store.script_values import EndCode
 from shared.store.sequences import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
 
 LIST_HELP = """Lists the sequences of a model that are not over.

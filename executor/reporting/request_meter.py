@@ -18,7 +18,7 @@ from shared.statistics.meter import (
     LoadMeter,
     Phase,
 )
-from shared.store.scripts import CommitCode, StepCommit, StepOutcome
+from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 
 OUTCOMES = {outcome: f"{STEP_OUTCOME}{outcome.name.lower()}" for outcome in StepOutcome}
 DONE = StepOutcome.DONE

@@ -21,7 +21,9 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, CommitCode, JournalBounds, KeptReplies, Scripts, StepCommit
+from shared.store.script_sender import Call
+from shared.store.script_values import CommitCode, JournalBounds, KeptReplies, StepCommit
+from shared.store.scripts import Scripts
 
 OPEN_STEPS_MAX = 4096
 """Most computed steps that wait for their commit, over all models. Beyond that, computing waits for Redis."""

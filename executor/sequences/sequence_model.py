@@ -70,7 +70,7 @@ from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InboxCancelled, InboxStep, InferMessage
 from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
-from shared.store.scripts import NO_JOURNAL, CommitCode, JournalBounds, KeptReplies, StepCommit
+from shared.store.script_values import NO_JOURNAL, CommitCode, JournalBounds, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 GOES_ON = (CommitCode.COMMITTED, CommitCode.BEFORE)

@@ -11,7 +11,8 @@ from executor.workers.open_rows import Numbered
 from shared.contract.ids import ExecutorId, ShardId
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
-from shared.store.scripts import Scripts, StepAnswers
+from shared.store.script_values import StepAnswers
+from shared.store.scripts import Scripts
 from shared.store.work_scripts import WorkHeld
 
 

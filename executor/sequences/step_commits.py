@@ -18,7 +18,7 @@ from shared.contract.messages import StepFlag
 from shared.contract.model_config import ModelConfig
 from shared.process import logs
 from shared.statistics.tally import FailureReason, Response, added, packed, unpacked
-from shared.store.scripts import StepCommit, StepOutcome
+from shared.store.script_values import StepCommit, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from shared.process import logs
 from shared.store.link import Link
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, Scripts
+from shared.store.script_sender import Call
+from shared.store.scripts import Scripts
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from shared.statistics.meter import (
 )
 from shared.statistics.reports import Sample
 from shared.statistics.tally import Counts
-from shared.store.scripts import StepOutcome
+from shared.store.script_values import StepOutcome
 from shared.store.waiting_line import ENDS
 from shared.traces.context import parse
 

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
 from shared.process import logs
-from shared.store.scripts import Drawn
+from shared.store.script_values import Drawn
 
 AHEAD_S = 0.02
 CREDIT_S = 1.0

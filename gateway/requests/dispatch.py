@@ -51,8 +51,10 @@ from shared.store.reading import text_of, value_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, Ending, Scripts, Submission, SubmitCode, Submitted
-from shared.store.scripts import Cancellation as CancelledStep
+from shared.store.script_sender import Call
+from shared.store.script_values import Cancellation as CancelledStep
+from shared.store.script_values import Ending, Submission, SubmitCode, Submitted
+from shared.store.scripts import Scripts
 from shared.store.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0

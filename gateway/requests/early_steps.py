@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import SequenceId
-from shared.store.scripts import SubmitCode, Submitted
+from shared.store.script_values import SubmitCode, Submitted
 
 EARLY_STEPS_MAX = 8
 """Steps of one sequence that wait in one gateway, and numbers by which a step may be too early."""

@@ -33,7 +33,7 @@ from shared.contract.errors import Code, MeshError, Reason, RequestError, Sequen
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import Orphan
+from shared.store.script_values import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
 
 

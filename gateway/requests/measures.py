@@ -9,7 +9,7 @@ from __future__ import annotations
 from shared.contract.messages import ModelRecord
 from shared.statistics.meter import OF_MESH, OVER_QUOTA, REPEATED_STEPS, REQUEST_TIME, LoadMeter, Phase, RoundTripMeter
 from shared.statistics.tally import ModelLoad
-from shared.store.scripts import SubmitCode
+from shared.store.script_values import SubmitCode
 
 REPEATED = {code: f"{REPEATED_STEPS}{code.name.lower()}" for code in (SubmitCode.REPEATED, SubmitCode.JOINED)}
 

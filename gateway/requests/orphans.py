@@ -23,7 +23,8 @@ from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Orphan, Scripts
+from shared.store.script_values import Orphan
+from shared.store.scripts import Scripts
 
 NOTED_MAX = 16_384
 """Open sequences that one connection remembers, about 200 bytes each. Beyond it the least recently used is dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Reason, SequenceError
-from shared.store.scripts import SubmitCode, Submitted
+from shared.store.script_values import SubmitCode, Submitted
 
 STORIES = {
     SubmitCode.ENDED: "the sequence has ended; its last step was {last}",

@@ -38,7 +38,7 @@ from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, 
 from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.moving import MoveError
-from shared.store.scripts import EndCode
+from shared.store.script_values import EndCode
 from shared.store.sequences import OPEN_STATES, SORT_KEYS, PauseError, Sequences, SequenceStatus, Wanted
 
 PAUSE_S, PAUSE_S_MAX = 3600, PAUSE_MS_MAX // 1000

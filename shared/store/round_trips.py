@@ -17,7 +17,8 @@ from redis.exceptions import ResponseError
 from shared.process import logs
 from shared.store.link import Link
 from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
-from shared.store.scripts import Call, Scripts
+from shared.store.script_sender import Call
+from shared.store.scripts import Scripts
 
 T = TypeVar("T")
 

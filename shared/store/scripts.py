@@ -3,562 +3,66 @@
 A call concerns one shard. A lost connection leaves the outcome of a call unknown, so every script may be sent again:
 `commit` and `assign` recognise what was done before, `submit` recognises a step by its digest or number.
 Scripts run atomically in Redis. The header of each `.lua` file describes its keys, arguments and reply.
-
-A script is a function of a library of its own (FUNCTION LOAD, FCALL), so Redis makes its Lua functions once and not
-with each call. The names carry a digest of the text, so several releases may call theirs on one Redis. A library
-belongs to the data: it is replicated and comes back with it. Where one is missing, its first caller loads all.
 """
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import resources
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from redis.exceptions import ResponseError
 
-from shared.contract.errors import OUTCOMES, Reason
-from shared.contract.ids import (
-    Epoch,
-    ExecutorId,
-    InstanceIndex,
-    SchedulerId,
-    SequenceId,
-    ShardId,
-    SlotIndex,
-    StepNumber,
-    Term,
-)
-from shared.contract.limits import (
-    ANSWERS_BYTES_MAX,
-    JOINED_MAX,
-    LIVE_MAX,
-    LOST_OWNERS_MAX,
-    RETRY_IDS,
-    RETRY_REPLIES,
-    RETRY_REPLY_BYTES,
-)
-from shared.contract.messages import ReplyMessage, encode
+from shared.contract.ids import Epoch, ExecutorId, SchedulerId, SequenceId, ShardId, Term
+from shared.contract.limits import ANSWERS_BYTES_MAX, JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS
 from shared.contract.tenants import TenantLimits
 from shared.statistics.meter import RoundTripMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
 from shared.store.reading import text_of, value_of
-
-
-class SubmitCode(IntEnum):
-    """What became of a submitted step; negative: it was refused. The header of `submit.lua` describes each code."""
-
-    DELIVERED = 0
-    WAITING = 1
-    REPEATED = 2
-    JOINED = 3
-    NEVER_SEEN = -1
-    ENDED = -2
-    EXPIRED = -3
-    FAILED = -4
-    LOST = -5
-    BACKLOG_FULL = -6
-    BUSY = -7
-    WRONG_STEP = -8
-    CANCELLED = -9
-    LATE = -11
-    ANSWERED = -12
-    EXISTS = -13
-    QUOTA = -14
-
-
-class Submission(msgspec.Struct, frozen=True):
-    """A step on its way into a sequence.
-
-    digest         of its request id and content (`shared.contract.step_digest`), or b""
-    expected_step  `sequence_step` of the request (1 at START), or None
-    message        encoded `InferMessage`
-    since_ms       when the step was first sent (clock of Redis), if the gateway sends it again without knowing what
-                   became of it; else -1
-    tenant         whose sequence it is, if it begins one; "": nobody's in particular
-    tenant_max     most live sequences of the tenant in this shard; 0: any number
-    """
-
-    sequence: SequenceId
-    flags: int
-    digest: bytes
-    expected_step: int | None
-    version: str
-    gateway: str
-    token: str
-    timeout_us: int
-    message: bytes
-    since_ms: int = -1
-    tenant: str = ""
-    tenant_max: int = 0
-
-
-class Submitted(msgspec.Struct, frozen=True):
-    """What `submit` says of one step.
-
-    step     number of the accepted step; for a refusal, the last accepted step (since START)
-    extra    the sequence's birth (accepted, JOINED), or the stored reply (REPEATED)
-    run      name of what began with the latest START, given to no other run; "" for a refusal
-    cut_off  name of the run that went on until this START began the next one; "" if there was none
-    """
-
-    code: SubmitCode
-    step: int
-    extra: bytes
-    run: str = ""
-    cut_off: str = ""
-
-
-class Drawn(msgspec.Struct, frozen=True):
-    """How many requests a tenant may send now, at most as many as it wanted, and in how many us the next one."""
-
-    granted: int
-    next_us: int
-
-
-class OfSequence(msgspec.Struct, frozen=True):
-    """What a script is told of one sequence: its arguments are the fields, in their order."""
-
-    sequence: SequenceId
-
-
-class Assignment(OfSequence, frozen=True):
-    """A sequence's new executor, instance and slot.
-
-    entry  id of its wait in the starts stream; a later sequence of the same id waits under another entry
-    """
-
-    entry: str
-    executor: ExecutorId
-    instance: InstanceIndex
-    slot: SlotIndex
-
-
-class Rejection(OfSequence, frozen=True):
-    """A waiting sequence that is refused. entry: id of its wait; reply: encoded `ReplyMessage` for each of its steps"""
-
-    entry: str
-    reply: bytes
-
-
-class Vacation(OfSequence, frozen=True):
-    """A live sequence that shall give up its slot, if it has no open step.
-
-    epoch   in which the scheduler saw it in that slot; 0: it has no slot, because it is paged
-    moving  True: it gets another slot at once; False: it is paged until its next step
-    """
-
-    epoch: Epoch
-    moving: bool = False
-
-
-class VacateCode(IntEnum):
-    """What became of a `Vacation`.
-
-    KEPT       it keeps its slot: the scheduler's view of it is outdated, or it has an open step
-    VACATED    its slot is free
-    UNDRAINED  its slot is free, but its owner's inbox holds steps since its checkpoint: the inbox must be drained
-    """
-
-    KEPT = 0
-    VACATED = 1
-    UNDRAINED = 2
-
-
-class Cancellation(OfSequence, frozen=True):
-    """An accepted step whose caller has gone. birth, step: from its `Submitted`"""
-
-    birth: str
-    step: int
-    gateway: str
-    token: str
-
-
-class Orphan(OfSequence, frozen=True):
-    """A sequence whose connection was closed before its END.
-
-    token     token of the latest step that came over the connection
-    grace_ms  how long the sequence may be idle from now on
-    """
-
-    token: str
-    grace_ms: int
-
-
-class Pausing(OfSequence, frozen=True):
-    """A sequence that is to run nothing. until_ms: end of the pause, clock of Redis"""
-
-    until_ms: int
-
-
-class Ending(OfSequence, frozen=True):
-    """A sequence that is to end. run: as `Submitted.run`, or "" for whatever run it is in"""
-
-    run: str = ""
-
-
-class CancelCode(IntEnum):
-    """What became of a `Cancellation`.
-
-    SHARED   another caller waits for the same step: nothing was cancelled
-    NOTHING  the step was answered before, or the sequence is over
-    TOLD     the step will not be run, unless its owner has begun to
-    REMOVED  the sequence was waiting for its first slot; all of it was removed
-    """
-
-    SHARED = -1
-    NOTHING = 0
-    TOLD = 1
-    REMOVED = 2
-
-
-class EndCode(IntEnum):
-    """What became of an `Ending`.
-
-    NOTHING  there is none, or it is over already
-    CLOSED   it accepts nothing but a START, and ends as soon as no step is open
-    REMOVED  it was waiting for its first slot, and is over
-    """
-
-    NOTHING = 0
-    CLOSED = 1
-    REMOVED = 2
-
-
-class ReopenCode(IntEnum):
-    """What became of an exported sequence that is to be opened again.
-
-    FULL    the model has as many live sequences as it may
-    EXISTS  the id has an open sequence
-    DONE    it goes on with its next step
-    """
-
-    FULL = -1
-    EXISTS = 0
-    DONE = 1
-
-
-class StepOutcome(IntEnum):
-    """How a step went.
-
-    DONE       the model ran it
-    FAILED     the model failed
-    VOID       it was not run, because the sequence has no state
-    CANCELLED  it was not run, because its caller has gone; the sequence's later steps are void
-    GIVEN_UP   it was not run, because too many executors were lost with it
-    LOST       it was not run, because the sequence's state could not be kept
-    """
-
-    DONE = 0
-    FAILED = 1
-    VOID = 2
-    CANCELLED = 3
-    GIVEN_UP = 4
-    LOST = 5
-
-
-class CommitCode(IntEnum):
-    """What became of a `StepCommit`.
-
-    OUT_OF_ORDER  the step before it is not committed; only a fault of the executor can bring that about
-    REFUSED       the sequence has another owner: the executor must drop it
-    BEFORE        it was committed by an earlier call
-    COMMITTED     it is committed
-    OVER          it is committed, and the sequence is over: its slot is free
-    PAGED         it is committed, and the sequence's slot is free, because other sequences wait; the sequence goes on
-                  from its checkpoint
-    """
-
-    OUT_OF_ORDER = -2
-    REFUSED = -1
-    BEFORE = 0
-    COMMITTED = 1
-    OVER = 2
-    PAGED = 3
-
-
-class StepCommit(msgspec.Struct, frozen=True):
-    """One step to be made final.
-
-    flags       of `StepFlag`
-    reply       encoded `ReplyMessage`; the script sends it to the gateway, or nowhere if gateway is ""
-    entries     inbox entries that are not needed any more
-    base        the step after which a takeover replays from now on; 0: as before; None: this step if it has entries,
-                else as before. A step that failed and is no base is remembered as failed, and never replayed
-    recoverable  True: from now on a takeover finds the sequence's state, False: it does not any more; None: as before
-    checkpoint  fields of the checkpoint and their values; empty if the state did not change
-    anew        no other field of the checkpoint before it stays
-    entry       the step's own inbox entry, of which the journal gets its request; "" if the model keeps no journal
-    traceparent  of the step's span; not sent to the script
-    counts      packed counts (`shared.statistics.tally`) of this request; they count if this very call commits the step
-    execution   packed counts of the model's run, given to the first step of its batch. They count with the first call
-                that commits any of its steps, so a group that is sent again must be sent unchanged
-    """
-
-    sequence: SequenceId
-    epoch: Epoch
-    step: StepNumber
-    flags: int
-    outcome: StepOutcome
-    gateway: str
-    token: str
-    reply: bytes
-    keep_reply: bool = False
-    entries: Sequence[str] = ()
-    checkpoint: Sequence[tuple[str, bytes]] = ()
-    traceparent: str = ""
-    counts: bytes = b""
-    execution: bytes = b""
-    base: StepNumber | None = None
-    recoverable: bool | None = None
-    anew: bool = False
-    entry: str = ""
-
-    @property
-    def replays_behind(self) -> int:
-        """The base as the script takes it: 0 for "as before"."""
-        if self.base is None:
-            return self.step if self.entries else 0
-        return self.base
-
-
-class StepAnswers(OfSequence, frozen=True):
-    """Answers of an open step that are not its last one.
-
-    keep     its caller can repeat the step
-    answers  numbers, rising, and encoded `ReplyMessage`s
-    """
-
-    epoch: Epoch
-    step: StepNumber
-    gateway: str
-    token: str
-    keep: bool
-    answers: Sequence[tuple[int, bytes]]
-
-
-class KeptReplies(msgspec.Struct, frozen=True):
-    """How many replies of one sequence are kept for retries.
-
-    size  bytes of all of them but the newest, which is kept whatever its size
-    """
-
-    count: int = RETRY_REPLIES
-    size: int = RETRY_REPLY_BYTES
-
-
-class JournalBounds(msgspec.Struct, frozen=True):
-    """How much of a sequence's run its journal holds. size: bytes of the steps' requests and replies together"""
-
-    steps: int
-    size: int
-
-
-NO_JOURNAL = JournalBounds(0, 0)
-
-
-class Totals(msgspec.Struct, frozen=True):
-    """Reply of `total`. added_up: how many packed counts; sums: of each load, in the order asked for"""
-
-    added_up: int
-    sums: list[dict[str, int]]
-
-
-TOTAL_MAX = 256
-"""Packed counts that one call adds up: about 5 us each, during which Redis does nothing else."""
-COUNTS_TTL_MS = 24 * 3600 * 1000
-"""How long the counts of a model can still be read when no executor serves it any more."""
-
-GAVE_WAY = encode(
-    ReplyMessage(
-        "",
-        error_code=OUTCOMES[Reason.BUSY].code,
-        error=f"the step was asked for again more than {JOINED_MAX} times before it was answered: those who asked last "
-        "get the answer, or ask again",
-        reason=Reason.BUSY,
-        step=0xFFFFFFFF,
-    )
+from shared.store.script_sender import Call, ScriptSender, each_as
+from shared.store.script_values import (
+    COUNTS_TTL_MS,
+    GAVE_WAY,
+    NO_JOURNAL,
+    TOTAL_MAX,
+    Assignment,
+    CancelCode,
+    Cancellation,
+    CommitCode,
+    Drawn,
+    EndCode,
+    Ending,
+    JournalBounds,
+    KeptReplies,
+    OfSequence,
+    Orphan,
+    Pausing,
+    Rejection,
+    ReopenCode,
+    StepAnswers,
+    StepCommit,
+    Submission,
+    SubmitCode,
+    Submitted,
+    Totals,
+    VacateCode,
+    Vacation,
 )
-"""The reply to the oldest caller of a step when one caller too many waits for it. `submit.lua` writes the sequence's
-last step over the four bytes of this one, which occur once."""
-
-PRELUDES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            "submit",
-            "answers",
-            "attempt",
-            "reload",
-            "page",
-            "drain",
-            "orphan",
-            "lead",
-            "resign",
-            "draw",
-            "total",
-            "lose",
-            "reopen",
-            "resume",
-        ),
-        (),
-    ),
-    **dict.fromkeys(("expire", "pause", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
-    **dict.fromkeys(("commit", "cancel", "end", "count"), ("tally",)),
-    **dict.fromkeys(("assign", "reject"), ("leader", "tally")),
-    **dict.fromkeys(
-        [f"work_{name}" for name in ("pull", "take", "read", "answers", "requeue", "withdraw", "refuse", "wake")],
-        ("tally", "work"),
-    ),
-    **dict.fromkeys(("work_enqueue", "work_finish"), ("tally", "work", "cache")),
-}
-"""Script -> what stands before it, behind `common.lua`. Those of stateless work: `shared.store.work_scripts`."""
-NAMES = tuple(PRELUDES)
-
-ACCEPTING = frozenset({"submit", "work_enqueue", "reopen"})
-"""Scripts that a Redis without memory refuses before they do anything: they bring in new requests and sequences."""
-
-FINISHING = frozenset(NAMES) - ACCEPTING
-"""Scripts that a Redis without memory runs nevertheless: they finish what was accepted, and that frees memory."""
-
-
-LUA = resources.files("shared.store") / "lua"
-EACH_CALL = "-- each call\n"
-"""The line of a `.lua` file below which stands what runs with each call. Without it that is all of the file."""
-LIBRARIES = "seqmesh_"
-"""How the name of every library begins."""
-
-
-def script_source(name: str) -> str:
-    """The library of a script, but for what its name depends on: its digest."""
-    defined, called = "", ""
-    for part in ("common", *PRELUDES[name], name):
-        above, line, below = (LUA / f"{part}.lua").read_text().rpartition(EACH_CALL)
-        defined, called = defined + above, called + line + below
-    flags = "'allow-oom'" if name in FINISHING else ""
-    return (
-        f"{defined}offered().register_function({{ function_name = NAME, flags = {{ {flags} }}, "
-        f"callback = function(keys, args)\n{called}end }})\n"
-    )
-
-
-def function_name(name: str, source: str) -> str:
-    """What Redis calls the script of this source."""
-    return f"{name}_{hashlib.sha1(source.encode()).hexdigest()[:16]}"
-
-
-def library(function: str, source: str) -> str:
-    """A script as FUNCTION LOAD takes it."""
-    return f"#!lua name={LIBRARIES}{function}\nlocal NAME = '{function}'\n{source}"
-
 
 T = TypeVar("T")
 
 
-class Call(msgspec.Struct, Generic[T], frozen=True):
-    """One call of a script, ready to be sent: alone, or with others in one round trip (`Scripts.run_all`)."""
-
-    script: str
-    keys: Sequence[str]
-    args: Sequence[Any]
-    read: Callable[[Any], T]
-
-
-class Scripts:
-    """The scripts of one mesh on one connection (pool).
-
-    Some calls must not be repeated unknowingly (`submit` without a request id). They belong on a connection without
-    retries: `connect(url, retries=0)`.
-    """
+class Scripts(ScriptSender):
+    """Makes the calls that concern sequences and leaders, and sends any call."""
 
     def __init__(self, redis: Redis, keys: Keyspace, *, trips: RoundTripMeter | None = None) -> None:
         """trips: measures the round trips; None: nobody does"""
-        self._redis = redis
+        super().__init__(redis, trips)
         self._keys = keys
-        self._trips = trips
-        self._sources = {name: script_source(name) for name in NAMES}
-        self._functions = {name: function_name(name, source) for name, source in self._sources.items()}
-
-    def function(self, name: str) -> str:
-        """The name by which Redis knows the script."""
-        return self._functions[name]
-
-    def library(self, name: str) -> str:
-        """The script as FUNCTION LOAD takes it."""
-        return library(self._functions[name], self._sources[name])
-
-    async def run(self, call: Call[T]) -> T:
-        (outcome,) = await self.run_all([call])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
-        """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
-
-        If the server does not know a script, all scripts are loaded, and its calls are made after the other calls. So
-        calls whose order matters belong together in one script call.
-
-        link    a connected link to send them on, instead of a connection of the pool
-        Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
-        """
-        sent_ns = time.perf_counter_ns()
-        functions = self._functions
-        commands = [("FCALL", functions[call.script], len(call.keys), *call.keys, *call.args) for call in calls]
-        outcomes = await self._exchanged(commands, link)
-        if self._trips is not None and calls:
-            self._trips.took(calls[0].script, time.perf_counter_ns() - sent_ns)
-        unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
-        if unknown:
-            # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
-            await self._load(link)
-            commands = [commands[index] for index in unknown]
-            again = await self._exchanged(commands, link)
-            for index, outcome in zip(unknown, again, strict=True):
-                outcomes[index] = outcome
-        return [
-            outcome if isinstance(outcome, Exception) else call.read(outcome)
-            for call, outcome in zip(calls, outcomes, strict=True)
-        ]
-
-    async def forget_others(self) -> int:
-        """Removes the libraries of other releases; returns how many. A process of such a release that is still there
-        loads its own again.
-        """
-        own = {LIBRARIES + function for function in self._functions.values()}
-        listed = await self._redis.function_list(f"{LIBRARIES}*")
-        names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
-        others = [name for name in names if name not in own]
-        # Whoever comes at the same time may have removed one of them.
-        removed = await self._piped([("FUNCTION", "DELETE", name) for name in others])
-        return sum(not isinstance(reply, Exception) for reply in removed)
-
-    async def _load(self, link: Link | None) -> None:
-        """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
-        # REPLACE: another process may have loaded the same library meanwhile.
-        commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
-        for reply in await self._exchanged(commands, link):
-            if isinstance(reply, Exception):
-                raise reply
-
-    def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
-        """One round trip, over the link if there is one. An error reply is an exception in its place."""
-        return link.exchange(commands) if link is not None else self._piped(commands)
-
-    async def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """One round trip on a connection of the pool. An error reply is an exception in its place."""
-        pipe = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipe.execute_command(*command)
-        return await pipe.execute(raise_on_error=False)
 
     def submit(
         self,
@@ -645,26 +149,7 @@ class Scripts:
         args += (journal.steps, journal.size)
         args += (len(executions), *executions)
         for step in steps:
-            args += (
-                step.sequence,
-                step.epoch,
-                step.step,
-                int(step.flags),
-                int(step.outcome),
-                step.gateway,
-                step.token,
-                step.reply,
-                int(step.keep_reply),
-                step.counts,
-                step.replays_behind,
-                "" if step.recoverable is None else int(step.recoverable),
-                len(step.entries),
-                *step.entries,
-                int(step.anew),
-                2 * len(step.checkpoint),
-            )
-            for name, value in step.checkpoint:
-                args += (name, value)
+            args += _fields_of(step)
             if journal.steps:
                 args.append(step.entry)
         return Call("commit", keys, args, _read_committed)
@@ -904,14 +389,29 @@ class Scripts:
         ]
 
 
-def is_unknown(outcome: object) -> bool:
-    """Whether a reply says that the server does not have the script, and so did not run it."""
-    return isinstance(outcome, ResponseError) and "Function not found" in str(outcome)
-
-
-def each_as(kind: Callable[[int], T]) -> Callable[[list[int]], list[T]]:
-    """Reads a reply with one number for each sequence, step or request."""
-    return lambda numbers: [kind(number) for number in numbers]
+def _fields_of(step: StepCommit) -> list[Any]:
+    """A step as `commit` takes it, but for its entry in a journal."""
+    fields: list[Any] = [
+        step.sequence,
+        step.epoch,
+        step.step,
+        int(step.flags),
+        int(step.outcome),
+        step.gateway,
+        step.token,
+        step.reply,
+        int(step.keep_reply),
+        step.counts,
+        step.replays_behind,
+        "" if step.recoverable is None else int(step.recoverable),
+        len(step.entries),
+        *step.entries,
+        int(step.anew),
+        2 * len(step.checkpoint),
+    ]
+    for named in step.checkpoint:
+        fields += named
+    return fields
 
 
 _COMMIT_CODES = {int(code): code for code in CommitCode}

@@ -62,7 +62,8 @@ from shared.store.moving import moved, wished
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
-from shared.store.scripts import EndCode, Ending, ReopenCode, Scripts
+from shared.store.script_values import EndCode, Ending, ReopenCode
+from shared.store.scripts import Scripts
 
 STATES = {
     WAITING: "waiting",

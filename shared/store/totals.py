@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from shared.contract.ids import ShardId
 from shared.statistics.tally import ModelLoad, added
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import TOTAL_MAX, Scripts
+from shared.store.script_values import TOTAL_MAX
+from shared.store.scripts import Scripts
 
 LOADS_PER_CALL = 64
 """Model versions that one call of the script reads: its reply stays small."""

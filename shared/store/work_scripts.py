@@ -22,7 +22,7 @@ from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
 from shared.statistics.tally import FailureReason, ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of
-from shared.store.scripts import Call, each_as
+from shared.store.script_sender import Call, each_as
 
 LEVEL_DIGITS = 20
 """Digits of a priority level in a queue's order, because levels are uint64."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.scripts import report
-from shared.store import scripts
+from shared.store import libraries
 from tests.embedded_redis import EmbeddedRedis
 
 
 async def test_both_scripts_are_measured_with_one_and_with_many_steps_a_call(private_server: EmbeddedRedis) -> None:
-    head, *rows = (await report(private_server.url, Path(str(scripts.LUA)), 1)).splitlines()
+    head, *rows = (await report(private_server.url, Path(str(libraries.LUA)), 1)).splitlines()
 
     assert head.split() == [
         "client", "a", "call", "submit", "ours", "submit", "theirs", "submit", "ratio",

@@ -22,7 +22,7 @@ from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import UnfitRedisError, connect, join_mesh
-from shared.store.scripts import StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import StepCommit, StepOutcome, Submission, SubmitCode
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
 

@@ -9,7 +9,7 @@ import pytest
 
 from executor.core.state import OwnedPhase
 from scheduler.core.state import ExecutorPhase, SequencePhase
-from shared.store import scripts
+from shared.store import libraries
 from tests.design.draw import DESIGN, hand_laid
 from tests.design.references import PAGES, ROOT
 from tests.design.states import DRAWINGS, NONE, OVER, RECORD_MOVES, Drawing, read_edges
@@ -54,7 +54,7 @@ def test_the_states_and_scripts_of_a_record_are_those_of_the_scripts() -> None:
     drawn = {state for before, _, after in RECORD_MOVES for state in (before, after)} - {NONE, OVER}
 
     assert states == drawn | tombstones
-    assert {script for _, script, _ in RECORD_MOVES} <= {*scripts.NAMES, "TTL"}
+    assert {script for _, script, _ in RECORD_MOVES} <= {*libraries.NAMES, "TTL"}
 
 
 @pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)

@@ -11,7 +11,7 @@ import pytest
 
 from executor.core.state import OWNED_MOVES
 from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
-from shared.store import scripts
+from shared.store import libraries
 from shared.store.keyspace import TYPES
 from tests.design.references import FOLDERS, PAGES, ROOT, named
 from tests.design.states import RECORD_MOVES, table_moves
@@ -105,7 +105,7 @@ def test_every_script_is_called_by_the_services_that_are_said_to() -> None:
         if f".{script.removeprefix('work_')}(" not in source_of(service) + through_shared
     ]
 
-    assert set(scripts.NAMES) == {script for called in listed.values() for script in called}
+    assert set(libraries.NAMES) == {script for called in listed.values() for script in called}
     assert [] == uncalled
 
 
@@ -141,7 +141,7 @@ def test_the_numbers_of_the_step_s_text_are_those_of_its_diagram() -> None:
     assert [leg.number for leg in LEGS] == sorted(told)
     for leg in LEGS:
         assert leg.script in told[leg.number]
-        assert not leg.script or leg.script in scripts.NAMES
+        assert not leg.script or leg.script in libraries.NAMES
 
 
 # -- failures, decisions, words ---------------------------------------------------------------------------------------

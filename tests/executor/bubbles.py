@@ -31,7 +31,7 @@ from shared.contract.messages import InboxStep, InferMessage, StepFlag
 from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching, StateSpec, TensorSpec
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
-from shared.store.scripts import CommitCode, StepCommit
+from shared.store.script_values import CommitCode, StepCommit
 from shared.traces.tracing import Tracing
 
 ROWS = 4

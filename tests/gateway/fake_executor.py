@@ -43,7 +43,8 @@ from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.scripts import Assignment, Scripts, StepCommit, StepOutcome
+from shared.store.script_values import Assignment, StepCommit, StepOutcome
+from shared.store.scripts import Scripts
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 
 IDLE_MS = 30_000

@@ -17,7 +17,9 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, 
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
-from shared.store.scripts import Assignment, Call, CommitCode, Scripts, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_sender import Call
+from shared.store.script_values import Assignment, CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.scripts import Scripts
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 from tests.scripted_mesh import ScriptedMesh
 

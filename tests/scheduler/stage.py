@@ -32,16 +32,16 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
-from shared.store.scripts import (
+from shared.store.script_values import (
     CancelCode,
     Cancellation,
-    Scripts,
     StepCommit,
     StepOutcome,
     Submission,
     SubmitCode,
     Submitted,
 )
+from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 

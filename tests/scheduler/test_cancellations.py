@@ -46,7 +46,7 @@ from shared.contract.model_config import Oldest
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
+from shared.store.script_values import (
     Assignment,
     CancelCode,
     CommitCode,

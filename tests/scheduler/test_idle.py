@@ -20,7 +20,8 @@ from shared.contract.ids import SchedulerId, Term, sequence_id
 from shared.contract.messages import ServedModel
 from shared.store.link import Link
 from shared.store.redis_client import redis_now_ms
-from shared.store.scripts import Call, Scripts
+from shared.store.script_sender import Call
+from shared.store.scripts import Scripts
 from tests.scheduler.stage import MODEL, Stage
 
 TICK_MS = 100

@@ -34,7 +34,8 @@ from shared.contract.ids import (
 )
 from shared.store.link import Link
 from shared.store.membership import Member, Membership
-from shared.store.scripts import Call, Scripts
+from shared.store.script_sender import Call
+from shared.store.scripts import Scripts
 from tests.embedded_redis import EmbeddedRedis
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 from tests.scheduler.state_view import StateView, view

@@ -13,7 +13,7 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, 
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.scripts import CommitCode, Rejection, StepCommit, StepOutcome, SubmitCode
+from shared.store.script_values import CommitCode, Rejection, StepCommit, StepOutcome, SubmitCode
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")

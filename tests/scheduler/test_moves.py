@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.service import Scheduler
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, sequence_id
-from shared.store.scripts import VacateCode, Vacation
+from shared.store.script_values import VacateCode, Vacation
 from tests.scheduler.stage import MODEL, Stage
 
 

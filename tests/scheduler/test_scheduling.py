@@ -13,7 +13,7 @@ from scheduler.core import decide
 from shared.contract.ids import Epoch, ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor
-from shared.store.scripts import CancelCode, CommitCode, StepCommit, StepOutcome, VacateCode, Vacation
+from shared.store.script_values import CancelCode, CommitCode, StepCommit, StepOutcome, VacateCode, Vacation
 from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 

@@ -40,7 +40,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
-from shared.store.scripts import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
 from shared.store.waiting_line import read_lines
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import GATEWAY, ScriptedMesh

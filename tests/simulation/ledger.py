@@ -27,10 +27,9 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
 from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
-    Call,
+from shared.store.script_sender import Call
+from shared.store.script_values import (
     CommitCode,
-    Scripts,
     StepAnswers,
     StepCommit,
     StepOutcome,
@@ -38,6 +37,7 @@ from shared.store.scripts import (
     SubmitCode,
     Submitted,
 )
+from shared.store.scripts import Scripts
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.model import JOURNAL_STEPS, fold, value_of
 from tests.simulation.store import Args, Reply, Store

@@ -24,7 +24,7 @@ from scheduler.leader import Leader
 from shared.contract.errors import MeshError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ReplyMessage
-from shared.store import scripts
+from shared.store import libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Mutant:
     @contextmanager
     def applied(self) -> Generator[None]:
         """While it lasts, the mesh has this fault."""
-        source, texts = scripts.script_source, dict[str, str]()
+        source, texts = libraries.script_source, dict[str, str]()
         for edit in self.edits:
             texts[edit.script] = edit.applied(texts.get(edit.script) or source(edit.script))
 
@@ -68,7 +68,7 @@ class Mutant:
             return texts.get(name) or source(name)
 
         with ExitStack() as stack:
-            stack.enter_context(patch("shared.store.scripts.script_source", edited))
+            stack.enter_context(patch("shared.store.script_sender.script_source", edited))
             for target, replacement in self.code.items():
                 stack.enter_context(patch(target, replacement))
             yield

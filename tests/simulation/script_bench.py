@@ -10,7 +10,9 @@ from shared.contract.ids import sequence_id
 from shared.contract.limits import ANSWERS_BYTES_MAX
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import NO_JOURNAL, Call, JournalBounds, Scripts
+from shared.store.script_sender import Call
+from shared.store.script_values import NO_JOURNAL, JournalBounds
+from shared.store.scripts import Scripts
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.script_truth import MODEL, Truth
 from tests.simulation.store import Store, StoreError

@@ -40,7 +40,7 @@ from shared.contract.model_config import Oldest
 from shared.contract.state_fields import GrownState, Parts
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
 from shared.store.commands import Redis
-from shared.store.scripts import CommitCode, StepAnswers, StepCommit, StepOutcome
+from shared.store.script_values import CommitCode, StepAnswers, StepCommit, StepOutcome
 from tests.simulation.script_bench import Bench, pairs
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Done, State
 from tests.simulation.store import Store

@@ -24,9 +24,9 @@ from shared.contract.messages import StepFlag
 from shared.contract.record import CANCELLED
 from shared.store.exported import ExportedSequence
 from shared.store.journals import journal_of
-from shared.store.scripts import (
+from shared.store.script_sender import Call
+from shared.store.script_values import (
     Assignment,
-    Call,
     CancelCode,
     Cancellation,
     Ending,

@@ -25,7 +25,7 @@ from shared.contract.messages import StepFlag
 from shared.contract.record import NO_ENTRY, TOMBSTONES
 from shared.store.journals import RUN
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
+from shared.store.script_values import (
     CommitCode,
     EndCode,
     JournalBounds,

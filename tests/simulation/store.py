@@ -14,7 +14,7 @@ from math import inf
 from random import Random
 from typing import Any, TypeVar
 
-from shared.store.scripts import LIBRARIES
+from shared.store.libraries import LIBRARIES
 from tests.simulation.values import (
     FIRST,
     LAST,

@@ -15,9 +15,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from shared.store.commands import Redis
+from shared.store.libraries import LIBRARIES
 from shared.store.link import Link
 from shared.store.redis_client import connect
-from shared.store.scripts import LIBRARIES
 from tests.simulation.connections import Server, direct_client, loop_timer
 from tests.simulation.store import Store
 

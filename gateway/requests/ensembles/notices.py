@@ -19,7 +19,9 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips
-from shared.store.scripts import Call, Ending, Scripts
+from shared.store.script_sender import Call
+from shared.store.script_values import Ending
+from shared.store.scripts import Scripts
 
 ABANDONED = encode(
     ReplyMessage(

@@ -48,7 +48,7 @@ from shared.contract.messages import ModelRecord, StepFlag
 from shared.contract.record import ENDED, FAILED
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor
-from shared.store.scripts import Ending
+from shared.store.script_values import Ending
 
 STAND_POLL_S = 0.01
 STAND_PATIENCE_S = 2.0

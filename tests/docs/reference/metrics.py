@@ -27,7 +27,7 @@ from shared.statistics.meter import ROUND_TRIP, SLOT_WAITS, Phase
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
 from shared.statistics.tally import FailureReason, failure, statistics_of
-from shared.store.scripts import StepOutcome
+from shared.store.script_values import StepOutcome
 from shared.store.waiting_line import ENDS, TAKEOVER_CAUSES
 from tests.docs.reference.markdown import code, page, table, text
 

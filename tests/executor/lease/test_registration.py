@@ -23,7 +23,7 @@ from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.membership import Membership
-from shared.store.scripts import CancelCode, VacateCode
+from shared.store.script_values import CancelCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
 from tests.scripted_mesh import ScriptedMesh

@@ -28,7 +28,7 @@ from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
-from shared.store.scripts import Submission, SubmitCode, VacateCode
+from shared.store.script_values import Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
 from tests.scripted_mesh import ScriptedMesh

@@ -20,7 +20,9 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
-from shared.store.scripts import NO_JOURNAL, Call, CommitCode, KeptReplies, Scripts, StepCommit, StepOutcome
+from shared.store.script_sender import Call
+from shared.store.script_values import NO_JOURNAL, CommitCode, KeptReplies, StepCommit, StepOutcome
+from shared.store.scripts import Scripts
 from tests.scripted_mesh import ScriptedMesh
 
 EXECUTOR = ExecutorId("a-1")

@@ -51,7 +51,7 @@ from shared.contract.model_config import (
 )
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import GAINED_ROWS, HELD_BATCHES, NULL_ROWS, ModelLoad, unpacked
-from shared.store.scripts import CommitCode, StepCommit, StepOutcome
+from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 from shared.traces.tracing import Tracing
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as LostError
 from gateway.requests.allowances import TENANTS_MAX, Allowances
 from shared.contract.errors import Code, MeshError, Reason, SequenceError
 from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
-from shared.store.scripts import Drawn
+from shared.store.script_values import Drawn
 
 Entered = list[tuple[int, MeshError | None]]
 

@@ -20,7 +20,8 @@ from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId, SequenceId, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import Orphan, Scripts
+from shared.store.script_values import Orphan
+from shared.store.scripts import Scripts
 from tests.gateway.fake_executor import GRACE_MS, FakeExecutor, RunningGateway, running_sum
 from tests.gateway.requests.test_cancellation import until
 from tests.gateway.requests.test_lost_connections import step, total, without_ports

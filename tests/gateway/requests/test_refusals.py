@@ -14,7 +14,7 @@ from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import Reason
 from shared.contract.ids import sequence_id
 from shared.contract.messages import InferMessage, ModelRecord
-from shared.store.scripts import SubmitCode, Submitted
+from shared.store.script_values import SubmitCode, Submitted
 from tests.gateway.fake_executor import running_sum
 
 REPLAYED = {"sequence_recovery": "replay", "sequence_log_steps": "7"}

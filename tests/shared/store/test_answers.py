@@ -11,7 +11,7 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_r
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import KeptReplies, StepAnswers, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import KeptReplies, StepAnswers, StepCommit, StepOutcome, Submission, SubmitCode
 from shared.store.work_scripts import Take, WorkDone, WorkHeld, WorkItem, WorkScripts, request_id
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 

@@ -13,7 +13,7 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, 
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, statistics_of, success
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
+from shared.store.script_values import (
     COUNTS_TTL_MS,
     TOTAL_MAX,
     CancelCode,

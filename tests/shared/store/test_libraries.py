@@ -13,20 +13,13 @@ from redis.exceptions import ResponseError
 from scheduler.service import forget_libraries
 from shared.contract.ids import CorrelationId, ExecutorId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag, encode
-from shared.store import scripts
+from shared.store import script_sender
 from shared.store.company import ServiceLine
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
-    EACH_CALL,
-    LIBRARIES,
-    NAMES,
-    Call,
-    CommitCode,
-    Scripts,
-    StepCommit,
-    StepOutcome,
-    script_source,
-)
+from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, script_source
+from shared.store.script_sender import Call
+from shared.store.script_values import CommitCode, StepCommit, StepOutcome
+from shared.store.scripts import Scripts
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE = ExecutorId("alice-1")
@@ -47,7 +40,7 @@ def of_another_release(monkeypatch: pytest.MonkeyPatch, mesh: ScriptedMesh) -> S
         return script_source(name) + "-- of another release\n"
 
     with monkeypatch.context() as patch:
-        patch.setattr(scripts, "script_source", changed)
+        patch.setattr(script_sender, "script_source", changed)
         return Scripts(mesh.redis, mesh.keys)
 
 

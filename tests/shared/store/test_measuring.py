@@ -25,9 +25,11 @@ from shared.statistics.meter import (
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.libraries import LUA
 from shared.store.metering import Metering
 from shared.store.redis_client import CONNECTION_LOST, connect
-from shared.store.scripts import LUA, CommitCode, Rejection, Scripts, StepCommit, StepOutcome
+from shared.store.script_values import CommitCode, Rejection, StepCommit, StepOutcome
+from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from shared.store.waiting_line import ENDS, read_lines
 from tests.embedded_redis import EmbeddedRedis

@@ -13,7 +13,7 @@ from shared.contract.messages import InboxOwned, InboxStep, InboxVacated, ReplyM
 from shared.contract.record import CANCELLED
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
+from shared.store.script_values import (
     Assignment,
     CancelCode,
     CommitCode,

@@ -23,7 +23,7 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_i
 from shared.contract.tensors import to_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import CommitCode, KeptReplies, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import CommitCode, KeptReplies, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ONE, TWO = ({"INPUT": np.full((1, 1), value, np.int32)} for value in (1, 2))

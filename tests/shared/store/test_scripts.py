@@ -33,7 +33,7 @@ from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import (
+from shared.store.script_values import (
     Assignment,
     CancelCode,
     CommitCode,

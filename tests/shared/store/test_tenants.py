@@ -19,7 +19,7 @@ from shared.store import reading
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.scripts import Ending, SubmitCode, Submitted
+from shared.store.script_values import Ending, SubmitCode, Submitted
 from shared.store.sequences import Sequences, Wanted
 from shared.store.tenants import KnownTenants, StoredTenants
 from tests.scripted_mesh import ScriptedMesh

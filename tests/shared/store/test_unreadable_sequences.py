@@ -14,7 +14,7 @@ from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts
-from shared.store.scripts import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
+from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")

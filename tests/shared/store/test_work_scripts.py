@@ -13,7 +13,8 @@ from shared.statistics.tally import ModelLoad, unpacked
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
-from shared.store.scripts import Call, Scripts
+from shared.store.script_sender import Call
+from shared.store.scripts import Scripts
 from shared.store.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, holders_of, request_id
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import GATEWAY, ScriptedMesh

@@ -1,0 +1,125 @@
+"""Calls of scripts on their way to Redis, and their replies on the way back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from shared.statistics.meter import RoundTripMeter
+from shared.store.commands import Redis
+from shared.store.libraries import LIBRARIES, NAMES, function_name, library, script_source
+from shared.store.link import Link
+from shared.store.reading import text_of
+
+T = TypeVar("T")
+
+
+class Call(msgspec.Struct, Generic[T], frozen=True):
+    """One call of a script, ready to be sent: alone, or with others in one round trip (`ScriptSender.run_all`)."""
+
+    script: str
+    keys: Sequence[str]
+    args: Sequence[Any]
+    read: Callable[[Any], T]
+
+
+class ScriptSender:
+    """Sends calls of scripts over one connection (pool).
+
+    Some calls must not be repeated unknowingly (`submit` without a request id). They belong on a connection without
+    retries: `connect(url, retries=0)`.
+    """
+
+    def __init__(self, redis: Redis, trips: RoundTripMeter | None) -> None:
+        """trips: measures the round trips; None: nobody does"""
+        self._redis = redis
+        self._trips = trips
+        self._sources = {name: script_source(name) for name in NAMES}
+        self._functions = {name: function_name(name, source) for name, source in self._sources.items()}
+
+    def function(self, name: str) -> str:
+        """The name by which Redis knows the script."""
+        return self._functions[name]
+
+    def library(self, name: str) -> str:
+        """The script as FUNCTION LOAD takes it."""
+        return library(self._functions[name], self._sources[name])
+
+    async def run(self, call: Call[T]) -> T:
+        (outcome,) = await self.run_all([call])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
+        """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
+
+        If the server does not know a script, all scripts are loaded, and its calls are made after the other calls. So
+        calls whose order matters belong together in one script call.
+
+        link    a connected link to send them on, instead of a connection of the pool
+        Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
+        """
+        sent_ns = time.perf_counter_ns()
+        functions = self._functions
+        commands = [("FCALL", functions[call.script], len(call.keys), *call.keys, *call.args) for call in calls]
+        outcomes = await self._exchanged(commands, link)
+        if self._trips is not None and calls:
+            self._trips.took(calls[0].script, time.perf_counter_ns() - sent_ns)
+        unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
+        if unknown:
+            # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
+            await self._load(link)
+            commands = [commands[index] for index in unknown]
+            again = await self._exchanged(commands, link)
+            for index, outcome in zip(unknown, again, strict=True):
+                outcomes[index] = outcome
+        return [
+            outcome if isinstance(outcome, Exception) else call.read(outcome)
+            for call, outcome in zip(calls, outcomes, strict=True)
+        ]
+
+    async def forget_others(self) -> int:
+        """Removes the libraries of other releases; returns how many. A process of such a release that is still there
+        loads its own again.
+        """
+        own = {LIBRARIES + function for function in self._functions.values()}
+        listed = await self._redis.function_list(f"{LIBRARIES}*")
+        names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
+        others = [name for name in names if name not in own]
+        # Whoever comes at the same time may have removed one of them.
+        removed = await self._piped([("FUNCTION", "DELETE", name) for name in others])
+        return sum(not isinstance(reply, Exception) for reply in removed)
+
+    async def _load(self, link: Link | None) -> None:
+        """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
+        # REPLACE: another process may have loaded the same library meanwhile.
+        commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
+        for reply in await self._exchanged(commands, link):
+            if isinstance(reply, Exception):
+                raise reply
+
+    def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
+        """One round trip, over the link if there is one. An error reply is an exception in its place."""
+        return link.exchange(commands) if link is not None else self._piped(commands)
+
+    async def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """One round trip on a connection of the pool. An error reply is an exception in its place."""
+        pipe = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command)
+        return await pipe.execute(raise_on_error=False)
+
+
+def is_unknown(outcome: object) -> bool:
+    """Whether a reply says that the server does not have the script, and so did not run it."""
+    return isinstance(outcome, ResponseError) and "Function not found" in str(outcome)
+
+
+def each_as(kind: Callable[[int], T]) -> Callable[[list[int]], list[T]]:
+    """Reads a reply with one number for each sequence, step or request."""
+    return lambda numbers: [kind(number) for number in numbers]
