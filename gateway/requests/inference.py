@@ -19,6 +19,7 @@ from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import START, Admitted, InferCall, KnownForms, admit, admit_end, input_bytes
 from gateway.requests.allowances import Allowances
+from gateway.requests.caller import Caller
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
@@ -90,7 +91,7 @@ class Inference:
         self._forms = KnownForms()
         # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
         # model wait behind them, so that the order of acceptance stays the order of arrival.
-        self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None, OnOpen | None]] = deque()
+        self._held: deque[tuple[InferCall, Caller]] = deque()
         self._held_models: Counter[str] = Counter()
         self._ensembles = Ensembles(catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add)
         self.stopping = False
@@ -116,10 +117,7 @@ class Inference:
     ) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
 
-        connection  the connection that the request came over; None for one that carries only this request
-        on_open     called before the request is sent, if its model is decoupled: it sets `OpenRequest.take`, which
-                    then takes every answer but the last one. None: a request to such a model is refused. It is also
-                    called for a request that asks about its wait (`OpenRequest.hear`)
+        connection, on_open  as those of a `Caller`
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = input_bytes(call)
@@ -133,13 +131,14 @@ class Inference:
         except MeshError as error:
             future.set_exception(error.released())
             return future
+        caller = Caller(future, connection, on_open)
         # What ends a sequence frees what others may have: it is never too much.
         if call.tenant and not call.ended_run and self._allowances is not None:
             future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
-            self._allowances.enter(call.tenant, partial(self._allowed, call, future, connection, on_open))
+            self._allowances.enter(call.tenant, partial(self._allowed, call, caller))
             sent = None
         else:
-            sent = self._arrive(call, future, connection, on_open)
+            sent = self._arrive(call, caller)
         if sent is not None:
             # Given back in `_ended`: each callback of a future is scheduled on its own.
             sent.held_bytes = size
@@ -149,39 +148,26 @@ class Inference:
             future.add_done_callback(lambda _: self.budget.give_back(size))
         return future
 
-    def _allowed(
-        self,
-        call: InferCall,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen | None,
-        refusal: MeshError | None,
-    ) -> None:
+    def _allowed(self, call: InferCall, caller: Caller, refusal: MeshError | None) -> None:
         """The request's tenant may send it now, or may not. A future that is done was cancelled meanwhile."""
-        if future.done():
+        if caller.future.done():
             return
         if refusal is not None:
-            future.set_exception(refusal.released())
+            caller.future.set_exception(refusal.released())
         else:
-            self._arrive(call, future, connection, on_open)
+            self._arrive(call, caller)
 
     def _count_refusal(self, tenant: str, future: asyncio.Future[Answer]) -> None:
         error = None if future.cancelled() else future.exception()
         if isinstance(error, SequenceError) and error.reason == Reason.QUOTA and self._measures is not None:
             self._measures.over_quota(tenant)
 
-    def _arrive(
-        self,
-        call: InferCall,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen | None,
-    ) -> PendingRequest | None:
+    def _arrive(self, call: InferCall, caller: Caller) -> PendingRequest | None:
         """The request, if it is one that was sent; None if it is held, refused, an ensemble's or the end of a run."""
         if self._held_models and call.model in self._held_models:
-            self._hold(call, future, connection, on_open)
+            self._hold(call, caller)
             return None
-        return self._enter(call, future, connection, on_open, may_hold=True)
+        return self._enter(call, caller, may_hold=True)
 
     def _check_size(self, call: InferCall, size: int) -> None:
         """Refuses a request that Redis would not take.
@@ -194,80 +180,57 @@ class Inference:
                 f"go, takes no value beyond {self._request_bytes_max} (proto-max-bulk-len)"
             )
 
-    def _enter(
-        self,
-        call: InferCall,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen | None,
-        *,
-        may_hold: bool,
-    ) -> PendingRequest | None:
+    def _enter(self, call: InferCall, caller: Caller, *, may_hold: bool) -> PendingRequest | None:
         try:
             try:
                 record, version = self._catalog.find(call.model, call.version)
             except MeshError:
                 if not may_hold:
                     raise
-                self._hold(call, future, connection, on_open)
+                self._hold(call, caller)
                 return None
-            return self._send_any(call, record, version, future, connection, on_open)
+            return self._send_any(call, caller, record, version)
         except MeshError as error:
             # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
             # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
-            future.set_exception(error.released())
+            caller.future.set_exception(error.released())
             return None
 
-    def _hold(
-        self,
-        call: InferCall,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen | None,
-    ) -> None:
-        self._held.append((call, future, connection, on_open))
+    def _hold(self, call: InferCall, caller: Caller) -> None:
+        self._held.append((call, caller))
         self._held_models[call.model] += 1
         self._catalog.ask(self._release)
 
     def _release(self) -> None:
         """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
-        call, future, connection, on_open = self._held.popleft()
+        call, caller = self._held.popleft()
         self._held_models -= Counter([call.model])
         # A future that is done was cancelled: the client has left meanwhile.
-        if not future.done():
-            self._enter(call, future, connection, on_open, may_hold=False)
+        if not caller.future.done():
+            self._enter(call, caller, may_hold=False)
 
-    def _send_any(
-        self,
-        call: InferCall,
-        record: ModelRecord,
-        version: str,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen | None,
-    ) -> PendingRequest | None:
+    def _send_any(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest | None:
         if call.ended_run:
-            self._send_end(call, record, version, future)
+            self._send_end(call, record, version, caller.future)
             return None
         if not record.config.ensemble:
-            pending = self._send(call, record, version, future, connection, on_open)
+            pending = self._send(call, caller, record, version)
             # The gateway's own limit applies only to requests that came without a timeout.
             if self._timeout_ms and not call.timeout_us:
                 self._limit(pending, partial(self._expire, pending))
             return pending
-        request = self._ensembles.begin(
-            call, record, version, future, connection or self._connection_of(future), on_open
-        )
+        connection = caller.connection or self._connection_of(caller.future)
+        request = self._ensembles.begin(call, caller, record, version, connection)
 
         def ended(answer: asyncio.Future[Answer]) -> None:
             # A gateway that stops closes connections itself: what was begun goes on.
             if answer.cancelled() and not self.stopping:
                 request.left()
 
-        future.add_done_callback(ended)
+        caller.future.add_done_callback(ended)
         if self._timeout_ms and not call.timeout_us:
             self._limit(request, partial(self._expire_ensemble, call, request))
-            future.add_done_callback(lambda _: request.limit and request.limit.cancel())
+            caller.future.add_done_callback(lambda _: request.limit and request.limit.cancel())
         return None
 
     def _send_end(self, call: InferCall, record: ModelRecord, version: str, future: asyncio.Future[Answer]) -> None:
@@ -279,22 +242,14 @@ class Inference:
         future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)
 
-    def _send_step(
-        self,
-        call: InferCall,
-        record: ModelRecord,
-        version: str,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen,
-    ) -> PendingRequest:
+    def _send_step(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         """Sends a step of an ensemble. It was let in with the whole request, whatever bounds are reached meanwhile.
 
         It has no limit of its own: a step that is given up before its answer is known would leave states apart. When
         the whole request's time is over, its steps with state go on.
         """
         self._check_size(call, input_bytes(call))
-        return self._send(call, record, version, future, connection, on_open)
+        return self._send(call, caller, record, version)
 
     def _expire_ensemble(self, call: InferCall, request: OpenRequest) -> None:
         request.failed(
@@ -304,16 +259,8 @@ class Inference:
             )
         )
 
-    def _send(
-        self,
-        call: InferCall,
-        record: ModelRecord,
-        version: str,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen | None = None,
-    ) -> PendingRequest:
-        config = record.config
+    def _send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        config, future, on_open = record.config, caller.future, caller.on_open
         if config.decoupled and on_open is None:
             text = f"{call.endpoint} doesn't support models with decoupled transaction policy"
             raise RequestError(text, Code.UNSUPPORTED)
@@ -341,7 +288,7 @@ class Inference:
             on_open(pending)
         self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:
-            pending.used = (connection or self._connection_of(future)).used
+            pending.used = (caller.connection or self._connection_of(future)).used
         # One callback for all: a future schedules each of its callbacks on its own.
         future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from gateway.models.catalog import Catalog, CatalogView
 from gateway.requests.admission import InferCall, check_form, named_sequence
+from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.lines import LinePlace, StepLines
@@ -54,24 +55,23 @@ class Ensembles:
     def begin(
         self,
         call: InferCall,
+        caller: Caller,
         record: ModelRecord,
         version: str,
-        future: asyncio.Future[Answer],
         connection: ConnectionSequences,
-        on_open: Callable[[OpenRequest], None] | None,
     ) -> EnsembleRequest:
-        """Begins a request; the future gets its answer, the last one of several, or its error.
+        """Begins a request. connection: of the caller, or one for this request alone
 
         Raises MeshError when the request does not fit the ensemble.
         """
-        if record.config.decoupled and on_open is None:
+        if record.config.decoupled and caller.on_open is None:
             raise RequestError(
                 f"{call.endpoint} doesn't support models with decoupled transaction policy", Code.UNSUPPORTED
             )
         check_form(call, record.config)
-        request = EnsembleRequest(self, call, self._plan(record, version), future, connection)
-        if record.config.decoupled and on_open is not None:
-            on_open(request)
+        request = EnsembleRequest(self, call, self._plan(record, version), caller.future, connection)
+        if record.config.decoupled and caller.on_open is not None:
+            caller.on_open(request)
         request.begin()
         return request
 

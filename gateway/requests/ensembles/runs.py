@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gateway.requests.admission import EnsemblePart, InferCall
+from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
 from gateway.requests.ensembles.lines import LinePlace
@@ -63,15 +64,7 @@ WAITING_BYTES_MAX = 64 << 20
 class SendsRequests(Protocol):
     """Sends a request to a model that is no ensemble (`gateway.requests.inference`)."""
 
-    def __call__(
-        self,
-        call: InferCall,
-        record: ModelRecord,
-        version: str,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: Callable[[OpenRequest], None],
-    ) -> PendingRequest:
+    def __call__(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         """Queues it. Raises MeshError when it is refused at once."""
         ...
 
@@ -216,11 +209,9 @@ class StageRun:
         try:
             self._pending[step.index] = self._of.send(
                 self._inner_call(planned, step),
+                Caller(future, self._context.connection, partial(self._opened, step.index)),
                 planned.record,
                 planned.version,
-                future,
-                self._context.connection,
-                partial(self._opened, step.index),
             )
         except MeshError as error:
             future.set_exception(error.released())

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from gateway.requests.admission import InferCall
+from gateway.requests.caller import Caller
 from gateway.requests.ensembles import runs
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.progress import HeldTensor
 from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, StageRun
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
+from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.messages import ModelRecord, ReplyMessage
 from tests.gateway.requests.ensembles.test_progress import MODELS, plan, step, tensor
@@ -65,19 +66,12 @@ class Player:
     def hold(self, size: int) -> None:
         self.held += size
 
-    def send(
-        self,
-        call: InferCall,
-        record: ModelRecord,
-        version: str,
-        future: asyncio.Future[Answer],
-        connection: ConnectionSequences | None,
-        on_open: OnOpen,
-    ) -> PendingRequest:
-        assert connection is not None
+    def send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        assert caller.connection is not None
+        assert caller.on_open is not None
         assert (record.config.name, "1") == (call.model, version)
-        self.sent.append(Sent(call, future))
-        on_open(self.sent[-1])
+        self.sent.append(Sent(call, caller.future))
+        caller.on_open(self.sent[-1])
         return cast(PendingRequest, self.sent[-1])
 
     @property
