@@ -1,12 +1,7 @@
-"""An operator's wish that a sequence goes to another executor between two of its steps.
-
-The wish is an entry in the starts stream of the sequence's model. So it reaches the model's present leader, or the next
-one. The leader removes it when the sequence has moved, or cannot move.
-"""
+"""An operator's wish that a sequence goes to another executor between two of its steps (`shared.store.wishes`)."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from shared.contract.errors import Code
@@ -16,8 +11,8 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
 from shared.store.reading import text_of
+from shared.store.wishes import NO_LEADER, WishEntry, fulfilled
 
-POLL_S = 0.1
 LEADER_S = 60.0
 """How long a wish waits for its model's leader: longer than a leader pursues one, and a new leader takes to begin."""
 NO_SLOT = "the sequence holds no slot: its state lies in Redis, and it gets a slot with its next step"
@@ -46,23 +41,14 @@ async def moved(
     if owner is None and not to:
         return NO_SLOT
     executor = destination(members, model_of(sequence), owner, to)
-    starts, wish = await wished(redis, keys, sequence, executor)
-    try:
-        async with asyncio.timeout(LEADER_S):
-            while await redis.xrange(starts, wish, wish):  # noqa: ASYNC110 - the wish lies in Redis
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise MoveError("no scheduler leads its model now: try again", Code.UNAVAILABLE) from None
-    finally:
-        # It must not be fulfilled when nobody waits for it any more.
-        await redis.xdel(starts, text_of(wish))
+    if not await fulfilled(redis, keys, sequence, wish_to_move(executor), patience_s=LEADER_S):
+        raise MoveError(NO_LEADER, Code.UNAVAILABLE)
     return await _outcome(redis, keys, sequence, owner, executor)
 
 
-async def wished(redis: Redis, keys: Keyspace, sequence: SequenceId, executor: str) -> tuple[str, bytes]:
-    """Tells the model's leader. executor: its id; "" for any other one. Returns the stream and the entry of the wish"""
-    starts = keys.starts(keys.shard_of(sequence), model_of(sequence))
-    return starts, await redis.xadd(starts, {"k": "v", "q": sequence, "x": executor})
+def wish_to_move(executor: str = "") -> WishEntry:
+    """executor: its id; "" for any other one than the present one"""
+    return WishEntry("v", {"x": executor})
 
 
 async def _owner_of(redis: Redis, keys: Keyspace, sequence: SequenceId) -> str | None:

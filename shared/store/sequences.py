@@ -58,12 +58,13 @@ from shared.store.forecasts import Forecasts
 from shared.store.journals import SIZE, Journal, JournalError, NoSequenceError, journal_of, read_journal
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.moving import moved, wished
+from shared.store.moving import moved
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
 from shared.store.script_values import EndCode, Ending, ReopenCode
 from shared.store.scripts import Scripts
+from shared.store.wishes import NO_LEADER, WishEntry, fulfilled
 
 STATES = {
     WAITING: "waiting",
@@ -85,8 +86,8 @@ BETWEEN_EXPORTS_S = (0.05, 0.2, 1.0)
 """Pauses between two looks at a sequence that is to be exported and has an open step."""
 IN_LINE = ("waiting", "moving")
 """States of sequences that wait for a slot."""
-LEADER_S, POLL_S = 15.0, 0.05
-"""How long an operator's wish waits for its model's leader, and how often it is looked at."""
+LEADER_S = 15.0
+"""How long an operator's wish waits for its model's leader."""
 READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
 FIELDS_READ = (
@@ -302,23 +303,14 @@ class Sequences:
     async def pause(self, sequence: SequenceId, pause_ms: int) -> SequenceStatus:
         """Pauses a sequence for so long, from now on. Safe to repeat.
 
-        The wish is an entry in the starts stream of the sequence's model, which its leader removes when it has acted.
         Raises PauseError with the reason for a sequence that is not paused then.
         """
         assert 0 < pause_ms <= PAUSE_MS_MAX, "no longer than the bound"
         until_ms = await redis_now_ms(self._redis) + pause_ms
-        starts = self._keys.starts(self._keys.shard_of(sequence), model_of(sequence))
         _check_pausable(await self._status(sequence))
-        wish = await self._redis.xadd(starts, {"k": "z", "q": sequence, "u": until_ms})
-        try:
-            async with asyncio.timeout(LEADER_S):
-                while await self._redis.xrange(starts, wish, wish):  # noqa: ASYNC110 - the wish lies in Redis
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise PauseError("no scheduler leads its model now: try again", Code.UNAVAILABLE) from None
-        finally:
-            # It must not be fulfilled when nobody waits for it any more.
-            await self._redis.xdel(starts, text_of(wish))
+        wish = WishEntry("z", {"u": until_ms})
+        if not await fulfilled(self._redis, self._keys, sequence, wish, patience_s=LEADER_S):
+            raise PauseError(NO_LEADER, Code.UNAVAILABLE)
         status = await self._status(sequence)
         _check_pausable(status)
         if status.state != PAUSED:
@@ -331,10 +323,6 @@ class Sequences:
         """Moves a sequence (see `shared.store.moving.moved`)."""
         members = await self._membership.members()
         return await moved(self._redis, self._keys, members, sequence, to, leaving=leaving)
-
-    async def wish_move(self, sequence: SequenceId) -> None:
-        """Tells the model's leader that a sequence is to be on another executor, and does not wait."""
-        await wished(self._redis, self._keys, sequence, "")
 
     async def resume(self, sequence: SequenceId) -> SequenceStatus:
         """Resumes a sequence; one that is not paused stays as it is. Raises PauseError if it is not open."""

@@ -24,8 +24,10 @@ from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.membership import Membership
+from shared.store.moving import wish_to_move
 from shared.store.redis_client import CONNECTION_LOST, connect
 from shared.store.sequences import PauseError, Sequences, SequenceStatus, Wanted
+from shared.store.wishes import uttered
 from tests.simulation.clients import EXCUSED, Client, Door, Habit, LostError
 from tests.simulation.model import INPUT, NAME, fold, number, value_of
 from tests.simulation.story import Story
@@ -67,7 +69,7 @@ class OperatedWorld(World):
 
     async def _serve(self, tasks: Tasks, stop: Stop) -> None:
         """The operator's process."""
-        redis = connect(URL)
+        redis = self._redis = connect(URL)
         sequences = Sequences(redis, self.keys, Membership(redis, self.keys))
         await asyncio.sleep(BEGIN_S)
         while not stop.requested:
@@ -102,9 +104,9 @@ class OperatedWorld(World):
         status = await sequences.resume(_name_of(one))
         self.story.tell(f"the operator has resumed {one.id}: {status.state}")
 
-    async def _move(self, sequences: Sequences, one: SequenceStatus) -> None:
+    async def _move(self, _: Sequences, one: SequenceStatus) -> None:
         self.story.tell(f"the operator wishes that {one.id} moves")
-        await sequences.wish_move(_name_of(one))
+        await uttered(self._redis, self.keys, _name_of(one), wish_to_move())
 
     async def _end(self, sequences: Sequences, one: SequenceStatus) -> None:
         # One that waits for its first slot would be forgotten at once, with whatever its client asks next.
