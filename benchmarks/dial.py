@@ -38,7 +38,7 @@ from benchmarks.load import LoadRun, new_sequence_ids
 from benchmarks.servers import mesh_of
 from benchmarks.usage import Meter, Reading
 from benchmarks.workloads import RunningSums
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from deploy.local.private_mesh import private_mesh
 from shared.contract.ids import SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration

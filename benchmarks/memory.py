@@ -20,7 +20,7 @@ import psutil
 import tritonclient.grpc.aio as grpc_aio
 from redis import Redis
 
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from deploy.local.private_mesh import private_mesh
 
 MODEL = "counted"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.clients import Addresses
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from deploy.local.private_mesh import private_mesh
 
 BUILD_MODELS = Path(__file__).with_name("build_models.py")

@@ -48,7 +48,7 @@ from benchmarks.takeover_figures import (
     summary,
     table,
 )
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from deploy.local.private_mesh import private_mesh
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration

@@ -29,7 +29,7 @@ from deploy.analyze.notes import (
 from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, trials_plot
 from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
-from deploy.local.launcher import LauncherError
+from deploy.local.data_directory import LauncherError
 from shared.settings import ByteCount
 
 HELP = """Finds the configuration of a model that serves most steps a second within bounds.

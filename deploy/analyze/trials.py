@@ -22,7 +22,7 @@ from deploy.analyze.inputs import Input, Step
 from deploy.analyze.knobs import Config
 from deploy.analyze.load import ClosedLoop, LoadPlan
 from deploy.analyze.search import Measured
-from deploy.local.launcher import LauncherError, MeshState
+from deploy.local.data_directory import LauncherError, MeshState
 from deploy.local.private_mesh import private_mesh
 from shared.configuration.parse import parse_json
 

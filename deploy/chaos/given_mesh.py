@@ -12,7 +12,7 @@ from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, TargetMesh, strike_process
-from deploy.local.launcher import unreadiness
+from deploy.local.readiness import unreadiness
 
 SLOTS = 64
 """Slots that the fault `fill-slots` assumes: from outside their number is not known."""

@@ -22,8 +22,9 @@ from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, TargetMesh, strike_process
 from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
 from deploy.chaos.own_redis import OwnRedis
-from deploy.local.launcher import ChildState, LauncherError, MeshState, read_state, unreadiness
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, read_state
 from deploy.local.private_mesh import private_mesh
+from deploy.local.readiness import unreadiness
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect

@@ -22,7 +22,7 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
-from deploy.local.launcher import LauncherError, MeshState, read_state
+from deploy.local.data_directory import LauncherError, MeshState, read_state
 from deploy.local.private_mesh import private_mesh
 from seqmesh_client import AsyncClient, StepOutputs
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.record import OWNER
 from shared.store.commands import Redis

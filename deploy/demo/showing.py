@@ -10,7 +10,7 @@ import click
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from seqmesh_client import AsyncClient, SeqmeshError
 
 OWNER_INTERVAL_S = 0.2

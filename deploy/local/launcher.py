@@ -1,6 +1,6 @@
 """The launcher of `seqmesh up`: starts a mesh's processes on this machine, watches them, and shows what happens.
 
-`supervision.py` makes the decisions. This module owns the data directory:
+`supervision.py` makes the decisions, and `plans.py` says how each process is run. The data directory holds:
 
     lock             held while a launcher runs, so that two launchers never share a directory
     mesh.json        the mesh's processes and ports (`MeshState`); replaced after every start of a child, removed at
@@ -20,28 +20,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import fcntl
 import os
-import re
 import secrets
-import shutil
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import click
-import msgspec
 
+from deploy.local.child_logs import LogFile
 from deploy.local.control import control_served
-from deploy.local.embedded import family_of, free_port, on_socket, server_command, serves, socket_path, socket_url
-from deploy.local.private_files import PRIVATE_UMASK, make_private, private_files
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, state_path, write_state
+from deploy.local.embedded import serves, socket_path, socket_url
+from deploy.local.plans import ChildPlan, ServiceCommand, number_of_gateways, plan, refuse_taken_ports, service_command
+from deploy.local.private_files import make_private, private_files
+from deploy.local.readiness import NO_EXECUTOR, reachable, unreadiness
 from deploy.local.settings import UpSettings
 from deploy.local.supervision import (
     Action,
@@ -55,88 +52,17 @@ from deploy.local.supervision import (
     Supervision,
     UserNotice,
 )
+from deploy.local.terminal import say
 from deploy.local.tether import tethered
-from shared.contract.limits import GATEWAY_MEMORY_MIN
 from shared.process.cpu_policy import schedule_by
-from shared.process.logs import Level, level_of_line
-from shared.process.machine import available_bytes, available_cores
-from shared.process.repeats import Repeats
-from shared.settings import MeshSettings, environment_of, variable_name
-from shared.store.keyspace import DEFAULT_PREFIX
+from shared.process.machine import available_cores
 from shared.store.redis_url import url_without_password
 
-PORT_STEP = 10
-"""Distance between the ports of one gateway and those of the next, where they do not share them."""
-BUSY_GATEWAYS = 4
-"""As many gateways as keep one Redis busy: a small step takes a gateway two to three times as long as Redis."""
 PROBE_INTERVAL_S = 0.1
-PROBE_TIMEOUT_S = 2.0
 PROGRESS_INTERVAL_S = 5.0
 """Pause between two messages about gateways that are not ready."""
-NO_EXECUTOR = "no executor has loaded its models yet"
-"""Why a gateway that answers is not ready."""
 LOG_INTERVAL_S = 0.2
-LOG_BYTES_MAX = 32 << 20
-LOG_TAIL_LINES = 20
 CONTROL_SOCKET = "control.sock"
-TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
-MODULES = {"console": "deploy.console"}
-"""Modules of services that are not packages of their own."""
-CONSOLE_TOKEN, CONSOLE_CONTROL = variable_name("console_token"), variable_name("console_control")
-SAMPLE_MODELS = Path(__file__).parents[1] / "models"
-
-
-class ChildState(msgspec.Struct):
-    """One process of the mesh. Only gateways have ports, and the console has an `http_port`; `pid` is 0 between two
-    runs."""
-
-    name: str
-    service: str
-    pid: int
-    log: str
-    http_port: int = 0
-    grpc_port: int = 0
-    metrics_port: int = 0
-
-
-class MeshState(msgspec.Struct):
-    """The content of mesh.json: the mesh that runs in a data directory."""
-
-    pid: int
-    host: str
-    redis_url: str
-    ready: bool
-    children: list[ChildState]
-    key_prefix: str = DEFAULT_PREFIX
-
-
-class LauncherError(click.ClickException):
-    """The mesh cannot be started; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChildPlan:
-    """How one child is run.
-
-    umask         umask of the child
-    death_signal  signal that the child gets when the launcher dies
-    """
-
-    state: ChildState
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    umask: int
-    death_signal: signal.Signals = signal.SIGKILL
-
-
-ServiceCommand = Callable[[str], list[str]]
-"""From a service's name to the command line that its flags are appended to."""
-
-
-def service_command(service: str) -> list[str]:
-    """Runs an installed service under this interpreter. -P: Python must not import a folder of that name from the
-    current directory."""
-    return [sys.executable, "-P", "-m", MODULES.get(service, service)]
 
 
 def check_repository(repository: Path) -> None:
@@ -175,32 +101,6 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
 
 
 @contextmanager
-def locked(data_dir: Path) -> Generator[None]:
-    """Holds the data directory. Raises `LauncherError` if it cannot be written, or another launcher holds it, or
-    another user owns it."""
-    try:
-        open_to_others = make_private(data_dir)
-        opened = (data_dir / "lock").open("a+")
-    except OSError as refused:
-        raise LauncherError(f"no data can be kept in {data_dir} ({refused}): give another --data-dir") from refused
-    if open_to_others:
-        say(f"warning: {open_to_others}")
-    with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise LauncherError(
-                f"{data_dir} is in use by another launcher (process {lock.read().strip() or 'unknown'}); "
-                "stop it, or give another --data-dir"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-
-
-@contextmanager
 def server_socket(settings: UpSettings) -> Generator[Path | None]:
     """The socket on which the embedded server is to listen; None if the user gave a URL of Redis."""
     if settings.redis_url:
@@ -210,156 +110,6 @@ def server_socket(settings: UpSettings) -> Generator[Path | None]:
     make_private(directory)
     with socket_path(directory) as path:
         yield path
-
-
-def plan(
-    settings: UpSettings, commands: ServiceCommand, server: Path | None, umask: int, control: Path
-) -> list[ChildPlan]:
-    """Every child of the mesh, in the order in which they start.
-
-    server   socket of the embedded server; None if the user gave a URL of Redis
-    umask    umask of the services
-    control  socket of this launcher, for the console
-    """
-    plans = [server_plan(settings, server)] if server else []
-    redis_url = socket_url(server) if server else settings.redis_url
-    environment = {**inherited_environment(), **environment_of(mesh_settings(settings, redis_url))}
-    gateways = gateway_ports(settings)
-    models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
-    for service, count in (("scheduler", settings.schedulers), ("executor", settings.executors)):
-        for number in range(1, count + 1):
-            state = child_state(settings.data_dir, service, f"{service}-{number}")
-            flags = [f"--name={state.name}", *(models if service == "executor" else [])]
-            plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
-    shares = {**shares_of_memory(len(gateways)), **environment}
-    plans.extend(
-        gateway_plan(settings, number, ports, commands, shares, umask) for number, ports in enumerate(gateways, 1)
-    )
-    if settings.console:
-        private = {**environment, CONSOLE_TOKEN: settings.console_token, CONSOLE_CONTROL: str(control)}
-        plans.append(console_plan(settings, commands, private, umask))
-    return plans
-
-
-def inherited_environment() -> dict[str, str]:
-    """This process's environment without the console's token, which is for the console alone: executors run models'
-    code."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(CONSOLE_TOKEN)}
-
-
-def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
-    """Raises `LauncherError` if a port is to serve two purposes, or another process listens on it: its answers would
-    pass for ours. Gateways may share a port for one purpose."""
-    users: dict[int, tuple[str, str]] = {}
-    for child in (child.state for child in plans):
-        ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
-        if child.service == "console":
-            ports = {"console": child.http_port}
-        for name, port in ports.items():
-            if not port:
-                continue
-            first, user = users.setdefault(port, (name, f"the {name} port of {child.name}"))
-            if first != name:
-                ours = f"the {name} port of {child.name}"
-                raise LauncherError(f"{user} and {ours} are both {port}: give another --{name}-port")
-            try:
-                socket.create_server((host, port), family=family_of(host)).close()
-            except OSError as refused:
-                # What stands behind it is Python's, and names the address again.
-                reason = str(refused.strerror).partition(" (while")[0]
-                raise LauncherError(
-                    f"{child.name} cannot listen on {host}:{port} ({reason}): "
-                    f"stop what runs there, or give another --{name}-port"
-                    + (", or --no-console" if name == "console" else "")
-                ) from refused
-
-
-def mesh_settings(settings: UpSettings, redis_url: str) -> MeshSettings:
-    """The settings that all children must share."""
-    agreed: dict[str, Any] = {field.name: getattr(settings, field.name) for field in dataclasses.fields(MeshSettings)}
-    agreed["redis_url"] = redis_url
-    return MeshSettings(**agreed)
-
-
-def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
-    """The embedded server. It keeps its socket when it is restarted."""
-    return ChildPlan(
-        child_state(settings.data_dir, "redis", "redis"),
-        server_command((settings.data_dir / "redis").resolve(), on_socket(listening), settings.appendfsync),
-        inherited_environment(),
-        PRIVATE_UMASK,
-        death_signal=signal.SIGTERM,
-    )
-
-
-def number_of_gateways(settings: UpSettings, cores: int) -> int:
-    """How many gateways run. auto: one for each core that executors and an embedded Redis leave, at least one.
-
-    A scheduler takes a few hundredths of a core, which is not counted.
-    """
-    if settings.gateways != "auto":
-        return settings.gateways
-    others = settings.executors + (0 if settings.redis_url else 1)
-    return max(1, min(BUSY_GATEWAYS, cores - others))
-
-
-def gateway_ports(settings: UpSettings) -> list[dict[str, int]]:
-    """The ports of each gateway. What they share is the same for all of them, and the metrics' port never is."""
-    assert settings.gateways != "auto"
-
-    def ports(first: int, *, are_shared: bool = False) -> list[int]:
-        if are_shared:
-            return [first or free_port(settings.host)] * count
-        return [first + PORT_STEP * number if first else free_port(settings.host) for number in range(count)]
-
-    count = settings.gateways
-    http = ports(settings.http_port, are_shared=settings.share_ports)
-    grpc = ports(settings.grpc_port, are_shared=settings.share_ports)
-    of_each = zip(http, grpc, ports(settings.metrics_port), strict=True)
-    return [dict(zip(("http_port", "grpc_port", "metrics_port"), each, strict=True)) for each in of_each]
-
-
-def shares_of_memory(gateways: int) -> dict[str, str]:
-    """The bound of each gateway's memory as a variable: together half of the machine's, which is the default of one."""
-    if gateways == 1:
-        return {}
-    return {variable_name("memory_max"): str(max(GATEWAY_MEMORY_MIN, available_bytes() // 2 // gateways))}
-
-
-def gateway_plan(
-    settings: UpSettings,
-    number: int,
-    ports: Mapping[str, int],
-    commands: ServiceCommand,
-    environment: Mapping[str, str],
-    umask: int,
-) -> ChildPlan:
-    """The gateway with that number, counted from 1."""
-    state = child_state(settings.data_dir, "gateway", f"gateway-{number}", ports)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in ports.items()]
-    if settings.share_ports and settings.gateways != 1:
-        flags.append("--reuse-port")
-    command = [*commands("gateway"), f"--name={state.name}", f"--host={settings.host}", *flags]
-    return ChildPlan(state, command, environment, umask)
-
-
-def console_plan(
-    settings: UpSettings, commands: ServiceCommand, environment: Mapping[str, str], umask: int
-) -> ChildPlan:
-    port = settings.console_port or free_port(settings.host)
-    state = child_state(settings.data_dir, "console", "console", {"http_port": port})
-    command = [*commands("console"), f"--host={settings.host}", f"--console-port={port}"]
-    return ChildPlan(state, command, environment, umask)
-
-
-def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
-    """The state of a child that does not run yet."""
-    return ChildState(name, service, 0, str(data_dir / "logs" / f"{name}.log"), **(ports or {}))
-
-
-def reachable(host: str) -> str:
-    """The address at which a listener on `host` is reached from this machine."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared, not bound
 
 
 class Launcher:
@@ -401,7 +151,7 @@ class Launcher:
                 logs.cancel()
         finally:
             self._relay_new_lines()
-            self._state_path.unlink(missing_ok=True)
+            state_path(self._settings.data_dir).unlink(missing_ok=True)
         assert self._exit_code is not None
         return self._exit_code
 
@@ -478,12 +228,7 @@ class Launcher:
         self._write_state()
         self._events.put_nowait(Exited(name, code))
 
-    @property
-    def _state_path(self) -> Path:
-        return self._settings.data_dir / "mesh.json"
-
     def _write_state(self) -> None:
-        """Replaces mesh.json atomically. Only its owner may read it, because the URL may hold a password."""
         state = MeshState(
             pid=os.getpid(),
             host=reachable(self._settings.host),
@@ -492,9 +237,7 @@ class Launcher:
             children=[child.state for child in self._plans.values()],
             key_prefix=self._settings.key_prefix,
         )
-        new = self._state_path.with_suffix(".new")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2))
-        new.replace(self._state_path)
+        write_state(self._settings.data_dir, state)
 
     async def _show_progress(self) -> None:
         await self._announce_readiness()
@@ -587,105 +330,6 @@ class Launcher:
                 click.echo(f"{name} | {line}", file=sys.stderr)
 
 
-class LogFile:
-    """A child's log file. The child writes it; the launcher reads it and keeps it short.
-
-    Lines from an earlier launcher's children are kept, and not shown again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen_bytes = path.stat().st_size if path.exists() else 0
-        self._important = False
-        self._repeats = Repeats()
-
-    def open_for_child(self) -> BinaryIO:
-        """The file to hand to a new process."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self.path.open("ab")
-
-    def new_important_lines(self) -> list[str]:
-        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them.
-
-        A line that repeats is returned at growing intervals.
-        """
-        important: list[str] = []
-        for line in self._new_lines():
-            level = level_of_line(line)
-            if level is not None:
-                # A process that ends again and again logs the same line each time, but for the time in it.
-                said = TIME.sub("", line, count=1)
-                self._important = level >= Level.WARNING and self._repeats.suppressed(said) is not None
-            elif not line.startswith(" "):
-                self._important = False
-            if self._important:
-                important.append(line)
-        return important
-
-    def tail(self) -> str:
-        text = self.path.read_text(errors="replace") if self.path.exists() else ""
-        return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
-
-    def _new_lines(self) -> list[str]:
-        """Whole lines since the last call."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self._seen_bytes)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._seen_bytes += len(whole)
-        if self._seen_bytes > LOG_BYTES_MAX:
-            self._cut()
-        return whole.decode(errors="replace").splitlines()
-
-    def _cut(self) -> None:
-        """Copies the file to `.1` and empties it in place, because the child has it open for appending.
-
-        Lines that are written between the two calls are lost. In return a child need not reopen its log.
-        """
-        shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
-        os.truncate(self.path, 0)
-        self._seen_bytes = 0
-
-
-async def unreadiness(host: str, port: int) -> str:
-    """Why a gateway is not ready, in a few words; "" if it is ready."""
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(
-                    f"GET /v2/health/ready HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode()
-                )
-                status = (await reader.readline()).split(maxsplit=2)
-            finally:
-                writer.close()
-    except TimeoutError:
-        return "does not answer"
-    except OSError:
-        return "does not listen yet"
-    if status[1:2] == [b"200"]:
-        return ""
-    return NO_EXECUTOR
-
-
-def read_state(data_dir: Path) -> MeshState:
-    """The state of the mesh that runs in a data directory. Raises `LauncherError` if none runs."""
-    path = data_dir / "mesh.json"
-    if not path.exists():
-        raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=MeshState)
-    except msgspec.MsgspecError as error:
-        raise LauncherError(f"{path} cannot be read ({error}): start the mesh again with `seqmesh up`") from error
-
-
 def now_ms() -> int:
     """Milliseconds of a monotonic clock."""
     return time.monotonic_ns() // 1_000_000
-
-
-def say(text: str) -> None:
-    # With the file named: click has its own way to standard output, past the live view, which stands in its place.
-    click.echo(f"seqmesh: {text}", file=sys.stdout)

@@ -17,8 +17,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy.local.data_directory import LauncherError, MeshState, read_state
 from deploy.local.embedded import log_tail
-from deploy.local.launcher import LauncherError, MeshState, read_state
 from deploy.local.private_files import make_private
 from deploy.local.tether import tethered
 from shared.settings import ENVIRONMENT_PREFIX

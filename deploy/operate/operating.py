@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import click
 
-from deploy.local.launcher import LauncherError, read_state
+from deploy.local.data_directory import LauncherError, read_state
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import ExecutorRegistration

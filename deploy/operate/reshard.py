@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from deploy.local.data_directory import locked
 from deploy.local.embedded import served
-from deploy.local.launcher import locked
 from deploy.local.private_files import private_files
 from deploy.operate.operating import connected
 from deploy.operate.settings import OperatorSettings, operator_command

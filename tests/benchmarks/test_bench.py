@@ -31,7 +31,7 @@ from benchmarks.servers import BenchmarkMesh, Executions, mesh_of
 from benchmarks.triton import TritonError, interpreter_of, wheel_at, without_states
 from benchmarks.usage import Meter, Reading, cpu_us_per_step, other_cores, redis_cost
 from benchmarks.workloads import LstmScripts, RunningSums, TensorForm
-from deploy.local.launcher import ChildState, MeshState
+from deploy.local.data_directory import ChildState, MeshState
 from executor.models.repository import ModelRepository
 from executor.models.slots import slots_within
 from executor.workers.devices import Devices

@@ -16,7 +16,7 @@ import redis
 from deploy.chaos.faults import KINDS, Act
 from deploy.chaos.own_mesh import START_ATTEMPTS, started
 from deploy.chaos.own_redis import OwnRedis
-from deploy.local.launcher import LauncherError
+from deploy.local.data_directory import LauncherError
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.showing import numbered
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
+from deploy.local.data_directory import ChildState, LauncherError, MeshState
 from deploy.local.embedded import free_port
-from deploy.local.launcher import ChildState, LauncherError, MeshState
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 
 

@@ -16,8 +16,8 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 
 from deploy.local import embedded
+from deploy.local.data_directory import LauncherError, locked
 from deploy.local.embedded import FREE_PORTS, ServerNotFoundError, free_port, socket_path
-from deploy.local.launcher import LauncherError, locked
 from deploy.local.private_files import make_private
 from tests.embedded_redis import EmbeddedRedis, ServerFailedError
 

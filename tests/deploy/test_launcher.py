@@ -19,19 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
+from deploy.local.child_logs import LogFile
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
-from deploy.local.launcher import (
-    ChildState,
-    LauncherError,
-    LogFile,
-    MeshState,
-    gateway_ports,
-    locked,
-    number_of_gateways,
-    read_state,
-    shares_of_memory,
-    up,
-)
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, read_state
+from deploy.local.launcher import up
+from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memory
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
 from shared.process.machine import available_bytes
@@ -424,7 +416,7 @@ def test_a_log_shows_what_a_process_says_at_each_of_its_ends_once(tmp_path: Path
 
 
 def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.local.launcher.LOG_BYTES_MAX", 100)
+    monkeypatch.setattr("deploy.local.child_logs.LOG_BYTES_MAX", 100)
     log = LogFile(tmp_path / "a.log")
     with log.open_for_child() as file:
         for number in range(3):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from redis import Redis
 
 from deploy import cli
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from deploy.operate.diagnoses import Severity
 from deploy.operate.operating import found_mesh
 from deploy.operate.settings import OperatorSettings

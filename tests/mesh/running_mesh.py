@@ -26,7 +26,7 @@ from redis import Redis
 from redis.sentinel import Sentinel
 
 from deploy import cli
-from deploy.local.launcher import ChildState, MeshState, read_state
+from deploy.local.data_directory import ChildState, MeshState, read_state
 from deploy.local.private_files import make_private
 from deploy.local.private_mesh import environment_without_settings, ready_state, stop, up_command
 from deploy.local.tether import tethered

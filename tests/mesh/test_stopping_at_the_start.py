@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.local.launcher import read_state
+from deploy.local.data_directory import read_state
 from deploy.local.private_mesh import environment_without_settings
 from deploy.local.tether import tethered
 from tests.mesh.model_repository import SAMPLES

@@ -23,7 +23,7 @@ from deploy.demo.vad.picture import PAUSE, SPEECH, RecordingView
 from deploy.demo.vad.segments import PIECE_S, Segment, pieces_of, segments_of
 from deploy.demo.vad.speech import recordings
 from deploy.demo.vad.streaming import Pieces, heard, heard_alone
-from deploy.local.launcher import MeshState
+from deploy.local.data_directory import MeshState
 from deploy.local.private_mesh import private_mesh
 from seqmesh_client import AsyncClient
 

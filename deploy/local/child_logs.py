@@ -1,0 +1,78 @@
+"""The log files of a mesh's processes, as the launcher reads and cuts them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from shared.process.logs import Level, level_of_line
+from shared.process.repeats import Repeats
+
+LOG_BYTES_MAX = 32 << 20
+LOG_TAIL_LINES = 20
+TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+class LogFile:
+    """A child's log file. The child writes it; the launcher reads it and keeps it short.
+
+    Lines from an earlier launcher's children are kept, and not shown again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen_bytes = path.stat().st_size if path.exists() else 0
+        self._important = False
+        self._repeats = Repeats()
+
+    def open_for_child(self) -> BinaryIO:
+        """The file to hand to a new process."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self.path.open("ab")
+
+    def new_important_lines(self) -> list[str]:
+        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them.
+
+        A line that repeats is returned at growing intervals.
+        """
+        important: list[str] = []
+        for line in self._new_lines():
+            level = level_of_line(line)
+            if level is not None:
+                # A process that ends again and again logs the same line each time, but for the time in it.
+                said = TIME.sub("", line, count=1)
+                self._important = level >= Level.WARNING and self._repeats.suppressed(said) is not None
+            elif not line.startswith(" "):
+                self._important = False
+            if self._important:
+                important.append(line)
+        return important
+
+    def tail(self) -> str:
+        text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
+
+    def _new_lines(self) -> list[str]:
+        """Whole lines since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._seen_bytes)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._seen_bytes += len(whole)
+        if self._seen_bytes > LOG_BYTES_MAX:
+            self._cut()
+        return whole.decode(errors="replace").splitlines()
+
+    def _cut(self) -> None:
+        """Copies the file to `.1` and empties it in place, because the child has it open for appending.
+
+        Lines that are written between the two calls are lost. In return a child need not reopen its log.
+        """
+        shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
+        os.truncate(self.path, 0)
+        self._seen_bytes = 0

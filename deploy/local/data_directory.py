@@ -1,0 +1,93 @@
+"""The data directory of a mesh on this machine: its lock, and mesh.json, which says what runs in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from deploy.local.private_files import make_private
+from deploy.local.terminal import say
+from shared.store.keyspace import DEFAULT_PREFIX
+
+
+class ChildState(msgspec.Struct):
+    """One process of the mesh. Only gateways have ports, and the console has an `http_port`; `pid` is 0 between two
+    runs."""
+
+    name: str
+    service: str
+    pid: int
+    log: str
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+
+
+class MeshState(msgspec.Struct):
+    """The content of mesh.json: the mesh that runs in a data directory."""
+
+    pid: int
+    host: str
+    redis_url: str
+    ready: bool
+    children: list[ChildState]
+    key_prefix: str = DEFAULT_PREFIX
+
+
+class LauncherError(click.ClickException):
+    """The mesh cannot be started; the message says why and what to do."""
+
+
+@contextmanager
+def locked(data_dir: Path) -> Generator[None]:
+    """Holds the data directory. Raises `LauncherError` if it cannot be written, or another launcher holds it, or
+    another user owns it."""
+    try:
+        open_to_others = make_private(data_dir)
+        opened = (data_dir / "lock").open("a+")
+    except OSError as refused:
+        raise LauncherError(f"no data can be kept in {data_dir} ({refused}): give another --data-dir") from refused
+    if open_to_others:
+        say(f"warning: {open_to_others}")
+    with opened as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise LauncherError(
+                f"{data_dir} is in use by another launcher (process {lock.read().strip() or 'unknown'}); "
+                "stop it, or give another --data-dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def state_path(data_dir: Path) -> Path:
+    return data_dir / "mesh.json"
+
+
+def write_state(data_dir: Path, state: MeshState) -> None:
+    """Replaces mesh.json atomically. Only its owner may read it, because the URL may hold a password."""
+    path = state_path(data_dir)
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2))
+    new.replace(path)
+
+
+def read_state(data_dir: Path) -> MeshState:
+    """The state of the mesh that runs in a data directory. Raises `LauncherError` if none runs."""
+    path = state_path(data_dir)
+    if not path.exists():
+        raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MeshState)
+    except msgspec.MsgspecError as error:
+        raise LauncherError(f"{path} cannot be read ({error}): start the mesh again with `seqmesh up`") from error

@@ -1,0 +1,35 @@
+"""Whether a gateway is ready, asked from outside."""
+
+from __future__ import annotations
+
+import asyncio
+
+PROBE_TIMEOUT_S = 2.0
+NO_EXECUTOR = "no executor has loaded its models yet"
+"""Why a gateway that answers is not ready."""
+
+
+def reachable(host: str) -> str:
+    """The address at which a listener on `host` is reached from this machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared, not bound
+
+
+async def unreadiness(host: str, port: int) -> str:
+    """Why a gateway is not ready, in a few words; "" if it is ready."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(
+                    f"GET /v2/health/ready HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode()
+                )
+                status = (await reader.readline()).split(maxsplit=2)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return "does not answer"
+    except OSError:
+        return "does not listen yet"
+    if status[1:2] == [b"200"]:
+        return ""
+    return NO_EXECUTOR
