@@ -115,36 +115,42 @@ def decide_queue(
     """
     limit = max(1, max_batch_size)
     sizes = set(preferred) or {limit}
-    largest = max(sizes)
-    first: Q | None = None
-    members, rows, best, grows = 0, 0, 0, True
-    for item in queue:
-        if first is None:
-            first = item
-            if include is not None:
-                include(item)
-        else:
-            # No preferred size was reached, and with this request the largest would be passed over.
-            if not best and rows + item.rows > largest:
-                best = members
-            if rows + item.rows > limit or item.shape_key != first.shape_key:
-                grows = False
-                break
-            if include is not None and not include(item):
-                grows = False
-                break
-        members += 1
-        rows += item.rows
-        if rows in sizes:
-            best = members
+    waiting = iter(queue)
+    first = next(waiting, None)
     if first is None:
         return NOTHING_YET
+    if include is not None:
+        include(first)
+    members, rows, best, grows = _fitting(first, waiting, sizes, limit, include)
     until_us = first.queued_us + max_queue_delay_us
     is_late = max_queue_delay_us > 0 and now_us >= until_us
-    is_complete = max_queue_delay_us == 0 or not grows or rows >= largest
+    is_complete = max_queue_delay_us == 0 or not grows or rows >= max(sizes)
     # See the last paragraph of the docstring.
     if best and not is_late and not (was_busy and is_complete and max_queue_delay_us > 0):
         return best
     if is_late or is_complete:
         return members
     return Wait(until_us)
+
+
+def _fitting(
+    first: Q, others: Iterable[Q], sizes: set[int], limit: int, include: Callable[[Q], bool] | None
+) -> tuple[int, int, int, bool]:
+    """What fits a batch: requests, their rows, how many requests reach the largest preferred size, or what fits below
+    it (0: neither), and whether the batch can grow. sizes: the preferred ones; limit: rows
+    """
+    largest = max(sizes)
+    members, rows = 1, first.rows
+    best = 1 if rows in sizes else 0
+    for item in others:
+        reached = rows + item.rows
+        # No preferred size was reached, and with this request the largest would be passed over.
+        if not best and reached > largest:
+            best = members
+        if reached > limit or item.shape_key != first.shape_key or (include is not None and not include(item)):
+            return members, rows, best, False
+        members += 1
+        rows = reached
+        if rows in sizes:
+            best = members
+    return members, rows, best, True

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -34,7 +32,6 @@ from executor.core.actions import (
     Release,
     Remove,
     RunBatch,
-    StepAnswer,
     Tell,
 )
 from executor.core.batching import NOTHING_YET, ShapeKeys, Wait
@@ -57,87 +54,26 @@ from executor.models.repository import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
+from executor.sequences.instance import GivenBatch, Instance
 from executor.sequences.rows import RowMaker
 from executor.sequences.step_answers import AnswerWriter
 from executor.sequences.step_commits import FinishedBatch, StepCommits
+from executor.sequences.step_phases import StepPhases
 from executor.workers.answers import answer
 from executor.workers.devices import DeviceLostError
 from executor.workers.first_batch import CountWaiting
 from executor.workers.open_rows import OpenRow, OpenRows
-from executor.workers.worker import EngineWorker, SavedState
+from executor.workers.worker import SavedState
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InboxCancelled, InboxStep, InferMessage
 from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
 from shared.store.script_values import NO_JOURNAL, CommitCode, JournalBounds, KeptReplies, StepCommit
-from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
+from shared.traces.tracing import Tracing
 
 GOES_ON = (CommitCode.COMMITTED, CommitCode.BEFORE)
 """Outcomes after which a sequence goes on here."""
-
-
-class GivenBatch(NamedTuple):
-    """A batch that the engine was given. at_ns: when, wall clock"""
-
-    batch: RunBatch
-    rows: Sequence[Row]
-    result: asyncio.Future[BatchResult]
-    at_ns: int
-
-
-class Instance:
-    """One engine's place in the loop.
-
-    wake      there may be a batch to be run
-    rests     its loop waits for that
-    given     the batch that runs, and the staged one, with which the engine goes on as soon as that has ended
-    idle      no batch was given
-    ended_ns  when the last batch ended, wall clock
-    loads     states that came in this turn of the loop, for the engine
-    answered  steps that this instance has handed to the committer, and those before them
-    """
-
-    def __init__(self, worker: EngineWorker, commits: StepCommits) -> None:
-        self.worker = worker
-        self.commits = commits
-        self.wake = asyncio.Event()
-        self.rests = False
-        self.given: deque[GivenBatch] = deque()
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self.ended_ns = 0
-        self.loads: list[LoadState] = []
-        self.answered = 0
-        self.failure: Exception | None = None
-
-    def give_up(self) -> None:
-        """Nobody waits for its batches any more. A staged one is not run."""
-        for given in self.given:
-            given.result.cancel()
-        self.given.clear()
-        self.idle.set()
-
-    def fail(self, failure: Exception) -> None:
-        """The engine cannot go on: the loop raises the failure."""
-        self.failure = failure
-        self.wake.set()
-
-    async def sleep(self, wait: Wait) -> None:
-        """Returns when there is something new to be decided, or the time for it has come."""
-        # No await lies between the decision and this line, so no wake-up is lost.
-        self.wake.clear()
-        self.rests = True
-        timer: asyncio.TimerHandle | None = None
-        if wait.until_us is not None:
-            delay_s = max(0, wait.until_us - monotonic_us()) / 1e6
-            timer = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
-        try:
-            await self.wake.wait()
-        finally:
-            self.rests = False
-            if timer is not None:
-                timer.cancel()
 
 
 class SequenceModel:
@@ -196,7 +132,7 @@ class SequenceModel:
         self._executor = executor
         self._answer_bytes_max = answer_bytes_max
         self._committer = committer
-        self._tracing = tracing
+        self._phases = StepPhases(config.name, self._meter, tracing)
         self._count_waiting = count_waiting
         self._shape_keys = ShapeKeys(config)
         self._rows = RowMaker(config, makes_calls=served.workers[0].makes_calls)
@@ -458,10 +394,7 @@ class SequenceModel:
         self._act(decide(self.state, StepsFinal(kept), monotonic_us()))
         for step, code in outcomes:
             if step.traceparent:
-                self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
-                if code is CommitCode.OVER:
-                    root = self._tracing.root_of(step.sequence)
-                    self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
+                self._phases.traced_commit(step, code, sent_ns, done_ns)
             if code in GOES_ON:
                 continue
             if code is CommitCode.PAGED:
@@ -523,10 +456,7 @@ class SequenceModel:
     def _commit(self, commit: Commit, finished: FinishedBatch | None) -> None:
         instance = self._instances[commit.instance]
         if finished is not None:
-            ran = [given for given in commit.answers if given.how is HowAnswered.RAN]
-            self._measure(ran, finished)
-            if traced := [given for given in ran if given.queued.message.traceparent]:
-                self._trace(traced, finished)
+            self._phases.ran([given for given in commit.answers if given.how is HowAnswered.RAN], finished)
         steps = instance.commits.of(commit, finished)
         if steps:
             instance.answered = self._committer.put(self, steps)
@@ -572,46 +502,6 @@ class SequenceModel:
         owned, sequence, last_step = action.owned, action.owned.sequence, action.last_step
         described = self._instances[owned.instance].worker.describe_state(owned.slot)
         described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
-
-    def _measure(self, ran: Sequence[StepAnswer], finished: FinishedBatch) -> None:
-        """Measures the phases of a batch's steps up to here; the checkpoint follows with their commits."""
-        began_ns, ended_ns = finished.began_ns, finished.ended_ns
-        self._meter.computed(len(ran), began_ns, ended_ns)
-        for given in ran:
-            message, entry = given.queued.message, given.queued.step.entry
-            self._meter.ran(message.arrived_ns, entry_time_ns(entry), began_ns, ended_ns, message.traceparent)
-
-    def _trace(self, ran: Sequence[StepAnswer], finished: FinishedBatch) -> None:
-        """Records a batch, and its steps' spans up to here; their `checkpoint` follows when the commit comes back."""
-        batch = self._tracing.record_batch(
-            [given.queued.message.traceparent for given in ran],
-            finished.began_ns,
-            finished.ended_ns,
-            batch_size=len(finished.result.rows),
-            model=self.model,
-        )
-        for given in ran:
-            self._trace_step(given, finished, batch)
-
-    def _trace_step(self, given: StepAnswer, finished: FinishedBatch, batch: str) -> None:
-        step, message = given.queued.step, given.queued.message
-        links = [batch]
-        if given.predecessor is not None:
-            links += [takeover_traceparent(step.sequence, step.epoch), given.predecessor]
-        record, parent = self._tracing.record, message.traceparent
-        delivered_ns = entry_time_ns(step.entry)
-        record(parent, SpanName.SCHEDULE, message.arrived_ns, delivered_ns)
-        record(parent, SpanName.QUEUE, delivered_ns, finished.began_ns)
-        record(
-            parent,
-            SpanName.COMPUTE,
-            finished.began_ns,
-            finished.ended_ns,
-            links,
-            batch_size=len(finished.result.rows),
-            slot=step.slot,
-            step=step.step,
-        )
 
 
 def _end_of(row: RowResult | RowError | None) -> RowEnd | None:

@@ -22,7 +22,7 @@ from executor.engine import shapes
 from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, tensor_of
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
-from executor.engine.pytorch.state_values import Texts, Value, description, row_tensors, tensor_problem
+from executor.engine.pytorch.state_values import Texts, Value, description, gathered, row_tensors, tensor_problem
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState
@@ -236,9 +236,7 @@ class LooseState:
         return self._slots.get(place, self._initial)
 
     def gather(self, places: Places) -> torch.Tensor:
-        real = [self._at(place) for place in places.reads if place != NULL_PLACE]
-        null = torch.zeros_like(real[0])
-        return torch.stack([null if place == NULL_PLACE else self._at(place) for place in places.reads])
+        return gathered(self._at, places)
 
     def problem(self, value: object, rows: int) -> str | None:
         problem = tensor_problem(self.spec, value, rows)

@@ -22,8 +22,8 @@ import torch
 
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import TORCH_TYPE, raw_of, tensor_of
-from executor.engine.pytorch.places import FIRST_SLOT, NULL_PLACE, Places
-from executor.engine.pytorch.state_values import Value, description, tensor_problem
+from executor.engine.pytorch.places import FIRST_SLOT, Places
+from executor.engine.pytorch.state_values import Value, description, gathered, tensor_problem
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState, Parts, TensorInParts
 from shared.contract.tensors import Tensor
@@ -82,9 +82,7 @@ class GrowingState:
         return self._initial if grown is None else grown.memory.narrow(self._axis, 0, grown.length)
 
     def gather(self, places: Places) -> torch.Tensor:
-        real = [self._at(place) for place in places.reads if place != NULL_PLACE]
-        null = torch.zeros_like(real[0])
-        return torch.stack([null if place == NULL_PLACE else self._at(place) for place in places.reads])
+        return gathered(self._at, places)
 
     def problem(self, value: object, rows: int) -> str | None:
         problem = tensor_problem(self.spec, value, rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
+from executor.engine.pytorch.places import NULL_PLACE, Places
 from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor
 
@@ -40,6 +41,13 @@ def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
     if not shapes.fits(value.shape[1:], spec.dims):
         return f"{expected}, got {DATATYPE[value.dtype]} {shapes.text(value.shape)}"
     return None
+
+
+def gathered(at: Callable[[int], torch.Tensor], places: Places) -> torch.Tensor:
+    """A batch of states that lie apart, [rows, *dims]. at: the state at a place; null rows are zeros of its shape"""
+    real = next(at(place) for place in places.reads if place != NULL_PLACE)
+    null = torch.zeros_like(real)
+    return torch.stack([null if place == NULL_PLACE else at(place) for place in places.reads])
 
 
 def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape) -> list[Tensor]:
