@@ -37,7 +37,8 @@ from gateway.models.metadata import (
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
-from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.forms import has_many_strings, with_strings_read
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
 from gateway.requests.waiting import Answer, OnOpen

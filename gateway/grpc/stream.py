@@ -45,7 +45,8 @@ from gateway.grpc.codec import (
 from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
-from gateway.requests.admission import InferCall, has_many_strings, input_bytes, with_strings_read
+from gateway.requests.forms import has_many_strings, with_strings_read
+from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
 from shared.contract.endpoints import Endpoint

@@ -1,36 +1,27 @@
 """Decides whether a request may enter the mesh, and as what. Pure: request and configuration in, step or error out.
 
-The same rules for both protocols, in the order in which Triton checks them, with its texts (triton-spec 1.2, 1.3, 4).
-Tensor bytes are counted, never decoded: for BYTES tensors only the length fields are walked.
-
-Where a message has Triton's id prefix, it is `[request id: <id>] `; an unnamed request's id reads `<id_unknown>`.
+The same rules for both protocols, in the order in which Triton checks them, with its texts (triton-spec 1.2, 1.3).
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from gateway.models.versions import check_version_text
+from gateway.requests.forms import KnownForms, check_form
+from gateway.requests.infer_call import InferCall, check_correlation_id, error_about
 from shared.contract.batch_shape import ShapeKeys, rows_of
-from shared.contract.calls import CallOrigin
-from shared.contract.endpoints import Endpoint
-from shared.contract.errors import Code, RequestError
+from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
-from shared.contract.limits import CORRELATION_ID_CHARS_MAX
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
-from shared.contract.model_config import ModelConfig, TensorSpec, TimeoutAction
-from shared.contract.parameters import Parameter
-from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
+from shared.contract.model_config import ModelConfig, TimeoutAction
 
 UINT64_MAX = (1 << 64) - 1
 WIDE_IDS = ("UINT64", "INT64")
 """Types of a CORRID control that can hold the hash of a session's text."""
-STRINGS_BYTES_MAX = 1 << 18
-"""Bytes of a BYTES tensor that are read in one go: at worst elements without content, 4 bytes each, some 10 ms."""
 START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, TOLD = map(
     int,
     (
@@ -38,78 +29,6 @@ START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, TOLD = map(
         StepFlag.TOLD,
     ),
 )
-
-BATCH_NOTE = (
-    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
-    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
-    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
-)
-
-
-class EnsemblePart(msgspec.Struct, frozen=True):
-    """What makes a step of an ensemble another step than one that a client sends to the same model.
-
-    scope   stands in the sequence's name: sequences of an ensemble's step are not those of clients
-    digest  by which the step is recognised when it is sent again; b"" if it cannot be sent again
-    """
-
-    scope: str
-    digest: bytes
-
-
-class InferCall(msgspec.Struct, frozen=True):
-    """One inference request, as either protocol brings it; nothing is checked yet but the protocol's own form.
-
-    version          "" leaves the choice to the server
-    correlation_id   uint64 or string; 0 and "" mean none
-    expected_step    request parameter `sequence_step`: the number, since START, that this step must get. A repeated
-                     step with the same number is answered with the stored reply.
-    timeout_us       0: none
-    inputs           raw bytes as they came; `raw` is not yet compared with `shape`
-    outputs          names asked for, in the caller's order; empty means all
-    parameters       the request's other parameters
-    session_id       the `Inference-Session-Id` header or metadata; None when there was none
-    trace_headers    the client's `traceparent` and `tracestate`, lower-case names
-    string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
-    part             of a stateful step of an ensemble; None for what a client sent
-    origin           of a call that a model made; None for what a client sent
-    endpoint         by which way it came
-    first_answer     request parameter `sequence_answer`: of a decoupled model's answers, the first one that the caller
-                     lacks
-    wants_empty_final  of a decoupled model, the caller wants a last answer that has nothing to give
-    tenant           on whose behalf it comes (`shared.contract.tenants`); "": it does not say
-    wait_info        request parameter `sequence_wait_info`: the caller wants to hear of its wait for a slot
-    wait_max_ms      request parameter `sequence_wait_max_ms`: how long the caller waits for a sequence's first slot; 0:
-                     it has not said so
-    run_info         request parameter `sequence_run_info`: the caller wants to know the name of the sequence's run
-    ended_run        request parameter `sequence_close`: the request is no step, but ends the run of this name
-    """
-
-    model: str
-    version: str = ""
-    request_id: str = ""
-    correlation_id: CorrelationId = 0
-    start: bool = False
-    end: bool = False
-    expected_step: int | None = None
-    priority: int = 0
-    timeout_us: int = 0
-    inputs: tuple[Tensor, ...] = ()
-    outputs: tuple[str, ...] = ()
-    parameters: dict[str, Parameter] = {}
-    session_id: str | None = None
-    trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    string_problems: Mapping[str, str] | None = None
-    part: EnsemblePart | None = None
-    origin: CallOrigin | None = None
-    endpoint: Endpoint = Endpoint.MODEL_INFER
-    first_answer: int = 1
-    wants_empty_final: bool = False
-    wait_info: bool = False
-    wait_max_ms: int = 0
-    tenant: str = ""
-    run_info: bool = False
-    ended_run: str = ""
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -177,247 +96,6 @@ def admit(
     if config.sequence_batching is None:
         return _stateless(call, config, version, arrived_ns)
     return _step(call, config, version, arrived_ns, make_session)
-
-
-def with_id(request_id: str, text: str) -> str:
-    """A message with Triton's prefix that names the request."""
-    return f"[request id: {request_id or '<id_unknown>'}] {text}"
-
-
-def error_about(call: InferCall, text: str) -> RequestError:
-    """The error of a request that Triton names in its text."""
-    return RequestError(with_id(call.request_id, text))
-
-
-def check_correlation_id(correlation_id: CorrelationId) -> None:
-    """Refuses ids that no protocol message may carry; both codecs call it while they read parameters."""
-    # Triton counts bytes and calls them characters.
-    if isinstance(correlation_id, str) and len(correlation_id.encode()) > CORRELATION_ID_CHARS_MAX:
-        raise RequestError(
-            f"string correlation ID cannot be longer than {CORRELATION_ID_CHARS_MAX} characters", Code.UNSUPPORTED
-        )
-
-
-# -- outputs and inputs, for every model ----------------------------------------------------------------------------
-
-Form = tuple[tuple[str, ...], list[tuple[str, str, tuple[int, ...], int]]]
-"""Names of the outputs; name, datatype, shape and bytes of each input. See `form_of`."""
-
-
-class KnownForms:
-    """The form of the last request to each model that passed. A request of the same form passes by one comparison."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[ModelConfig, Form]] = {}
-
-    def check(self, call: InferCall, config: ModelConfig) -> None:
-        """Compares the form with the model's configuration. Raises as `check_form` does."""
-        form = form_of(call)
-        known = self._last.get(config.name)
-        if known is not None and known[1] == form and known[0] is config:
-            return
-        check_form(call, config)
-        # The elements of BYTES are checked too, and are no part of the form.
-        if not any(tensor.datatype == "BYTES" for tensor in call.inputs):
-            self._last[config.name] = config, form
-
-
-def form_of(call: InferCall) -> Form:
-    """All that `check_form` looks at of a request without BYTES, but for the id that its errors name."""
-    return call.outputs, [(tensor.name, tensor.datatype, tensor.shape, len(tensor.raw)) for tensor in call.inputs]
-
-
-def check_form(call: InferCall, config: ModelConfig) -> None:
-    """The outputs that a request asks for, and its inputs, are those of the configuration. Raises RequestError."""
-    check_outputs(call, config)
-    check_inputs(call, config)
-
-
-def check_outputs(call: InferCall, config: ModelConfig) -> None:
-    """Every output asked for is declared, and asked for once."""
-    if not call.outputs:
-        return
-    declared = {output.name for output in config.outputs}
-    seen: set[str] = set()
-    for name in call.outputs:
-        if name in seen:
-            raise error_about(call, f"output '{name}' already exists in request")
-        seen.add(name)
-    for name in call.outputs:
-        if name not in declared:
-            raise RequestError(f"unexpected inference output '{name}' for model '{config.name}'")
-
-
-def check_inputs(call: InferCall, config: ModelConfig) -> None:
-    """Number, names, batch size, datatype, shape and byte count of every input."""
-    specs = config.inputs_by_name
-    given: dict[str, Tensor] = {}
-    for tensor in call.inputs:
-        if tensor.name in given:
-            raise error_about(call, f"input '{tensor.name}' already exists in request")
-        given[tensor.name] = tensor
-    if given.keys() != specs.keys():
-        _check_names(call, config, given)
-    if config.max_batch_size > 0:
-        _check_batch(call, config)
-    for tensor in call.inputs:
-        _check_tensor(call, config, specs[tensor.name], tensor)
-
-
-def _check_names(call: InferCall, config: ModelConfig, given: Mapping[str, Tensor]) -> None:
-    specs = config.inputs_by_name
-    reserved = reserved_names(config) - specs.keys()
-    for name in given:
-        # Triton would complain of the number of inputs first, which says nothing of what is wrong.
-        if name in reserved:
-            raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
-    required = [spec.name for spec in config.inputs if not spec.optional]
-    if not len(required) <= len(given) <= len(specs):
-        raise _count_error(call, config, given, required)
-    for name in given:
-        if name not in specs:
-            raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
-    # Triton counts and does not look: there an optional input passes for a required one that is missing.
-    if not given.keys() >= set(required):
-        raise _count_error(call, config, given, required)
-
-
-def reserved_names(config: ModelConfig) -> frozenset[str]:
-    """Tensors that the batcher makes: controls and implicit states. A client must not send them."""
-    batching = config.sequence_batching
-    if batching is None:
-        return frozenset()
-    return frozenset([c.name for c in batching.controls] + [s.input_name for s in batching.states])
-
-
-def _count_error(
-    call: InferCall, config: ModelConfig, given: Mapping[str, Tensor], required: Sequence[str]
-) -> RequestError:
-    expected = (
-        f"expected {len(config.inputs)} inputs"
-        if len(required) == len(config.inputs)
-        else f"expected number of inputs between {len(required)} and {len(config.inputs)}"
-    )
-    missing = _quoted([name for name in required if name not in given])
-    return error_about(
-        call,
-        f"{expected} but got {len(given)} inputs for model '{config.name}'. Got input(s) {_quoted(sorted(given))}, "
-        f"but missing required input(s) {missing}. Please provide all required input(s).",
-    )
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return "[" + ",".join(f"'{name}'" for name in names) + "]"
-
-
-def _check_batch(call: InferCall, config: ModelConfig) -> None:
-    for tensor in call.inputs:
-        if not tensor.shape:
-            raise error_about(
-                call, f"input '{tensor.name}' has no shape but model requires batch dimension for '{config.name}'"
-            )
-        if tensor.shape[0] != call.inputs[0].shape[0]:
-            raise error_about(call, f"input '{tensor.name}' batch size does not match other inputs for '{config.name}'")
-    if call.inputs and call.inputs[0].shape[0] > config.max_batch_size:
-        raise error_about(call, f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'")
-
-
-def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor: Tensor) -> None:
-    if tensor.datatype != spec.datatype:
-        raise error_about(
-            call,
-            f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{config.name}' "
-            f"expects '{spec.datatype}'",
-        )
-    batched = config.max_batch_size > 0
-    if tensor.shape and min(tensor.shape) < 0:
-        raise error_about(
-            call,
-            f"All input dimensions should be specified for input '{tensor.name}' for model '{config.name}', got "
-            f"{shape_text(tensor.shape)}",
-        )
-    dims = tensor.shape[1:] if batched else tensor.shape
-    # A batch of no rows would be nothing to answer; Triton lets it through to the backend, where it fails.
-    fits = len(dims) == len(spec.dims) and not (batched and tensor.shape[0] == 0)
-    if not fits or (dims != spec.dims and any(w not in (-1, got) for w, got in zip(spec.dims, dims, strict=True))):
-        expected = (-1, *spec.dims) if batched else spec.dims
-        raise error_about(
-            call,
-            f"unexpected shape for input '{tensor.name}' for model '{config.name}'. Expected "
-            f"{shape_text(expected)}, got {shape_text(tensor.shape)}. " + (BATCH_NOTE if batched else ""),
-        )
-    _check_bytes(call, config, tensor)
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as Triton's messages write it: `[1,-1,16]`."""
-    return "[" + ",".join(map(str, shape)) + "]"
-
-
-def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
-    elements = element_count(tensor.shape)
-    size = ELEMENT_BYTES.get(tensor.datatype)
-    if size is None:
-        if call.string_problems is None:
-            problem = string_problem(tensor.raw, elements, tensor.name, config.name)
-        else:
-            problem = call.string_problems[tensor.name]
-        if problem:
-            raise error_about(call, problem)
-    elif len(tensor.raw) != elements * size:
-        raise error_about(
-            call,
-            f"input byte size mismatch for input '{tensor.name}' for model '{config.name}'. "
-            f"Expected {elements * size}, got {len(tensor.raw)}",
-        )
-
-
-def input_bytes(call: InferCall) -> int:
-    """Bytes of a request's inputs."""
-    return sum([len(tensor.raw) for tensor in call.inputs])
-
-
-def has_many_strings(call: InferCall) -> bool:
-    """Whether walking the BYTES inputs takes too long for the event loop. Then the caller walks them in a thread."""
-    return any(tensor.datatype == "BYTES" and len(tensor.raw) > STRINGS_BYTES_MAX for tensor in call.inputs)
-
-
-def with_strings_read(call: InferCall) -> InferCall:
-    """The call with `string_problems` filled in: for each BYTES input what is wrong with it. For a thread."""
-    problems = {
-        tensor.name: string_problem(tensor.raw, element_count(tensor.shape), tensor.name, call.model)
-        for tensor in call.inputs
-        if tensor.datatype == "BYTES"
-    }
-    return msgspec.structs.replace(call, string_problems=problems)
-
-
-def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
-    """What is wrong with a BYTES tensor's bytes, "" when nothing is. No element is copied."""
-    where = f"for inference input '{name}' for model '{model}'"
-    position, end, count = 0, len(raw), 0
-    unpack = struct.Struct("<I").unpack_from
-    while position < end:
-        if count == expected:
-            # As Triton does: the element beyond the last one is an error already.
-            return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
-        if position + 4 > end:
-            return (
-                f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} bytes "
-                "available. Please make sure the string length indicator is in one buffer."
-            )
-        (length,) = unpack(raw, position)
-        position += 4
-        if position + length > end:
-            return (
-                f"incomplete string data {where}, expecting string of length {length} but only {end - position} bytes "
-                "available"
-            )
-        position += length
-        count += 1
-    if count != expected:
-        return f"expected {expected} string elements {where}, got {count}"
-    return ""
 
 
 # -- stateless models -----------------------------------------------------------------------------------------------

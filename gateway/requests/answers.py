@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer, OpenRequest

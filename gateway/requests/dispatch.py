@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from gateway.requests.admission import with_id
 from gateway.requests.early_steps import EarlySteps
+from gateway.requests.infer_call import with_id
 from gateway.requests.refusals import refusal
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import lookup_of

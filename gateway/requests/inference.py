@@ -17,13 +17,15 @@ import msgspec
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import START, Admitted, InferCall, KnownForms, admit, admit_end, input_bytes
+from gateway.requests.admission import START, Admitted, admit, admit_end
 from gateway.requests.allowances import Allowances
 from gateway.requests.caller import Caller
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.requests import Ensembles
+from gateway.requests.forms import KnownForms
+from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome

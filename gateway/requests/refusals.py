@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Reason, SequenceError
 from shared.store.script_values import SubmitCode, Submitted

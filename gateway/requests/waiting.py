@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.requests.admission import TOLD, Admitted, InferCall, input_bytes
+from gateway.requests.admission import TOLD, Admitted
+from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import LoadMeasures
 from shared.contract.errors import (
     Code,

@@ -14,8 +14,8 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import InferCall
 from gateway.requests.answers import RequestAnswers
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.status import http_error
 from gateway.requests.waiting import Answer

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from gateway.models.metadata import metadata_shape
-from gateway.requests.admission import InferCall, error_about
+from gateway.requests.infer_call import InferCall, error_about
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import JsonError, members, parse, text_of
 from gateway.rest.request import MESH_PARAMETERS, custom_parameter

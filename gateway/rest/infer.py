@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer

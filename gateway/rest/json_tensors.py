@@ -30,7 +30,7 @@ WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data'
 def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
     """Makes a tensor of JSON data. The lists in `data` cannot be used afterwards.
 
-    If the shape has no elements, the data is ignored. The number of strings is not checked here: `admission` compares a
+    If the shape has no elements, the data is ignored. The number of strings is not checked here: `forms` compares a
     BYTES tensor with its shape, as it does for binary data.
 
     raises  JsonError in Triton's words for elements of the wrong type or number, RequestError for a datatype without

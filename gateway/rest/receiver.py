@@ -11,7 +11,8 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from gateway.bounds.byte_budget import Reservation
-from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.forms import has_many_strings, with_strings_read
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.rest.body import BULKY_BYTES, Headers, read_body
 from gateway.rest.json_values import parsing_bytes

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.requests.admission import InferCall, check_correlation_id, with_id
 from gateway.requests.forwarding import RESERVED_PREFIX, forwarded
+from gateway.requests.infer_call import InferCall, check_correlation_id, with_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (

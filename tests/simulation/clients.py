@@ -22,7 +22,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import MeshError, Reason, SequenceError, UnavailableError
 from tests.simulation.ledger import Ledger

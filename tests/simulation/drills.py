@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from tests.simulation.clients import Door, Habit, Style, Take
 from tests.simulation.network import Trouble

@@ -17,7 +17,7 @@ import asyncio
 import random
 from dataclasses import replace
 
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from shared.contract.errors import MeshError, Reason
 from shared.contract.ids import SequenceId, sequence_id
 from shared.process import lifecycle

@@ -27,7 +27,7 @@ import gateway.service
 import scheduler.service
 from executor.settings import ExecutorSettings
 from gateway.parts import GatewayParts
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer, OpenRequest
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from gateway.models.catalog import Catalog, CatalogView
-from gateway.requests.admission import InferCall, check_form, named_sequence
+from gateway.requests.admission import named_sequence
 from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import RunAnswer
@@ -19,6 +19,8 @@ from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
 from gateway.requests.ensembles.progress import HeldTensor
 from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendsRequests, StageRun
+from gateway.requests.forms import check_form
+from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies
 from gateway.requests.sessions import new_session

@@ -18,7 +18,6 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gateway.requests.admission import EnsemblePart, InferCall
 from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
@@ -40,6 +39,7 @@ from gateway.requests.ensembles.progress import (
     held_tensors,
     within_ensembles,
 )
+from gateway.requests.infer_call import EnsemblePart, InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.waiting import Answer, OpenRequest, PendingRequest

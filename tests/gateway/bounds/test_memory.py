@@ -16,7 +16,7 @@ from gateway.bounds.memory import (
     resident_bytes,
 )
 from gateway.bounds.unread_answers import MUCH_BYTES, UnreadAnswers
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.limits import GATEWAY_MEMORY_MIN

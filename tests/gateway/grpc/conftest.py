@@ -19,7 +19,7 @@ from gateway.models.catalog import Catalog
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference, OnOpen
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer

@@ -21,7 +21,7 @@ from gateway.grpc.arrivals import MUCH_BYTES
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError
 from tests.gateway.cycles import nothing_stays

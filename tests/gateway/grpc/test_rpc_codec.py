@@ -20,7 +20,7 @@ from gateway.grpc.codec import (
 )
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import pb
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, ModelError, Reason, RequestError, SequenceError
 from shared.contract.messages import ModelRecord, ReplyMessage

@@ -24,7 +24,7 @@ from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.stream import END_OF_REQUESTS, InferStream
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
@@ -317,7 +317,7 @@ async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
     stub: Any, twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written after them is submitted after them; a unary call's are read there too."""
-    monkeypatch.setattr("gateway.requests.admission.STRINGS_BYTES_MAX", 8)
+    monkeypatch.setattr("gateway.requests.forms.STRINGS_BYTES_MAX", 8)
     readers: list[int] = []
 
     def slowly(raw: bytes, *_: object) -> str:
@@ -325,7 +325,7 @@ async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
         time.sleep(0.05)
         return "" if raw == bytes(12) else "no"
 
-    monkeypatch.setattr("gateway.requests.admission.string_problem", slowly)
+    monkeypatch.setattr("gateway.requests.forms.string_problem", slowly)
 
     def strings(number: int, raw: bytes) -> Any:
         made = request(number)

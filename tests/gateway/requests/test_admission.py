@@ -10,17 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.models.versions import check_version_text
-from gateway.requests.admission import (
-    Admitted,
-    InferCall,
-    KnownForms,
-    admit,
-    check_correlation_id,
-    check_form,
-    has_many_strings,
-    string_problem,
-    with_strings_read,
-)
+from gateway.requests.admission import Admitted, admit
+from gateway.requests.forms import KnownForms, check_form, has_many_strings, string_problem, with_strings_read
+from gateway.requests.infer_call import InferCall, check_correlation_id
 from gateway.requests.sessions import new_session
 from shared.contract.errors import Code, RequestError
 from shared.contract.messages import ModelRecord, StepFlag
@@ -397,7 +389,7 @@ def test_strings_that_were_read_beforehand_are_judged_in_the_same_words(raw: byt
 
 
 def test_only_strings_are_read_beforehand_and_only_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.requests.admission.STRINGS_BYTES_MAX", 8)
+    monkeypatch.setattr("gateway.requests.forms.STRINGS_BYTES_MAX", 8)
 
     assert not has_many_strings(call(Tensor("T", "BYTES", (2,), bytes(8)), Tensor("U", "INT8", (9,), bytes(9))))
     assert has_many_strings(call(INT, Tensor("T", "BYTES", (3,), bytes(12))))

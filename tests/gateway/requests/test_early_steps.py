@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.requests.admission import InferCall
 from gateway.requests.early_steps import EARLY_STEPS_MAX
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Reason, SequenceError

@@ -11,7 +11,8 @@ import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from gateway.parts import GatewayParts
-from gateway.requests.admission import InferCall, admit
+from gateway.requests.admission import admit
+from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
 from shared.contract.errors import Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import ShardId, sequence_id

@@ -18,7 +18,7 @@ import gateway.requests.dispatch
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts, running_parts
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId

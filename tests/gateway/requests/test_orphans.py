@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 import gateway.requests.orphans
 from gateway.parts import GatewayParts
-from gateway.requests.admission import Admitted, InferCall
+from gateway.requests.admission import Admitted
+from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.waiting import Answer, PendingRequest
 from gateway.settings import GatewaySettings

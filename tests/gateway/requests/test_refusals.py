@@ -8,7 +8,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.requests.admission import Admitted, InferCall
+from gateway.requests.admission import Admitted
+from gateway.requests.infer_call import InferCall
 from gateway.requests.refusals import refusal
 from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import Reason

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.parts import GatewayParts
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.contract.messages import ReplyMessage, encode

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway.parts import GatewayParts
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.unserved import Unserved
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError

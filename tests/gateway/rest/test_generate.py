@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway.requests.admission import InferCall
+from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.waiting import Answer
 from gateway.rest import generate

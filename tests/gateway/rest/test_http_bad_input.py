@@ -356,7 +356,7 @@ async def test_structure_of_text_elements_is_checked(
     session: aiohttp.ClientSession, raw: bytes, message: str, many: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Many are read by a thread, beforehand."""
-    monkeypatch.setattr("gateway.requests.admission.STRINGS_BYTES_MAX", many)
+    monkeypatch.setattr("gateway.requests.forms.STRINGS_BYTES_MAX", many)
     declared = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps(body(declared)).encode()
 

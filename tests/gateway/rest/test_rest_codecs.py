@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gateway.bounds import inflate
-from gateway.requests.admission import InferCall, admit
+from gateway.requests.admission import admit
 from gateway.requests.classification import classify
+from gateway.requests.infer_call import InferCall
 from gateway.requests.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
 from gateway.requests.waiting import Answer
 from gateway.rest.compression import choose, pack, unpacked

@@ -9,12 +9,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.requests.admission import InferCall
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles import runs
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.progress import HeldTensor
 from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, StageRun
+from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
 from shared.contract.errors import MeshError, UnavailableError
