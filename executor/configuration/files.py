@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.configuration.names import wire_type
-from executor.configuration.parameter_rules import STRATEGY
+from executor.configuration.parameters import STRATEGY
 from executor.configuration.warmup import NO_ID
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError

@@ -24,7 +24,8 @@ import msgspec
 
 from executor.calls.deadlocks import in_order
 from executor.connections import RedisConnections, insist
-from executor.models.repository import ModelRepository, ServedVersion
+from executor.models.repository import ModelRepository
+from executor.models.served import ServedVersion
 from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
 from executor.sequences.departures import page_idle

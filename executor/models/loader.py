@@ -33,7 +33,8 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from executor.connections import RedisConnections, insist
-from executor.models.repository import LoadedModel, ModelRepository
+from executor.models.repository import ModelRepository
+from executor.models.served import LoadedModel
 from executor.workers.devices import DeviceLostError
 from shared.contract.errors import Code, LoadError, sendable
 from shared.process import logs

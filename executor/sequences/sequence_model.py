@@ -50,7 +50,7 @@ from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep
 from executor.engine.base import BatchResult, Row, RowError, RowResult
-from executor.models.repository import ServedVersion
+from executor.models.served import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding

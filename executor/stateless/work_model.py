@@ -24,7 +24,7 @@ from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
 from executor.engine.base import Origin, Row, RowError, RowResult
 from executor.models.custom_batching import StrategyError
-from executor.models.repository import ServedVersion
+from executor.models.served import ServedVersion
 from executor.stateless.work_source import WorkSource, takers_of
 from executor.workers.answers import answer, refusal
 from executor.workers.first_batch import POLL_S

@@ -11,7 +11,8 @@ import pytest
 
 from executor.engine import backends
 from executor.engine.base import Backend, Engine, Row, RowError, RowResult
-from executor.models.repository import ModelRepository, ServedVersion
+from executor.models.repository import ModelRepository
+from executor.models.served import ServedVersion
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from shared.contract.tensors import from_numpy, to_numpy

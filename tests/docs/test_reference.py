@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executor.configuration.parameter_rules import PARAMETERS, For
+from executor.configuration.parameters import PARAMETERS, For
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, TYPES, Keyspace, kind_of
 from tests.docs.reference.pages import FOLDER, PAGES

@@ -22,7 +22,7 @@ import uvloop
 from benchmarks.results import markdown
 from executor.engine.base import BatchResult, Row, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
-from executor.models.repository import ServedVersion
+from executor.models.served import ServedVersion
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.sequence_model import SequenceModel
 from executor.workers.worker import EngineWorker

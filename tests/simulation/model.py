@@ -16,7 +16,8 @@ from typing import Any
 
 from executor.engine.base import Answers, BatchResult, Row, RowError, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
-from executor.models.repository import LoadedModel, ModelRepository, ServedVersion
+from executor.models.repository import ModelRepository
+from executor.models.served import LoadedModel, ServedVersion
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import Devices
 from executor.workers.worker import EngineWorker, Pace

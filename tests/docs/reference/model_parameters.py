@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from executor.configuration.fields import NOTED, REFUSED, SERVED
-from executor.configuration.parameter_rules import PARAMETERS
+from executor.configuration.parameters import PARAMETERS
 from shared.configuration.schema import CONFIG_DESCRIPTOR
 from tests.docs.reference.markdown import code, page, table, text
 

@@ -13,7 +13,8 @@ import torch
 from executor.engine.base import FixesShape, Row
 from executor.engine.pytorch.relocation import relocated
 from executor.models.fixed_shape import ROUNDS, TrialResult, settle_shape, trials
-from executor.models.repository import LoadedModel, ModelRepository
+from executor.models.repository import ModelRepository
+from executor.models.served import LoadedModel
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from tests.executor.engine import torch_modules

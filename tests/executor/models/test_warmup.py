@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from executor.engine.base import RowResult
-from executor.models.repository import LoadedModel, ModelRepository
+from executor.models.repository import ModelRepository
+from executor.models.served import LoadedModel
 from executor.models.warmup import warmup_row
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
