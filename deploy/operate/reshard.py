@@ -107,6 +107,24 @@ class StartsEntry(NamedTuple):
     fields: Mapping[bytes, bytes]
 
 
+class MovedEntry(NamedTuple):
+    """An entry in its new stream.
+
+    renamed  fields of its sequence's record that name it by its old id, and its new one
+    waits    the sequence waits by this entry
+    """
+
+    id: str
+    shard: int
+    sequence: SequenceId
+    fields: Mapping[bytes, bytes]
+    renamed: Mapping[str, str]
+    waits: bool
+
+
+Records = Mapping[SequenceId, Mapping[str, bytes | None]]
+
+
 async def run(settings: OperatorSettings, shards: int) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     prefix = settings.key_prefix or DEFAULT_PREFIX
@@ -294,36 +312,14 @@ class Resharding:
             key=lambda entry: (entry.id, entry.shard),
         )
         records = await self._records(entries)
-        counts: dict[int, Counter[str]] = {shard: Counter() for shard in self._to.shard_ids()}
-        for line in read[1::2]:
-            for field, value in line.items():
-                if (name := text_of(field)) != "w" and not name.startswith("s:"):
-                    counts[0][name] += int(value)
+        moved = moved_entries(self._to, entries, records)
+        counts = line_counts(self._to, moved, records, read[1::2])
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(*(self._named(shard, kind, model) for shard in shards for kind in ("starts", "line")))
-            renamed: dict[tuple[int, str], str] = {}
-            last: dict[int, tuple[int, int]] = {}
-            for entry in entries:
-                shard = self._to.shard_of(entry.sequence) if entry.sequence else 0
-                ms, number = max(entry.id, next_id(last.get(shard)))
-                last[shard] = ms, number
-                was = f"{entry.id[0]}-{entry.id[1]}"
-                now = renamed[entry.shard, was] = f"{ms}-{number}"
-                fields = dict(entry.fields)
-                if b"b" in fields:
-                    waits = text_of(fields[b"b"])
-                    fields[b"b"] = renamed.get((entry.shard, waits), waits).encode()
-                pipe.xadd(self._named(shard, "starts", model), fields, id=now)
-                record = records.get(entry.sequence, {})
-                changed = {
-                    name: now for name in (WAIT_ENTRY, BIRTH, DEADLINE_ENTRY) if text_of(record.get(name) or b"") == was
-                }
-                if changed and now != was:
-                    pipe.hset(self._to.sequence(entry.sequence).record, mapping=changed)
-                if WAIT_ENTRY in changed:
-                    open_steps = int(record[ACCEPTED] or 0) - int(record[COMMITTED] or 0)
-                    counts[shard]["w"] += record[STATE] == WAITING
-                    counts[shard][f"s:{text_of(record[VERSION] or b'')}"] += open_steps
+            for entry in moved:
+                pipe.xadd(self._named(entry.shard, "starts", model), entry.fields, id=entry.id)
+                if entry.renamed:
+                    pipe.hset(self._to.sequence(entry.sequence).record, mapping=entry.renamed)
             for shard, line in counts.items():
                 if line:
                     pipe.hset(self._named(shard, "line", model), mapping=dict(line))
@@ -397,6 +393,44 @@ def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
 def entry_of(shard: int, id: bytes, fields: Mapping[bytes, bytes]) -> StartsEntry:
     ms, _, number = text_of(id).partition("-")
     return StartsEntry((int(ms), int(number)), shard, SequenceId(text_of(fields.get(b"q", b""))), fields)
+
+
+def moved_entries(to: Keyspace, entries: Iterable[StartsEntry], records: Records) -> list[MovedEntry]:
+    """The entries in this order, each in its sequence's shard, behind the entry before it there."""
+    moved: list[MovedEntry] = []
+    ids: dict[tuple[int, str], str] = {}
+    last: dict[int, tuple[int, int]] = {}
+    for entry in entries:
+        shard = to.shard_of(entry.sequence) if entry.sequence else 0
+        ms, number = last[shard] = max(entry.id, next_id(last.get(shard)))
+        was = f"{entry.id[0]}-{entry.id[1]}"
+        now = ids[entry.shard, was] = f"{ms}-{number}"
+        fields = dict(entry.fields)
+        if b"b" in fields:
+            waits = text_of(fields[b"b"])
+            fields[b"b"] = ids.get((entry.shard, waits), waits).encode()
+        record = records.get(entry.sequence, {})
+        naming = [name for name in (WAIT_ENTRY, BIRTH, DEADLINE_ENTRY) if text_of(record.get(name) or b"") == was]
+        renamed = dict.fromkeys(naming, now) if now != was else {}
+        moved.append(MovedEntry(now, shard, entry.sequence, fields, renamed, WAIT_ENTRY in naming))
+    return moved
+
+
+def line_counts(
+    to: Keyspace, entries: Iterable[MovedEntry], records: Records, before: Iterable[Mapping[bytes, bytes]]
+) -> dict[int, Counter[str]]:
+    """The counts of the waiting lines, by shard: those of who waits anew, and all others of before in the first one."""
+    counts: dict[int, Counter[str]] = {shard: Counter() for shard in to.shard_ids()}
+    for line in before:
+        for field, value in line.items():
+            if (name := text_of(field)) != "w" and not name.startswith("s:"):
+                counts[0][name] += int(value)
+    for entry in entries:
+        if entry.waits:
+            record, line = records[entry.sequence], counts[entry.shard]
+            line["w"] += record[STATE] == WAITING
+            line[f"s:{text_of(record[VERSION] or b'')}"] += int(record[ACCEPTED] or 0) - int(record[COMMITTED] or 0)
+    return counts
 
 
 def next_id(last: tuple[int, int] | None) -> tuple[int, int]:
