@@ -415,3 +415,16 @@ async def test_models_are_led_as_soon_as_they_are_offered_and_not_with_the_next_
             return await stage.commands.exists(stage.keys.leader("later")) == 1
 
         await stage.until(is_led)
+
+
+async def test_without_models_a_sign_of_life_is_written_with_the_leases_and_not_with_every_tick(stage: Stage) -> None:
+    await stage.commands.delete(stage.keys.models)
+    async with stage.scheduler(lease_ms=600_000):
+
+        async def is_seen() -> bool:
+            return await stage.commands.exists(stage.keys.scheduler("s1")) == 1
+
+        await stage.until(is_seen)
+        await stage.commands.delete(stage.keys.scheduler("s1"))
+        await asyncio.sleep(10 * TICK_MS / 1000)
+        assert not await is_seen()
