@@ -41,21 +41,13 @@ WIRE_TYPE: Mapping[str, str] = {
 }
 INT32_END = 1 << 31
 _NUMBER = "a non-negative number"
-_PROPERTIES: Mapping[str, tuple[str, str, Callable[[str], bool]]] = {
-    "INFERENCE_NUM_THREADS": ("INFERENCE_NUM_THREADS", _NUMBER, str.isdecimal),
-    "COMPILATION_NUM_THREADS": ("COMPILATION_NUM_THREADS", _NUMBER, str.isdecimal),
-    "NUM_STREAMS": (
-        "NUM_STREAMS",
-        f"{_NUMBER} or AUTO/NUMA",
-        lambda text: text.isdecimal() or text in ("AUTO", "NUMA"),
-    ),
-    "PERFORMANCE_HINT": (
-        "PERFORMANCE_HINT",
-        "either LATENCY or THROUGHPUT",
-        lambda text: text in ("LATENCY", "THROUGHPUT"),
-    ),
+_PROPERTIES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
+    "INFERENCE_NUM_THREADS": (_NUMBER, str.isdecimal),
+    "COMPILATION_NUM_THREADS": (_NUMBER, str.isdecimal),
+    "NUM_STREAMS": (f"{_NUMBER} or AUTO/NUMA", lambda text: text.isdecimal() or text in ("AUTO", "NUMA")),
+    "PERFORMANCE_HINT": ("either LATENCY or THROUGHPUT", lambda text: text in ("LATENCY", "THROUGHPUT")),
 }
-"""Triton's parameter -> property of OpenVINO, what its text may be, and the check of that."""
+"""Triton's parameter, which OpenVINO's property is called too: what its text may be, and the check of that."""
 
 
 def open_model(path: Path, config: Mapping[str, Any]) -> Any:
@@ -81,12 +73,12 @@ def options_of(config: Mapping[str, Any], *, fixed_threads: int) -> dict[str, st
     """
     # Without it OpenVINO computes an FP32 model in bfloat16 where the processor can.
     options = {"EXECUTION_MODE_HINT": "ACCURACY"}
-    for name, (option, wanted, fits) in _PROPERTIES.items():
+    for name, (wanted, fits) in _PROPERTIES.items():
         text = parameter_of(config, name).upper()
         if text and not fits(text):
             raise LoadError(f"expected the parameter '{name}' to be {wanted}, got {text}")
         if text:
-            options[option] = text
+            options[name] = text
     if _is_yes(config, "HINT_BF16"):
         del options["EXECUTION_MODE_HINT"]
         options["INFERENCE_PRECISION_HINT"] = "bf16"
