@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from http import HTTPStatus
 from typing import Protocol
@@ -31,6 +32,16 @@ WRITE_AHEAD_BYTES = 64 << 10
 VERSIONS = (b"1.0", b"1.1")
 NOT_SERVED = "HTTP/{version} is not served: use HTTP/1.1"
 CLOSE = (b"connection", b"close")
+ORIGIN = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
+"""What stands before the path in a target in absolute form."""
+
+
+def origin_form(target: bytes) -> bytes:
+    """A request's target without its origin, which some clients name and every server accepts (RFC 9112, 3.2.2)."""
+    if target.startswith(b"/") or (origin := ORIGIN.match(target)) is None:
+        return target
+    path = target[origin.end() :]
+    return path if path.startswith(b"/") else b"/" + path
 
 
 class Incoming(Protocol):

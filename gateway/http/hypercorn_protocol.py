@@ -22,7 +22,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import AppWrapper, Scope
 from starlette.types import Message
 
-from gateway.http.connection import AHEAD_BYTES, CLOSE, LINGER_S, NOT_SERVED, VERSIONS, error_body
+from gateway.http.connection import AHEAD_BYTES, CLOSE, LINGER_S, NOT_SERVED, VERSIONS, error_body, origin_form
 
 PART_BYTES = 512
 """Memory that a part of a body takes beside its bytes. It counts, because a chunk may have a single byte."""
@@ -234,7 +234,7 @@ class Http1(H11Protocol):
                 headers=list(request.headers),
                 http_version=request.http_version.decode(),
                 method=request.method.decode("ascii").upper(),
-                raw_path=request.target,
+                raw_path=origin_form(request.target),
                 state=self.connection_state,
             )
         )

@@ -33,8 +33,9 @@ from gateway.http.connection import (
     LINGER_S,
     Connection,
     error_body,
+    origin_form,
 )
-from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, Chunks, Request, parsable, refused
+from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, refused
 from gateway.http.seats import Seat
 from shared.process import logs
 
@@ -173,6 +174,10 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             if self._buffer.startswith((b"\r", b"\n")):
                 # Some clients send an empty line after a body.
                 self._buffer = self._buffer.lstrip(b"\r\n")
+            if self._buffer and not self._buffer[:1].isalpha():
+                # No method begins so, but TLS does, and its client would wait for ever for an empty line to be sent.
+                self.end(HTTPStatus.BAD_REQUEST, NO_REQUEST)
+                return None
             end = self._buffer.find(EMPTY_LINE, searched)
             if (len(self._buffer) if end < 0 else end) > self._config.h11_max_incomplete_size:
                 self.end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's head is too large")
@@ -219,7 +224,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     async def _serve(self, request: Request) -> None:
         self._request, self._answer = request, {}
-        path, _, query = request.target.partition(b"?")
+        path, _, query = origin_form(request.target).partition(b"?")
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.1"},

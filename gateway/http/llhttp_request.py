@@ -10,6 +10,7 @@ from httptools import HttpRequestParser
 from gateway.http.connection import NOT_SERVED, VERSIONS
 
 EMPTY_LINE = b"\r\n\r\n"
+NO_REQUEST = "no request of HTTP/1.1"
 HEADERS_MAX = 256
 """Headers of a request: each takes some hundred bytes of memory, however short it is."""
 CHUNKED_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -103,7 +104,7 @@ def refused(request: Request, head: bytes, error: str) -> tuple[int, str] | None
     if version is not None and version[1] not in VERSIONS:
         return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, NOT_SERVED.format(version=version[1].decode())
     if error or version is None or not request.has_head:
-        return HTTPStatus.BAD_REQUEST, error or "no request of HTTP/1.1"
+        return HTTPStatus.BAD_REQUEST, error or NO_REQUEST
     if request.hosts > 1 or (not request.hosts and request.version == "1.1"):
         return HTTPStatus.BAD_REQUEST, f"{request.hosts or 'no'} 'Host' headers"
     if len(request.headers) > HEADERS_MAX:

@@ -21,6 +21,8 @@ SOON_S = 60.0
 POST = b"POST /echo?a=b HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 UPGRADE = b"connection: upgrade\r\nupgrade: h2c\r\n"
+TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"
+"""How a client begins that speaks TLS."""
 GET = b"GET /%41 HTTP/1.1\r\nhost: x\r\n\r\n"
 THREE = (
     POST
@@ -146,7 +148,7 @@ REFUSED = {
     "many headers": (GET.replace(b"host: x", b"host: x" + b"\r\na:" * HEADERS_MAX), 431),
     "another version": (GET.replace(b"1.1", b"1.2"), 505),
     "no version": (b"GET /\r\n\r\n", 400),
-    "no request": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),
+    "no request": (TLS + b"\r\n\r\n", 400),
     "half a head": (GET[:-2], 400),
     "half a body": (POST + b"content-length: 9\r\n\r\nabc", 400),
     "half of the chunks": (CHUNKED + b"5\r\nabc", 400),
@@ -165,6 +167,26 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_ends_the_connection
 
         assert before + 1 == answers.count(b"HTTP/1.1 "), answers
         assert 1 == answers.count(b" %d \r\n" % status) == answers.count(b"connection: close"), answers
+
+
+async def test_a_client_that_speaks_tls_is_refused_while_it_waits(port: int) -> None:
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(TLS)
+        answer = await reader.read()
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("origin", [b"http://x", b"HTTPS://x.y:8000"])
+async def test_a_target_may_name_its_origin(port: int, origin: bytes) -> None:
+    assert [b"GET|/A|"] == bodies(await heard(port, GET.replace(b"/%41", origin + b"/%41")))
+    assert [b"GET|/|"] == bodies(await heard(port, GET.replace(b"/%41", origin)))
+    assert [b"POST|/echo|abc"] == bodies(
+        await heard(port, POST.replace(b"/echo", origin + b"/echo") + b"content-length: 3\r\n\r\nabc")
+    )
 
 
 async def test_an_answer_without_a_length_comes_in_chunks(port: int) -> None:
