@@ -128,6 +128,9 @@ def _wrong(found: str, wanted: str) -> JsonError:
 def json_of_tensor(tensor: Tensor) -> NDArray[Any] | list[str]:
     """A tensor's elements as the flat array of a response: a numpy array where orjson can write it, else a list.
 
+    FP32 becomes FP64, which holds the same numbers. Of FP32 orjson writes the few digits that tell neighbours apart,
+    and a client that reads JSON's doubles would get another number: 123456790 for 123456792.
+
     raises  RequestError for datatypes without a JSON form, and for BYTES elements that are no text
     """
     if tensor.datatype in NO_JSON_FORM:
@@ -135,7 +138,8 @@ def json_of_tensor(tensor: Tensor) -> NDArray[Any] | list[str]:
             f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
         )
     if tensor.datatype != "BYTES":
-        return to_numpy(tensor).reshape(-1)
+        elements = to_numpy(tensor).reshape(-1)
+        return elements.astype(np.float64) if tensor.datatype == "FP32" else elements
     try:
         return [element.decode() for element in bytes_elements(tensor.raw)]
     except UnicodeDecodeError as error:

@@ -1,6 +1,6 @@
 """Encodes an answer as a response's body. Pure; source: triton-spec 5.4.
 
-Binary outputs are sent as the executor wrote them. Numbers in JSON are written directly from the tensor's bytes.
+Binary outputs are sent as the executor wrote them. Numbers in JSON are written from arrays, and exactly.
 """
 
 from __future__ import annotations

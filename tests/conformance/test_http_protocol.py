@@ -554,6 +554,16 @@ async def test_numbers_that_json_lacks_are_read_and_written(http: aiohttp.Client
     np.testing.assert_array_equal(numbers, json.loads(content)["outputs"][0]["data"])
 
 
+async def test_a_number_of_fp32_is_written_exactly(http: aiohttp.ClientSession) -> None:
+    """A client that reads doubles gets the number that the model gave, and not one close to it."""
+    numbers = np.array([2**31, 2**32, 123456792, 1e22, 0.1, 1e-45, 0.5], np.float32).tolist()
+    _, _, content = await ask(http, "POST", TENSORS, of("FLOAT", "FP32", numbers, (1, 7)))
+    assert numbers == json.loads(content)["outputs"][0]["data"]
+
+    _, _, content = await ask(http, "POST", "/v2/models/tensors/generate", {"FLOAT": 123456792})
+    assert 123456792 == json.loads(content)["FLOAT_ECHO"]
+
+
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
 async def test_bodies_may_be_compressed_both_ways(http: aiohttp.ClientSession, name: str) -> None:
     plain = json.dumps(body(one())).encode()
