@@ -86,7 +86,7 @@ def decode_request(
         start,
         end,
         inputs=decode_inputs(request, regions),
-        outputs=tuple([output.name for output in request.outputs[:]]),
+        outputs=tuple(dict.fromkeys([output.name for output in request.outputs[:]])),
         parameters=custom,
         endpoint=endpoint,
     )
@@ -230,6 +230,8 @@ def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_a
 def requested_forms(request: InferRequest, regions: Regions = NO_REGIONS) -> OutputForms:
     """Outputs that the client wants as their k largest elements (parameter `classification`), or in shared memory.
 
+    The first form of an output counts, as in Triton.
+
     raises  RequestError for a k below 1, for a part of shared memory that is not there, and for both at once
     """
     forms = RAW_OUTPUTS
@@ -242,7 +244,7 @@ def requested_forms(request: InferRequest, regions: Regions = NO_REGIONS) -> Out
         if part is not None and classes is not None:
             raise RequestError("output can't set both 'shared_memory_region' and 'classification'")
         if part is not None or classes is not None:
-            forms = {**forms, output.name: part or classes or 0}
+            forms = {output.name: part or classes or 0, **forms}
     return forms
 
 

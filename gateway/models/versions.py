@@ -11,7 +11,7 @@ VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
 
 
 def check_version_text(version: str) -> str:
-    """A requested version in its plain form ("" stays ""). Raises RequestError for what is not a positive integer."""
+    """A requested version in its plain form ("" stays ""). Raises RequestError for what is no integer from 0 on."""
     if not version:
         return ""
     number = int(version) if VERSION_TEXT.fullmatch(version) else None
@@ -21,6 +21,6 @@ def check_version_text(version: str) -> str:
             f"failed to get model version from specified version string '{version}' (details: stol), version should be "
             "an integral value > 0"
         )
-    if number <= 0:
+    if number < 0:
         raise RequestError(f"invalid model version specified '{version}' , version should be an integral value > 0")
     return str(number)

@@ -59,15 +59,10 @@ def check_form(call: InferCall, config: ModelConfig) -> None:
 
 
 def check_outputs(call: InferCall, config: ModelConfig) -> None:
-    """Every output asked for is declared, and asked for once."""
+    """Every output asked for is declared."""
     if not call.outputs:
         return
     declared = {output.name for output in config.outputs}
-    seen: set[str] = set()
-    for name in call.outputs:
-        if name in seen:
-            raise error_about(call, f"output '{name}' already exists in request")
-        seen.add(name)
     for name in call.outputs:
         if name not in declared:
             raise RequestError(f"unexpected inference output '{name}' for model '{config.name}'")

@@ -220,20 +220,19 @@ def check_one_source(tensor: Any, parameters: Json) -> None:
 
 
 def _outputs(document: Json, regions: Regions, *, binary_by_default: bool) -> tuple[tuple[str, ...], OutputForms]:
-    """The names of the requested outputs, in the client's order, and their forms."""
-    names: list[str] = []
+    """The names of the requested outputs, in the client's order, and their forms. What lists an output first counts."""
     listed: dict[str, OutputForm] = {}
     for output in array_of(document.get("outputs", []), "outputs"):
         parameters = object_of(object_of(output).get("parameters"))
         name = text_member(output, "name")
-        names.append(name)
         # As in Triton, the request's default does not apply to an output that is listed.
-        listed[name] = OutputForm(
+        form = OutputForm(
             classes=unsigned_of(parameters.get("classification", 0), "classification", verb="set"),
             binary=bool_of(parameters.get("binary_data", False), "binary_data"),
             part=_output_part(parameters, regions),
         )
-    return tuple(names), OutputForms(listed, OutputForm(binary=binary_by_default))
+        listed.setdefault(name, form)
+    return tuple(listed), OutputForms(listed, OutputForm(binary=binary_by_default))
 
 
 def _output_part(parameters: Json, regions: Regions) -> RegionPart | None:

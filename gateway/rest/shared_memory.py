@@ -30,6 +30,9 @@ class SystemSharedMemory:
     async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../register: registers a region of system shared memory, under the name in the path."""
         document = await read_object(scope, receive, self._bounds, optional=True)
+        for name in ("key", "byte_size"):
+            if name not in document:
+                raise RequestError(f"Shared memory register request has no '{name}' field")
         offset = unsigned_member(document, "offset") if "offset" in document else 0
         self._regions.register(
             _region_of(scope), text_member(document, "key"), offset, unsigned_member(document, "byte_size")

@@ -370,6 +370,17 @@ async def test_classes_are_asked_for_by_output(stub: Any) -> None:
     assert [b"\3\0\0\0005:0"] == list(response.raw_output_contents)
 
 
+async def test_an_output_that_is_asked_for_twice_comes_once_with_its_first_classes(stub: Any) -> None:
+    made = request(outputs={"OUTPUT": {}})
+    for classes in (1, 2):
+        put(made.outputs.add(name="OUTPUT").parameters, {"classification": classes})
+
+    response = await stub.ModelInfer(made)
+
+    assert [("OUTPUT", "BYTES", [1, 1])] == [(o.name, o.datatype, list(o.shape)) for o in response.outputs]
+    assert [b"\3\0\0\0005:0"] == list(response.raw_output_contents)
+
+
 @pytest.mark.mesh_only("classes of a BYTES output kill the server there")
 async def test_classes_of_texts_are_refused(stub: Any) -> None:
     code, _ = await status_of(stub.ModelInfer(request(outputs={"SEEN": {"classification": 1}})))
@@ -409,6 +420,12 @@ async def test_server_and_models_say_who_they_are(stub: Any) -> None:
     ("rpc", "fields", "code", "text"),
     [
         ("ModelReady", {"name": "direct", "version": "x"}, "INVALID_ARGUMENT", "failed to get model version from"),
+        (
+            "ModelMetadata",
+            {"name": "direct", "version": "0"},
+            "NOT_FOUND",
+            "Request for unknown model: 'direct' version 0 is not found",
+        ),
         ("ModelMetadata", {"name": "nope"}, "NOT_FOUND", "Request for unknown model: 'nope' is not found"),
         (
             "ModelMetadata",

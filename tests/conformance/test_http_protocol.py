@@ -564,6 +564,20 @@ async def test_a_number_of_fp32_is_written_exactly(http: aiohttp.ClientSession) 
     assert 123456792 == json.loads(content)["FLOAT_ECHO"]
 
 
+async def test_an_output_that_is_asked_for_twice_comes_once_in_its_first_form(http: aiohttp.ClientSession) -> None:
+    plain = {"name": "OUTPUT"}
+    for form in ({"classification": 1}, {"binary_data": True}):
+        asked = body(one(data=[5]), outputs=[plain, plain | {"parameters": form}])
+        status, _, content = await ask(http, "POST", ALONE, asked)
+
+        output = {"name": "OUTPUT", "datatype": "INT32", "shape": [1, 1], "data": [5]}
+        assert (200, [output]) == (status, json.loads(content)["outputs"])
+
+    asked = body(one(data=[5]), outputs=[plain | {"parameters": {"classification": 1}}, plain])
+    _, _, content = await ask(http, "POST", ALONE, asked)
+    assert ["5:0"] == json.loads(content)["outputs"][0]["data"]
+
+
 @pytest.mark.parametrize("name", ["gzip", "deflate"])
 async def test_bodies_may_be_compressed_both_ways(http: aiohttp.ClientSession, name: str) -> None:
     plain = json.dumps(body(one())).encode()

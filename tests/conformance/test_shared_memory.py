@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
@@ -109,6 +110,15 @@ def test_registering_in_tritons_words(client: Any, key: str) -> None:
     client.unregister_system_shared_memory("r")
     with pytest.raises(InferenceServerException, match="Unable to find system shared memory region: 'r'"):
         client.get_system_shared_memory_status("r")
+
+
+@pytest.mark.parametrize("field", ["key", "byte_size"])
+async def test_a_registration_without_its_key_or_size_is_refused(target: Target, field: str) -> None:
+    document = {name: value for name, value in {"key": "/k", "byte_size": SIZE}.items() if name != field}
+    url = f"http://{target.http}/v2/systemsharedmemory/region/r/register"
+    async with aiohttp.ClientSession() as session, session.post(url, json=document) as response:
+        error = {"error": f"Shared memory register request has no '{field}' field"}
+        assert (400, error) == (response.status, await response.json(content_type=None))
 
 
 def test_requests_in_tritons_words(client: Any, key: str) -> None:
