@@ -23,6 +23,8 @@ INTEGER_DIGITS_MAX = 20
 LARGE_BYTES = 1 << 18
 """Beyond this size a document is not parsed by orjson, which builds a tree of its own before the Python objects: 16
 more bytes per value."""
+BYTE_ORDER_MARK = "\ufeff".encode()
+"""Some editors and shells begin a file of UTF-8 with it. Triton passes over it."""
 NON_FINITE = (b"NaN", b"Inf")
 """Beginnings of numbers that JSON does not have. Triton reads them, and Python's clients write them."""
 
@@ -51,6 +53,7 @@ class JsonError(RequestError):
 
 def parse(text: bytes) -> Any:
     """Parses a document. Raises JsonError with the position of the mistake, RequestError when nested too deeply."""
+    text = text.removeprefix(BYTE_ORDER_MARK)
     document = _parse_large(text) if len(text) > LARGE_BYTES else None
     try:
         document = orjson.loads(text) if document is None else document

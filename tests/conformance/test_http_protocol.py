@@ -554,6 +554,12 @@ async def test_numbers_that_json_lacks_are_read_and_written(http: aiohttp.Client
     np.testing.assert_array_equal(numbers, json.loads(content)["outputs"][0]["data"])
 
 
+async def test_a_document_may_begin_with_a_byte_order_mark(http: aiohttp.ClientSession) -> None:
+    status, _, content = await ask(http, "POST", ALONE, json.dumps(body(one(data=[5]))).encode("utf-8-sig"))
+
+    assert (200, [5]) == (status, json.loads(content)["outputs"][0]["data"])
+
+
 async def test_a_number_of_fp32_is_written_exactly(http: aiohttp.ClientSession) -> None:
     """A client that reads doubles gets the number that the model gave, and not one close to it."""
     numbers = np.array([2**31, 2**32, 123456792, 1e22, 0.1, 1e-45, 0.5], np.float32).tolist()
