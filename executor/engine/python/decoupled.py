@@ -104,7 +104,7 @@ class DecoupledEngine(PythonEngine):
         """Calls `execute`. Returns the error of all requests that have no last answer, if there is one."""
         try:
             with self._executing(batch):
-                returned = self._model.execute(requests)
+                returned = self._model.execute(list(requests))
                 if inspect.iscoroutine(returned):
                     self._begin(returned, [request.sender for request in requests])
                     return None
@@ -147,9 +147,15 @@ class DecoupledEngine(PythonEngine):
             result = cast("RowResult | RowError", results[0])
         if one.states is None or one.row.slot is None:
             return MadeAnswer(result)
-        states = cast("States", one.answers.before) if isinstance(result, RowError) else self._last_states(one)
-        if isinstance(result, RowResult) and one.wanted:
-            result = RowResult(result.outputs, states, parameters=result.parameters, empty=result.empty)
+        states = cast("States", one.answers.before)
+        if isinstance(result, RowResult):
+            following = self._last_states(one)
+            if isinstance(following, RowError):
+                result = following
+            else:
+                states = following
+                if one.wanted:
+                    result = RowResult(result.outputs, states, parameters=result.parameters, empty=result.empty)
         slot = one.row.slot
         return MadeAnswer(result, lambda: self._states.put(slot, states))
 
@@ -162,14 +168,15 @@ class DecoupledEngine(PythonEngine):
         result, one.states = read
         return result
 
-    def _last_states(self, one: OpenPass) -> States:
+    def _last_states(self, one: OpenPass) -> States | RowError:
         """The states after the last answer, with what the model wrote in place."""
         assert one.states is not None
         if not self._shares_buffers:
             return one.states
         before = cast("States", one.answers.before)
         given = {name: state for name, state in one.states.items() if state is not before[name]}
-        return {**self._written(one.states, one.columns, one.position), **given}
+        written = self._written(one.states, one.columns, one.position)
+        return written if isinstance(written, RowError) else {**written, **given}
 
 
 def in_this_process(request: LoadRequest) -> PythonEngine:

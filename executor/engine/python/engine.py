@@ -410,7 +410,8 @@ class PythonEngine:
     def _responses(self, requests: list[RowRequest], batch: Sequence[Row]) -> Sequence[object] | RowError:
         try:
             with self._executing(batch) as execution:
-                responses = self._model.execute(requests)
+                # A list of its own: a model may take the requests out of it.
+                responses = self._model.execute(list(requests))
                 if inspect.iscoroutine(responses):
                     execution.loop_thread = self._coroutines.start()
                     responses = self._coroutines.run(responses)
@@ -488,6 +489,8 @@ class PythonEngine:
         before = one.states
         if before is not None and self._shares_buffers:
             before = self._written(before, one.columns, one.position)
+            if isinstance(before, RowError):
+                return MadeAnswer(before)
         read = self._reader.read(one.row, one.count, response, before)
         if isinstance(read, RowError):
             return MadeAnswer(read)
@@ -514,7 +517,7 @@ class PythonEngine:
         self._save_states(self._model_state, [one.row], [one.wanted], results)
         return MadeAnswer(cast("RowResult | RowError", results[0]), made.keep_state)
 
-    def _written(self, before: States, columns: Columns, position: int) -> States:
+    def _written(self, before: States, columns: Columns, position: int) -> States | RowError:
         """The states, with what the model wrote into the ones whose input and output are one buffer."""
         written = dict(before)
         for state in self._states.specs:
@@ -522,5 +525,9 @@ class PythonEngine:
             tensor = column[position] if column is not None and state.same_buffer else None
             if tensor is not None:
                 old = before[state.input_name]
-                written[state.input_name] = Tensor(old.name, old.datatype, old.shape, raw_content(tensor))
+                try:
+                    raw = raw_content(tensor)
+                except interface.TritonModelException as wrong:
+                    return RowError(Code.INTERNAL, str(wrong))
+                written[state.input_name] = Tensor(old.name, old.datatype, old.shape, raw)
         return written

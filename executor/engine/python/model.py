@@ -124,8 +124,15 @@ def error_text(error: BaseException) -> str:
     """The text of a model's exception with the place of its origin, as Triton writes it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[1:]))
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {_said(error)}"
     return f"{text}\n\nAt:\n{where}" if where else text
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - the error's class is the model's own
+        return "<its text cannot be made>"
 
 
 def _executed(path: Path) -> ModuleType:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.python.model import error_text, model_dir_known, takes
+from executor.engine.python.response import is_text
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode
@@ -53,7 +54,7 @@ class ModelState:
         given = self._call(CHECKPOINT, correlation_id)
         try:
             tensors = _packed(given)
-        except (TypeError, ValueError) as wrong:
+        except Exception as wrong:  # what the model gave may have methods of the model's own
             raise self._error(CHECKPOINT, correlation_id, str(wrong)) from wrong
         size = sum(len(tensor.raw) for tensor in tensors)
         if size > self._bytes_max:
@@ -88,8 +89,8 @@ def _packed(given: object) -> Sequence[Tensor]:
 
 
 def _tensor(name: object, value: object) -> Tensor:
-    if not isinstance(name, str):
-        raise TypeError(f"expected names that are str, got {name!r}")
+    if not is_text(name):
+        raise TypeError(f"expected names that are text, got {name!r}")
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"expected a numpy array as '{name}', got {type(value).__name__}")
     array: NDArray[Any] = np.asarray(cast("Any", value))

@@ -10,6 +10,7 @@ import numpy as np
 
 from executor.engine import shapes
 from executor.engine.base import Row, RowError, RowResult
+from executor.engine.python.model import error_text
 from executor.engine.python.model_metrics import TritonModelException
 from executor.engine.python.response import InferenceResponse, TritonError, WrongResponseError, response_parameters
 from executor.engine.python.slot_states import States
@@ -42,14 +43,14 @@ class ResponseReader:
     def read(
         self, row: Row, count: int, response: InferenceResponse, before: States | None
     ) -> tuple[RowResult, States | None] | RowError:
-        """A row's result, and the states after it: those before it, but for what the response has.
+        """A row's result, and the states after it: those before it, but for what the response has. Does not raise.
 
         count   rows that the request brings
         before  None if the model declares no states
         """
-        if (failure := _reported(response)) is not None:
-            return failure
         try:
+            if (failure := _reported(response)) is not None:
+                return failure
             given = self._given(response)
             with self._reading:
                 outputs = self._row_outputs(row, count, given)
@@ -57,6 +58,10 @@ class ResponseReader:
                 return result, None if before is None else self._next_states(before, given)
         except (WrongResponseError, TritonModelException) as wrong:
             return RowError(Code.INTERNAL, str(wrong))
+        except BaseException as error:  # noqa: BLE001 - a response has objects of the model's own: a generator, say
+            return RowError(
+                Code.INTERNAL, f"model '{self._model}' returned a response that cannot be read: {error_text(error)}"
+            )
 
     def _given(self, response: InferenceResponse) -> dict[str, ModelTensor]:
         given: dict[str, ModelTensor] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TypeGuard, cast
 
 from executor.engine.python.tensor import Tensor
 from shared.contract.parameters import Parameter
@@ -108,6 +108,6 @@ def _plain(value: object) -> Parameter | None:
     return str(value) if is_text(value) else None
 
 
-def is_text(value: object) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Whether it is a string that UTF-8 can encode: half a surrogate pair it cannot."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -46,6 +46,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     for name, number in _TYPE_NUMBER.items()
     if number in TRITON_TO_NUMPY_TYPE
 }
+_TEXTS = frozenset((bytes, str))
 
 
 class Tensor:
@@ -163,12 +164,20 @@ def _told_from(tensor: Tensor) -> str:
 
 
 def raw_content(tensor: Tensor) -> bytes:
-    """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element of another type."""
+    """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element that has no text."""
     if datatype_of(tensor) != "BYTES":
         return tensor.array.tobytes()
     try:
-        return pack_bytes(tensor.array.reshape(-1).tolist())
-    except TypeError as error:
+        return packed(tensor.array)
+    except Exception as error:  # an element may be any object of the model's
         raise TritonModelException(
-            f"tensor '{tensor.name()}' is BYTES, but not all of its elements are bytes or str: {error}"
+            f"tensor '{tensor.name()}' is BYTES, but not all of its elements have a text: {error}"
         ) from error
+
+
+def packed(array: NDArray[Any]) -> bytes:
+    """BYTES elements in their wire form. What is neither bytes nor a string is its text, as in Triton."""
+    elements: list[Any] = array.reshape(-1).tolist()
+    if not _TEXTS.issuperset(map(type, elements)):
+        elements = [element if isinstance(element, bytes | str) else str(element) for element in elements]
+    return pack_bytes(elements)

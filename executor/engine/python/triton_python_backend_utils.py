@@ -30,8 +30,9 @@ from executor.engine.python.tensor import (
     TRITON_TO_NUMPY_TYPE,
     Column,
     Tensor,
+    packed,
 )
-from shared.contract.tensors import bytes_elements, pack_bytes
+from shared.contract.tensors import bytes_elements
 
 __all__ = [
     "InferenceRequest",
@@ -325,8 +326,7 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | None:
     """BYTES elements in their wire form, row-major; None for an array of another kind."""
     if input_tensor.dtype.kind not in "OSU":
         return None
-    elements: list[Any] = input_tensor.reshape(-1).tolist()
-    return pack_bytes(element if isinstance(element, bytes) else str(element) for element in elements)
+    return packed(input_tensor)
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:

@@ -400,6 +400,30 @@ sender.send(flags=FINAL)
     assert isinstance(answers.last, RowResult)
 
 
+@pytest.mark.parametrize("states", [False, True])
+def test_a_last_response_that_cannot_be_read_ends_the_request(workshop: Workshop, *, states: bool) -> None:
+    body = """
+if value == 13:
+    sender.send(pb_utils.InferenceResponse(pb_utils.Tensor("OUTPUT", np.zeros((1, 1), np.int32))), FINAL)
+else:
+    total = np.array([[total + value]], np.int32)
+    names = ["OUTPUT"] if state is None else ["OUTPUT", "SUM_OUT"]
+    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(name, total) for name in names]), FINAL)
+requests.clear()
+"""
+    engine = load(workshop, body, config(states=states))
+    first, wrong, last = Recorded(), Recorded(), Recorded()
+    finish(engine, 1, first)
+
+    finish(engine, 13, wrong, start=False)
+    finish(engine, 2, last, start=False)
+
+    assert isinstance(wrong.last, RowError)
+    assert "cannot be read: TypeError: 'Tensor' object is not iterable" in wrong.last.message
+    assert isinstance(last.last, RowResult)
+    assert (3 if states else 2) == array(last.last, "OUTPUT").item()
+
+
 def test_a_model_sees_that_nobody_waits(workshop: Workshop) -> None:
     body = """
 def wait(sender=sender):

@@ -197,12 +197,21 @@ def test_special_numbers_strings_and_nothing_at_all_come_back() -> None:
     assert ([b"ab", b"c"], np.object_) == (words["u"].tolist(), words["u"].dtype)
 
 
+class Unreadable(dict[str, Any]):
+    """What a model might return."""
+
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
 @pytest.mark.parametrize(
     ("state", "text"),
     [
         (None, "expected a dict of numpy arrays, got NoneType"),
         ([np.zeros(1)], "expected a dict of numpy arrays, got list"),
-        ({1: np.zeros(1)}, "expected names that are str, got 1"),
+        ({1: np.zeros(1)}, "expected names that are text, got 1"),
+        ({"\ud800": np.zeros(1)}, "expected names that are text"),
+        (Unreadable(a=np.zeros(1)), "no items"),
         ({"a": [1, 2]}, "expected a numpy array as 'a', got list"),
         ({"a": np.array([1, "x"], np.object_)}, "expected str or bytes as elements of 'a'"),
         ({"a": np.zeros(1, np.complex64)}, "'a' has elements of a type that no tensor has: complex64"),

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -231,6 +232,86 @@ def test_a_wrong_state_fails_its_row_alone(workshop: Workshop, value: int, text:
     assert RowError("INTERNAL", text) == wrong
     assert isinstance(fine, RowResult)
     assert [2, 4] == sums(engine, sum_row(0, 1), sum_row(1, 1))
+
+
+UNREADABLE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+                total = pb_utils.get_input_tensor_by_name(request, "SUM").as_numpy() + value
+                tensors = [pb_utils.Tensor("OUTPUT", total), pb_utils.Tensor("SUM_NEXT", total)]
+                if value.item() == 13:
+                    {body}
+                else:
+                    responses.append(pb_utils.InferenceResponse(tensors))
+            return responses
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("responses.append(pb_utils.InferenceResponse(tensors[0]))", "'Tensor' object is not iterable"),
+        ("responses.append(pb_utils.InferenceResponse(1 / 0 for _ in tensors))", "ZeroDivisionError"),
+        ("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(['OUTPUT'], total)]))", "unhashable type"),
+        (
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('TEXT', np.array([[chr(0xd800)]]))]))",
+            "tensor 'TEXT' is BYTES, but not all of its elements have a text: 'utf-8' codec can't encode",
+        ),
+        ("responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError('odd', ['no code'])))", "unhashable"),
+        ("responses.append(pb_utils.InferenceResponse(error=Mute()))", "RuntimeError: no text"),
+        ("raise Mute", "Mute: <its text cannot be made>"),
+    ],
+)
+def test_a_response_that_cannot_be_read_fails_its_row_alone(workshop: Workshop, body: str, text: str) -> None:
+    workshop.python("sum", UNREADABLE.format(body=body))
+    config = sum_config()
+    texts = TensorSpec("TEXT", "BYTES", (1,))
+    engine = workshop.load(msgspec.structs.replace(config, outputs=(*config.outputs, texts)))
+    sums(engine, sum_row(0, 1, start=True), sum_row(1, 2, start=True))
+
+    fine, wrong = engine.run([sum_row(0, 1), sum_row(1, 13)], [True, True]).rows
+
+    assert isinstance(fine, RowResult)
+    assert 2 == array(fine, "OUTPUT").item()
+    assert isinstance(wrong, RowError)
+    assert "INTERNAL" == wrong.code
+    assert text in wrong.message
+    assert [3, 3] == sums(engine, sum_row(0, 1), sum_row(1, 1))
+
+
+def test_a_model_may_take_the_requests_out_of_the_list(workshop: Workshop) -> None:
+    workshop.python("echo", echo("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy())]))"))
+    path = workshop.version_dir("echo") / "model.py"
+    taking = "while requests:\n            request = requests.pop(0)"
+    path.write_text(path.read_text().replace("for request in requests:", taking))
+
+    first, second = results(
+        workshop.load(echo_config()), [Row({"x": wire("x", [[1, 2]])}), Row({"x": wire("x", [[3, 4]])})]
+    )
+
+    assert ([[1, 2]], [[3, 4]]) == (array(first, "y").tolist(), array(second, "y").tolist())
+
+
+def test_an_element_of_bytes_that_is_neither_bytes_nor_a_string_is_its_text(workshop: Workshop) -> None:
+    body = """
+                given = np.array([["a", b"b", 5, None, 0.5]], dtype=np.object_)
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", given)]))"""
+    workshop.python("echo", echo(body))
+    engine = workshop.load(echo_config(dims=(-1,), output="BYTES"))
+
+    (result,) = results(engine, [Row({"x": wire("x", [[1]])})])
+
+    assert [[b"a", b"b", b"5", b"None", b"0.5"]] == array(result, "y").tolist()
 
 
 def test_a_response_with_an_error_fails_its_row_alone_with_its_code(workshop: Workshop) -> None:
