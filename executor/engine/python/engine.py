@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -83,13 +84,17 @@ class RowPass(msgspec.Struct, eq=False):
 class Executing:
     """Within the block this thread runs `execute` of an execution's requests. A class: a generator's context takes
     three times as long.
+
+    A process that the model has forked ends where it would leave the block (the model's `exec` failed, say): it would
+    answer the requests a second time.
     """
 
-    __slots__ = ("_before", "_dir_before", "_execution", "_model_dir")
+    __slots__ = ("_before", "_dir_before", "_execution", "_model_dir", "_process")
 
     def __init__(self, execution: calls.Execution, model_dir: str) -> None:
         self._execution = execution
         self._model_dir = model_dir
+        self._process = os.getpid()
 
     def __enter__(self) -> calls.Execution:
         self._dir_before = interface.current_model_dir.set(self._model_dir)
@@ -97,6 +102,9 @@ class Executing:
         return self._execution
 
     def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._process:
+            os.write(2, b"a process that a model has forked returned from execute, and is ended\n")
+            os._exit(1)
         calls.execution.reset(self._before)
         self._execution.over()
         interface.current_model_dir.reset(self._dir_before)

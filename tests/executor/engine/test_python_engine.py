@@ -289,6 +289,25 @@ def test_a_response_that_cannot_be_read_fails_its_row_alone(workshop: Workshop, 
     assert [3, 3] == sums(engine, sum_row(0, 1), sum_row(1, 1))
 
 
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("own_process", [False, True])
+def test_a_process_that_the_model_forks_answers_nothing(workshop: Workshop, own_process: bool) -> None:
+    body = """
+                import os
+                if x.as_numpy().item() == 13 and os.fork() == 0:
+                    raise OSError("no such program")
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]))"""
+    workshop.python("echo", echo(body))
+    workshop.own_process = own_process
+    engine = workshop.load(echo_config(dims=(1,)))
+
+    values = [
+        array(results(engine, [Row({"x": wire("x", [[value]])})])[0], "y").item() for value in (1, 13, 2, 13, 3, 4)
+    ]
+
+    assert [1, 13, 2, 13, 3, 4] == values
+
+
 def test_a_model_may_take_the_requests_out_of_the_list(workshop: Workshop) -> None:
     workshop.python("echo", echo("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy())]))"))
     path = workshop.version_dir("echo") / "model.py"
