@@ -281,6 +281,20 @@ def test_each_instance_has_its_process_and_nothing_is_left_when_they_are_closed(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.parametrize("left", ["sys.stdout.close()", "sys.stdout = None", "os.close(1)"])
+def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order(workshop: Workshop, left: str) -> None:
+    thread = "import sys, threading; threading.Thread(target=time.sleep, args=(600,)).start()"
+    method = DECLARED.replace("            total", f"            {thread}; {left}\n            total")
+    engine = loaded(workshop, method, sum_config(declares=True))
+    assert [1] == answers(engine, row(0, 1, start=True))
+    assert engine._process is not None
+    process = engine._process._process
+
+    engine.close()
+
+    assert 0 == process.returncode
+
+
 def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     workshop.python(
         "talker",

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -82,8 +83,9 @@ def main() -> None:
     except FrameError:
         _end_all()
     # Threads of the model, or what it registered for the end, must not keep a closed instance alive.
-    logging.shutdown()
-    sys.stdout.flush()
+    with suppress(Exception):  # the model may have closed what is written to, or put something else there
+        logging.shutdown()
+        sys.stdout.flush()
     os._exit(0)
 
 
