@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,12 @@ def main() -> None:
     # From here on whatever prints to standard output, in any language, prints to standard error.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     outcome = _outcome(sys.stdin.read(), path)
+    with suppress(Exception):  # the model may have closed it, or put something else in its place
+        sys.stdout.flush()
     with os.fdopen(answers, "wb") as stream:
         stream.write(msgspec.json.encode(outcome))
+    # Neither threads of the model nor processes that it started keep the executor waiting.
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -143,9 +148,9 @@ def _name(config_json: str) -> str:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kills the process, if it still runs, and what it started."""
-    if process.poll() is None:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()

@@ -65,6 +65,13 @@ class InferenceResponse:
         self.failure = error
         self.said = parameters
 
+    def as_it_is(self) -> InferenceResponse:
+        """A copy: the model may go on to write to its arrays. What cannot be read is not copied."""
+        if not isinstance(cast("object", self.given), list | tuple):
+            return self
+        tensors = [one.copied() if isinstance(cast("object", one), Tensor) else one for one in self.given]
+        return InferenceResponse(tensors, self.failure, self.said)
+
     def output_tensors(self) -> list[Tensor]:
         return list(self.given)
 

@@ -133,7 +133,7 @@ class SoleSender(interface.InferenceResponseSender):
             if response is None:
                 return
             if self._make is None or self._late is None:
-                self._sent = response
+                self._sent = response.as_it_is()
                 return
             made = self._make(response)
             self._late.end(made.result, made.keep_state)

@@ -76,6 +76,12 @@ class Tensor:
             )
         return self.array
 
+    def copied(self) -> Tensor:
+        """The same tensor with an array of its own; for the engine."""
+        copy = Tensor(self._name, self.array.copy())
+        copy.datatype = self.datatype
+        return copy
+
     def shape(self) -> list[int]:
         return list(self.array.shape)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +118,24 @@ def test_a_model_that_ends_its_process_is_refused_and_nothing_else_happens(
 
     with pytest.raises(ConfigError, match=f"^auto_complete_config of model 'auto': its process ended with {status}$"):
         completed_apart(json.dumps(CONFIG), path)
+
+
+def test_what_a_model_leaves_running_holds_up_nobody_and_ends(workshop: Workshop, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    path = completing(
+        workshop,
+        "import subprocess, threading, time",
+        "threading.Thread(target=time.sleep, args=(600,)).start()",
+        f"open({str(told)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))",
+        "return config",
+    )
+
+    completed_apart(json.dumps(CONFIG), path)
+
+    process = Path(f"/proc/{told.read_text()}/stat")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while process.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
 
 
 def test_a_model_that_never_returns_is_given_up(workshop: Workshop) -> None:

@@ -188,6 +188,17 @@ def test_rows_of_a_batch_are_returned_sent_and_sent_later(workshop: Workshop, ma
     assert 1 == given.count
 
 
+def test_what_is_sent_is_what_it_was_then_though_the_model_writes_to_its_array_again(workshop: Workshop) -> None:
+    body = """
+self.buffer = getattr(self, "buffer", np.zeros((1, 1), np.int32))
+self.buffer[:] = value
+request.get_response_sender().send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.buffer)]), FINAL)
+"""
+    engine = load(workshop, stateless(), body, end="return None")
+
+    assert [1, 2, 3] == [value_of(one) for one in run(engine, row(1), row(2), row(3))]
+
+
 def test_execute_may_return_none_for_all_of_them(workshop: Workshop) -> None:
     engine = load(workshop, stateless(), end="return None")
 
