@@ -41,6 +41,7 @@ from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.columns import Columns, Sources
 from executor.engine.python.coroutines import Coroutines
 from executor.engine.python.model import (
+    end_if_forked,
     error_text,
     forget,
     import_model_class,
@@ -84,9 +85,6 @@ class RowPass(msgspec.Struct, eq=False):
 class Executing:
     """Within the block this thread runs `execute` of an execution's requests. A class: a generator's context takes
     three times as long.
-
-    A process that the model has forked ends where it would leave the block (the model's `exec` failed, say): it would
-    answer the requests a second time.
     """
 
     __slots__ = ("_before", "_dir_before", "_execution", "_model_dir", "_process")
@@ -102,9 +100,7 @@ class Executing:
         return self._execution
 
     def __exit__(self, *_: object) -> None:
-        if os.getpid() != self._process:
-            os.write(2, b"a process that a model has forked returned from execute, and is ended\n")
-            os._exit(1)
+        end_if_forked(self._process)
         calls.execution.reset(self._before)
         self._execution.over()
         interface.current_model_dir.reset(self._dir_before)

@@ -112,12 +112,22 @@ def forget(model_class: type[Any], directory: Path | None = None) -> None:
 
 @contextmanager
 def model_dir_known(directory: str) -> Generator[None]:
-    """Inside the block `get_model_dir` returns this directory."""
-    token = current_model_dir.set(directory)
+    """Inside the block, which calls a model, `get_model_dir` returns this directory."""
+    token, process = current_model_dir.set(directory), os.getpid()
     try:
         yield
     finally:
+        end_if_forked(process)
         current_model_dir.reset(token)
+
+
+def end_if_forked(process: int) -> None:
+    """Ends this process if it is not the one that called the model, but one that the model has forked, and that has
+    come back from the call (because its `exec` failed, say): it would answer the call a second time.
+    """
+    if os.getpid() != process:
+        os.write(2, b"a process that a model has forked came back from the model, and is ended\n")
+        os._exit(1)
 
 
 def error_text(error: BaseException) -> str:

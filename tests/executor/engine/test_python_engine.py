@@ -297,7 +297,12 @@ def test_a_process_that_the_model_forks_answers_nothing(workshop: Workshop, own_
                 if x.as_numpy().item() == 13 and os.fork() == 0:
                     raise OSError("no such program")
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]))"""
-    workshop.python("echo", echo(body))
+    initialize = """
+        def initialize(self, args):
+            import os
+            os.fork()
+    """
+    workshop.python("echo", echo(body) + initialize)
     workshop.own_process = own_process
     engine = workshop.load(echo_config(dims=(1,)))
 
