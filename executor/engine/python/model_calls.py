@@ -10,7 +10,8 @@ import asyncio
 import json
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from typing import Any, Protocol, Self
+from operator import index
+from typing import Any, Protocol, Self, SupportsIndex
 
 from executor.engine.python import calls
 from executor.engine.python.calls import AnswerStream, CallAnswer, CallError, ModelCall
@@ -25,6 +26,7 @@ from executor.engine.python.response import (
 from executor.engine.python.tensor import Tensor as ModelTensor
 from executor.engine.python.tensor import datatype_of, raw_content
 from shared.contract.errors import Code
+from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
 
 RESERVED = frozenset({"sequence_id", "sequence_start", "sequence_end", "sequence_step", "timeout"})
@@ -74,26 +76,32 @@ def prepared(request: MadeRequest) -> ModelCall:
         raise TritonModelException(
             f"the parameter '{min(taken)}' of an InferenceRequest is set by its correlation_id, flags and timeout"
         )
-    correlation_id = request.correlation_id()
-    if not (isinstance(correlation_id, str) or 0 <= correlation_id <= UINT64_MAX):
-        raise TritonModelException(f"a correlation id is a str or a uint64, not {correlation_id!r}")
-    version = request.model_version()
+    version = index(request.model_version())
     call = ModelCall(
         number=0,
         model=request.model_name(),
         version="" if version < 0 else str(version),
         request_id=request.request_id(),
-        correlation_id=correlation_id,
-        flags=request.flags(),
+        correlation_id=_correlation_id(request.correlation_id()),
+        flags=index(request.flags()),
         inputs=tuple(
             Tensor(tensor.name(), datatype_of(tensor), tuple(tensor.shape()), raw_content(tensor))
             for tensor in request.inputs()
         ),
         outputs=tuple(request.requested_output_names()),
-        timeout_us=request.timeout(),
+        timeout_us=index(request.timeout()),
         parameters=parameters,
     )
     return calls.complete(call, request.trace())
+
+
+def _correlation_id(given: object) -> CorrelationId:
+    """What the model gave, as Python's own type: it may be an element of a CORRID control's array."""
+    if isinstance(given, str):
+        return str(given)
+    if isinstance(given, SupportsIndex) and 0 <= index(given) <= UINT64_MAX:
+        return int(index(given))
+    raise TritonModelException(f"a correlation id is a str or a uint64, not {given!r}")
 
 
 def response_of(answer: CallAnswer) -> InferenceResponse:

@@ -169,6 +169,18 @@ def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> N
     assert b"\x00\x00\x80?\x00\x00\x00@" == made.inputs[0].raw
 
 
+@pytest.mark.parametrize(("given", "named"), [("np.uint64(2**64 - 1)", 2**64 - 1), ("np.str_('s')", "s"), ("True", 1)])
+def test_a_call_s_numbers_may_be_elements_of_arrays(workshop: Workshop, door: Door, given: str, named: object) -> None:
+    more = "flags=np.int32(1), timeout=np.int64(9), model_version=np.int32(2)"
+    workshop.python("caller", model(f"call(correlation_id={given}, {more}).exec()"))
+
+    run(workshop.load(config()), row(7))
+
+    (made,) = door.calls
+    assert (named, 1, 9, "2") == (made.correlation_id, made.flags, made.timeout_us, made.version)
+    assert type(named) is type(made.correlation_id)
+
+
 def test_a_step_that_runs_again_makes_the_same_calls(workshop: Workshop, door: Door) -> None:
     """In another instance, beside another request, and though calls to other models come between."""
     body = """
@@ -364,6 +376,8 @@ def test_calls_have_a_depth(workshop: Workshop, door: Door) -> None:
         ("parameters={'x': [1]}", "has invalid type"),
         ("correlation_id=-1", "a correlation id is a str or a uint64, not -1"),
         ("correlation_id=1 << 64", "a correlation id is a str or a uint64"),
+        ("correlation_id=1.5", "a correlation id is a str or a uint64, not 1.5"),
+        ("correlation_id=b'a'", "a correlation id is a str or a uint64, not b'a'"),
     ],
 )
 def test_a_request_that_no_protocol_can_carry_is_refused(workshop: Workshop, door: Door, more: str, text: str) -> None:
