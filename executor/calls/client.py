@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -66,6 +66,13 @@ class CallClient:
         assert threading.get_ident() != self._thread, "a model that calls others runs on a thread of its own"
         load_grpc()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Has the loop do something, if it still runs. Any thread may call it, the loop's own too: what a model lets go
+        of is found by the collector of garbage, wherever that runs.
+        """
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(action)
 
     # -- on the loop ------------------------------------------------------------------------------------------------
 
@@ -198,9 +205,9 @@ class Stream:
         return first or self._client.submit(self._client.bounded(self._call, self._following()))
 
     def cancel(self) -> None:
-        self._client.submit(self._cancel())
+        self._client.soon(self._cancel)
 
-    async def _cancel(self) -> None:
+    def _cancel(self) -> None:
         self._ended = True
         if self._rpc is not None:
             self._rpc.cancel()

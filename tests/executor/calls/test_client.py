@@ -301,6 +301,35 @@ async def test_a_call_can_be_failed_and_those_that_are_open_at_the_end_are(make:
     assert "the executor stops" == (await caller()).error
 
 
+class EndlessGateway(FakeGateway):
+    """Answers a stream's request with one response after the other. over: the stream has ended"""
+
+    def __init__(self) -> None:
+        super().__init__(never)
+        self.over = asyncio.Event()
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        request = await anext(aiter(requests))
+        try:
+            while True:
+                yield pb.ModelStreamInferResponse(infer_response=answer(request))
+                await asyncio.sleep(0.001)
+        finally:
+            self.over.set()
+
+
+async def test_a_stream_may_be_given_up_on_the_thread_of_the_loop(make: Make) -> None:
+    """The collector of garbage runs on any thread."""
+    gateway = EndlessGateway()
+    caller = await make(gateway)
+    stream = await asyncio.to_thread(caller.client.stream, CALL)
+    await asyncio.wrap_future(stream.read())
+
+    stream.cancel()
+
+    await asyncio.wait_for(gateway.over.wait(), 20)
+
+
 async def test_a_stream_of_responses(make: Make) -> None:
     caller = await make(FakeGateway(never))
 
