@@ -89,10 +89,10 @@ class Executing:
 
     __slots__ = ("_before", "_dir_before", "_execution", "_model_dir", "_process")
 
-    def __init__(self, execution: calls.Execution, model_dir: str) -> None:
+    def __init__(self, execution: calls.Execution, model_dir: str, process: int) -> None:
         self._execution = execution
         self._model_dir = model_dir
-        self._process = os.getpid()
+        self._process = process
 
     def __enter__(self) -> calls.Execution:
         self._dir_before = interface.current_model_dir.set(self._model_dir)
@@ -115,6 +115,7 @@ class PythonEngine:
         batching = config.sequence_batching
         self._config = config
         self._instance = request.instance_name
+        self._process = os.getpid()
         self._coroutines = Coroutines(request.instance_name)
         batched = config.max_batch_size > 0
         self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
@@ -435,7 +436,7 @@ class PythonEngine:
         return given
 
     def _executing(self, batch: Sequence[Row]) -> Executing:
-        return Executing(calls.Execution(self._config.name, self._instance, batch), self._model_dir)
+        return Executing(calls.Execution(self._config.name, self._instance, batch), self._model_dir, self._process)
 
     def _call_error(self, text: str) -> RowError:
         return RowError(
