@@ -31,6 +31,7 @@ from gateway.settings import GatewaySettings
 from shared.origins import is_loopback
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
+from shared.process.machine import raise_open_files
 from shared.store.redis_client import joined
 from shared.store.redis_url import url_without_password
 from shared.traces.tracing import setup
@@ -168,7 +169,7 @@ async def _servers(
 ) -> Servers:
     """The servers, which take requests from now on."""
     shares = descriptors.shares(
-        descriptors.raise_limit(),
+        raise_open_files(),
         http=settings.http_max_connections,
         http_per_client=settings.http_max_connections_per_client,
         grpc=settings.grpc_max_connections,

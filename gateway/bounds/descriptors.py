@@ -1,11 +1,7 @@
-"""Divides the files that a gateway may open among its ports: each connection of a client takes one.
-
-Source: getrlimit(2), RLIMIT_NOFILE.
-"""
+"""Divides the files that a gateway may open among its ports: each connection of a client takes one."""
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 
 OWN = 64
@@ -16,7 +12,6 @@ SPARE = 16
 """Connections of the HTTP port beyond its bound. They are served health alone, and refused everything else."""
 CONNECTIONS_MAX = 4096
 """Default bound of the connections of each protocol."""
-LIMIT_WANTED = OWN + METRICS + SPARE + 2 * CONNECTIONS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +21,6 @@ class DescriptorShares:
     http: int
     http_per_client: int
     grpc: int
-
-
-def raise_limit() -> int:
-    """Raises this process's limit of open files to LIMIT_WANTED, if the system allows. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = LIMIT_WANTED if hard == resource.RLIM_INFINITY else min(LIMIT_WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return LIMIT_WANTED if soft == resource.RLIM_INFINITY else soft
 
 
 def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0, regions: int = 0) -> DescriptorShares:

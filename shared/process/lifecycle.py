@@ -29,6 +29,7 @@ import uvloop
 
 from shared.contract.errors import MeshError
 from shared.process.logs import Level, log
+from shared.process.machine import raise_open_files
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CANCEL_AGAIN_S = 0.1
@@ -124,6 +125,7 @@ def end_when_told() -> None:
 
 def run(serve: Serve) -> int:
     """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
+    raise_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         # This timer is started only if the service is told to stop while it starts.
         with cut_off(0) as when_cancelled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -62,6 +63,29 @@ async def test_a_signal_cancels_a_service_that_still_starts() -> None:
 
     assert await serve_until_stopped(serve, lambda: story.append("told")) == 0
     assert story == ["told", "cleaned up"]
+
+
+LIMITED = """
+import resource, sys
+from shared.process.lifecycle import run
+
+async def serve(tasks, stop):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+run(serve)
+"""
+
+
+@pytest.mark.parametrize(("allowed", "taken"), [(100, 100), (20_000, 16_384)])
+def test_a_service_may_open_as_many_files_as_the_system_allows_up_to_what_it_wants(allowed: int, taken: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < allowed:
+        pytest.skip(f"the system allows {hard}")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(allowed)], timeout=60, check=True, capture_output=True, text=True
+    )
+    assert f"{taken}\n" == done.stdout
 
 
 THREADS = """
