@@ -63,11 +63,9 @@ class Polling:
 
     def _fingerprints(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for name in self._repository.names():
+        for name, source in self._repository.listed().items():
             try:
-                state = self._repository.fingerprint(name)
-                if state is not None:
-                    found[name] = state
+                found[name] = source.fingerprint(name)
             except OSError as error:
                 # It is being changed at this moment; the next look sees the result.
                 logs.warning("model not looked at", model=name, cause=str(error))

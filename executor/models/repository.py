@@ -129,15 +129,24 @@ class ModelRepository:
         """Why repositories could not be read at the last look."""
         return [source.problem for source in self._sources if source.problem is not None]
 
+    def listed(self) -> dict[str, ModelSource]:
+        """The repository of each model, by the model's name: the first one that has it. Each is listed once, whatever
+        it holds. Raises OSError if one cannot be read.
+        """
+        listed: dict[str, ModelSource] = {}
+        for source in reversed(self._sources):
+            listed |= dict.fromkeys(source.names(), source)
+        return listed
+
     def names(self) -> list[str]:
         """The names of all models of all repositories, sorted."""
-        return sorted({name for source in self._sources for name in source.names()})
+        return sorted(self.listed())
 
     def fingerprint(self, name: str) -> str | None:
         """A text that changes when anything in a model's directory changes; None if there is no such model.
         Raises OSError if that cannot be read.
         """
-        source = self._source_of(name)
+        source = self.listed().get(name)
         return None if source is None else source.fingerprint(name)
 
     def mentions(self, word: str) -> bool:
@@ -214,21 +223,21 @@ class ModelRepository:
 
     def index(self, in_use: Collection[ServedVersion] = ()) -> tuple[RepositoryEntry, ...]:
         """What the repository index says of this executor's models. in_use: versions that have not ended yet."""
-        problems = self._listed()
+        problems = self._problems_of_models()
         names = {*problems, *self.loaded, *self.unloaded, *self.failures, *self.loading}
         ending = {(served.config.name, served.version) for served in in_use}
         return tuple(line for name in sorted(names) for line in self._lines(name, problems.get(name, ""), ending))
 
-    def _listed(self) -> dict[str, str]:
+    def _problems_of_models(self) -> dict[str, str]:
         """Why the repository of each model could not be read the last time, or ""; by model."""
-        listed: dict[str, str] = {}
-        for source in self._sources:
+        problems: dict[str, str] = {}
+        for source in reversed(self._sources):
             try:
-                listed |= dict.fromkeys(set(source.names()) - listed.keys(), str(source.problem or ""))
+                problems |= dict.fromkeys(source.names(), str(source.problem or ""))
             except OSError as error:
                 # What was loaded from it is served, and stays in the index.
                 logs.warning("models not listed", cause=str(error))
-        return listed
+        return problems
 
     def _lines(self, name: str, problem: str, ending: Collection[tuple[str, str]]) -> list[RepositoryEntry]:
         """The lines of one model. problem: why its repository could not be read the last time"""
@@ -248,9 +257,6 @@ class ModelRepository:
         if not lines and name in self.unloaded:
             return [RepositoryEntry(name, "", "UNAVAILABLE", UNLOADED)]
         return lines or [RepositoryEntry(name)]
-
-    def _source_of(self, name: str) -> ModelSource | None:
-        return next((source for source in self._sources if name in source.names()), None)
 
     def _remove_files(self, closed: ServedVersion) -> None:
         """Lets go of files that no other version shares."""

@@ -255,14 +255,16 @@ async def test_polling_outlives_a_repository_that_cannot_be_read(
     polling = Polling(repository, loader, 0.01, changed)
     looks = 0
 
-    def names(_self: ModelRepository) -> list[str]:
+    listed = LocalFolder.names
+
+    def names(folder: LocalFolder) -> Collection[str]:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise OSError("Stale file handle")
-        return ["running_sum"]
+        return listed(folder)
 
-    monkeypatch.setattr(ModelRepository, "names", names)
+    monkeypatch.setattr(LocalFolder, "names", names)
     async with asyncio.timeout(60):
         task = asyncio.create_task(polling.run())
         await changed.wait()
@@ -271,9 +273,9 @@ async def test_polling_outlives_a_repository_that_cannot_be_read(
     assert ["running_sum"] == list(repository.loaded)
 
 
-def test_the_index_lists_a_repository_once_however_many_models_it_has(tmp_path: Path) -> None:
+def test_the_index_and_a_look_list_a_repository_once_however_many_models_it_has(loader: Loader, tmp_path: Path) -> None:
     for number in range(50):
-        (tmp_path / f"m{number}").mkdir()
+        (tmp_path / "many" / f"m{number}").mkdir(parents=True)
     lists = 0
 
     class Counted(LocalFolder):
@@ -282,8 +284,11 @@ def test_the_index_lists_a_repository_once_however_many_models_it_has(tmp_path: 
             lists += 1
             return super().names()
 
-    assert 50 == len(ModelRepository((Counted(tmp_path),), Devices()).index())
+    repository = ModelRepository((Counted(tmp_path / "many"),), Devices())
+    assert 50 == len(repository.index())
     assert 1 == lists
+    assert 50 == len(Polling(repository, loader, 1.0, asyncio.Event())._fingerprints())
+    assert 2 == lists
 
 
 def test_the_index_of_a_repository_that_cannot_be_read_names_what_was_loaded_from_it(
