@@ -33,6 +33,7 @@ from gateway.requests.measures import Measures
 from gateway.requests.orphans import Orphans
 from gateway.requests.recovery import RestartRecovery
 from gateway.requests.replies import Replies
+from gateway.requests.script_calls import ScriptCalls
 from gateway.requests.unserved import Unserved
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
@@ -175,19 +176,17 @@ def _dispatch(
     gateway: GatewayId,
     tenants: KnownTenants,
 ) -> Dispatch:
-    return Dispatch(
-        redis,
+    calls = ScriptCalls(
         scripts,
         keys,
-        replies,
         gateway,
         in_flight_max=settings.sequence_inflight_max,
         backlog_max=settings.backlog_max,
         live_max=settings.live_max,
-        early_wait_s=settings.early_step_wait_ms / 1000,
         tenants=lambda: tenants.now,
         summaries=settings.metrics.summary_latencies,
     )
+    return Dispatch(redis, scripts, keys, replies, calls, early_wait_s=settings.early_step_wait_ms / 1000)
 
 
 def _allowances(scripts: Scripts, tenants: KnownTenants) -> Allowances:

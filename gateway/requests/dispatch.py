@@ -19,30 +19,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from enum import IntEnum, auto
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.early_steps import EarlySteps
 from gateway.requests.infer_call import with_id
 from gateway.requests.refusals import refusal
 from gateway.requests.replies import Replies, unknown_outcome
-from gateway.requests.response_cache import lookup_of
+from gateway.requests.script_calls import (
+    WITHDRAWAL_OF,
+    CallBatch,
+    CallKind,
+    ScriptCalls,
+    is_withdrawal,
+    kind_of,
+    model_load,
+    sequence_of,
+)
 from gateway.requests.slot_waits import SlotWaits
 from gateway.requests.waiting import Accepted, PendingRequest, SlotWait
-from shared.contract.errors import Code, NotReadyError, Reason, UnavailableError
-from shared.contract.ids import GatewayId, SequenceId, ShardId
+from shared.contract.errors import NotReadyError, UnavailableError
+from shared.contract.ids import ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
-from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import ACCEPTED, BIRTH
-from shared.contract.record import CANCELLED as TOMBSTONE_CANCELLED
-from shared.contract.step_digest import step_digest
-from shared.contract.tenants import NO_TENANTS, Tenants
 from shared.process import logs
-from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.forecasts import Forecasts
 from shared.store.keyspace import Keyspace
@@ -52,10 +54,8 @@ from shared.store.redis_client import CONNECTION_LOST
 from shared.store.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
-from shared.store.script_values import Cancellation as CancelledStep
-from shared.store.script_values import Ending, Submission, SubmitCode, Submitted
+from shared.store.script_values import SubmitCode, Submitted
 from shared.store.scripts import Scripts
-from shared.store.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0
 """How long requests wait while Redis is away, before they fail with "try again later". A restart takes about this."""
@@ -63,53 +63,10 @@ LATE_PATIENCE_S = 2.0
 """How long a step that Redis refused as LATE still waits for the answer to its first attempt, before it fails."""
 
 
-class CallKind(IntEnum):
-    """Which script a call runs. The two WITHDRAW kinds take back requests whose client has left; REFUSE_LATE answers
-    stateless requests whose timeout has ended. ENDS are requests that end a sequence without a step.
-    """
-
-    STEPS = auto()
-    WORK = auto()
-    ENDS = auto()
-    WITHDRAW_STEPS = auto()
-    WITHDRAW_WORK = auto()
-    REFUSE_LATE = auto()
-
-
-WITHDRAWAL_OF = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKind.WITHDRAW_WORK}
-"""Which call takes back what a call has sent."""
-CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
-"""Triton has no message for it (triton-spec 1.8)."""
-CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
-ENDED_BY_CLIENT = encode(
-    ReplyMessage(
-        "",
-        error_code=Code.CANCELLED,
-        error="its client has ended the sequence before it had a slot",
-        reason=Reason.CANCELLED,
-    )
-)
-"""The reply to the steps of a sequence that is ended while it waits for its first slot."""
-
-
-class CallBatch(msgspec.Struct, frozen=True):
-    """The requests of one script call: all of one kind and one shard. Withdrawals are also of one load of a model."""
-
-    shard: ShardId
-    kind: CallKind
-    requests: list[PendingRequest]
-
-
 class Dispatch:
     """The queues of requests that Redis has not seen yet, and the task that empties them.
 
-    in_flight_max  open steps of one sequence; this bound and the next two are Redis's: what is beyond is refused
-    backlog_max    sequences of one model and shard that wait for their first slot; waiting stateless requests of
-                   one model version
-    live_max       sequences of one model and shard that have had a slot, and are not over
     early_wait_s   how long a numbered step waits here for the steps before it
-    tenants        the limits of tenants as they are now
-    summaries      whether durations of cache lookups are counted for Triton's summary metrics
     """
 
     def __init__(
@@ -118,29 +75,18 @@ class Dispatch:
         scripts: Scripts,
         keys: Keyspace,
         replies: Replies,
-        gateway: GatewayId,
+        calls: ScriptCalls,
         *,
-        in_flight_max: int,
-        backlog_max: int,
-        live_max: int,
         early_wait_s: float = 0.0,
-        tenants: Callable[[], Tenants] = lambda: NO_TENANTS,
-        summaries: bool = False,
     ) -> None:
         self._scripts = scripts
         self._keys = keys
         self._link = Link(redis)
         self._trips = RoundTrips(scripts, self._link, "requests")
-        self._stateless = WorkScripts(keys)
         self._replies = replies
-        self._gateway = gateway
-        self._in_flight_max = in_flight_max
-        self._backlog_max = backlog_max
-        self._live_max = live_max
+        self._calls = calls
         self._early = EarlySteps(self._resend, wait_s=early_wait_s)
         self.waits = SlotWaits(Forecasts(redis, keys), self.withdraw)
-        self._tenants = tenants
-        self._summaries = summaries
         self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
         }
@@ -222,7 +168,7 @@ class Dispatch:
             for batch in batches:
                 for pending in batch.requests:
                     pending.sent = began
-            outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], self._link)
+            outcomes = await self._scripts.run_all(self._script_calls(batches), self._link)
         except CONNECTION_LOST as lost:
             for batch in batches:
                 for pending in batch.requests:
@@ -282,7 +228,7 @@ class Dispatch:
         while queues:
             batches = [CallBatch(*key, taken) for key, queue in queues.items() if (taken := _take_unsent(queue))]
             await self._learn_the_time(batches, link)
-            outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], link)
+            outcomes = await self._scripts.run_all(self._script_calls(batches), link)
             for batch, outcome in zip(batches, outcomes, strict=True):
                 if isinstance(outcome, UnfitServerError):
                     raise outcome
@@ -422,6 +368,9 @@ class Dispatch:
             ((seconds, microseconds),) = await link.exchange([("TIME",)])
             self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
+    def _script_calls(self, batches: Sequence[CallBatch]) -> list[Call[Any]]:
+        return [self._calls.of(batch, self._redis_ahead_ms) for batch in batches]
+
     def _after_failure(self, batches: Sequence[CallBatch], lost: BaseException) -> Sequence[CallBatch]:
         """The batches that are worth sending again; none when Redis has been away for longer than PATIENCE_S."""
         now = time.monotonic()
@@ -451,111 +400,6 @@ class Dispatch:
         if self._down_since is not None:
             logs.info("redis is back", away_s=round(time.monotonic() - self._down_since, 3))
             self._down_since = None
-
-    def _call(self, batch: CallBatch) -> Call[Any]:
-        match batch.kind:
-            case CallKind.STEPS:
-                return self._scripts.submit(
-                    [self._submission(pending) for pending in batch.requests],
-                    backlog_max=self._backlog_max,
-                    in_flight_max=self._in_flight_max,
-                    live_max=self._live_max,
-                )
-            case CallKind.ENDS:
-                endings = [Ending(sequence_of(pending), pending.call.ended_run) for pending in batch.requests]
-                return self._scripts.end(endings, tombstone=TOMBSTONE_CANCELLED, reply=ENDED_BY_CLIENT)
-            case CallKind.WORK:
-                return self._stateless.enqueue(
-                    [self._item(pending) for pending in batch.requests],
-                    bound=self._backlog_max,
-                    summaries=self._summaries,
-                )
-            case CallKind.WITHDRAW_STEPS:
-                return self._scripts.cancel(
-                    [self._withdrawn(pending) for pending in batch.requests],
-                    reply=CANCELLED_STEP,
-                    # The feed has no bound of its own. A leader that is not told finds out when it assigns.
-                    feed_max=self._backlog_max,
-                )
-            case CallKind.WITHDRAW_WORK:
-                tokens = [pending.token for pending in batch.requests]
-                return self._stateless.withdraw(model_load(batch.requests[0]), self._gateway, tokens, reply=CANCELLED)
-            case CallKind.REFUSE_LATE:
-                tokens = [pending.token for pending in batch.requests]
-                return self._stateless.refuse_late(model_load(batch.requests[0]), self._gateway, tokens)
-
-    def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
-        accepted = pending.accepted
-        assert accepted is not None
-        return CancelledStep(sequence_of(pending), accepted.birth, accepted.step, self._gateway, pending.token)
-
-    def _submission(self, pending: PendingRequest) -> Submission:
-        message, call = pending.admitted.message, pending.call
-        part = call.part
-        flags = pending.admitted.flags
-        return Submission(
-            sequence_of(pending),
-            flags,
-            step_digest(call.request_id, flags, call.inputs) if part is None else part.digest,
-            call.expected_step,
-            message.version,
-            self._gateway,
-            pending.token,
-            patience_us(pending),
-            encode(message),
-            since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms),
-            tenant=call.tenant,
-            tenant_max=-(-self._tenants().of(call.tenant).live_max // self._keys.shards) if call.tenant else 0,
-        )
-
-    def _item(self, pending: PendingRequest) -> WorkItem:
-        message, queueing = pending.admitted.message, pending.admitted.queueing
-        return WorkItem(
-            message.model,
-            message.version,
-            self._gateway,
-            pending.token,
-            encode(message),
-            level=queueing.level,
-            level_bound=queueing.level_bound,
-            timeout_us=queueing.timeout_us,
-            delays=queueing.delays,
-            rows=queueing.rows,
-            shape=queueing.shape,
-            ordered=queueing.ordered,
-            lookup=lookup_of(message, pending.record),
-        )
-
-
-def is_withdrawal(kind: CallKind) -> bool:
-    return kind not in (CallKind.STEPS, CallKind.ENDS, CallKind.WORK)
-
-
-def patience_us(pending: PendingRequest) -> int:
-    """How long a request may wait for its sequence's first slot; 0: for ever."""
-    call = pending.call
-    if not call.timeout_us and not call.wait_max_ms:
-        return 0
-    bounds = (0 if pending.admitted.timeout_is_ignored else call.timeout_us, 1000 * call.wait_max_ms)
-    return min(filter(None, bounds), default=0)
-
-
-def kind_of(pending: PendingRequest) -> CallKind:
-    """Which script a request is sent by: stateless requests by `work_enqueue`, steps by `submit`, ends by `end`."""
-    if pending.call.ended_run:
-        return CallKind.ENDS
-    return CallKind.WORK if pending.admitted.sequence is None else CallKind.STEPS
-
-
-def sequence_of(pending: PendingRequest) -> SequenceId:
-    assert pending.admitted.sequence is not None
-    return pending.admitted.sequence
-
-
-def model_load(pending: PendingRequest) -> ModelLoad:
-    """The load of a model version under which the request is counted."""
-    message = pending.admitted.message
-    return ModelLoad(message.model, message.version, pending.record.generation)
 
 
 def _measure_accepted(pending: PendingRequest, now_ns: int) -> None:
