@@ -460,8 +460,8 @@ def test_a_process_that_is_killed_in_the_middle_of_a_call_leaves_no_call_behind(
     running = threading.Thread(target=lambda: ran.extend(results(engine, [begins])))
     running.start()
     _await(lambda: len(calls.waits()) == 1)
-    assert engine._process is not None
-    os.kill(engine._process.pid, signal.SIGKILL)
+    assert engine._process.now is not None
+    os.kill(engine._process.now.pid, signal.SIGKILL)
     _await(lambda: len(door.calls) == 2 and len(calls.waits()) == 1)
     door.open.set()
     running.join()

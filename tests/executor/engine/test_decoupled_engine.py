@@ -130,8 +130,8 @@ threading.Thread(target=count).start()
 
 def killed(engine: Engine) -> None:
     assert isinstance(engine, ProcessEngine)
-    assert engine._process is not None
-    os.kill(engine._process.pid, signal.SIGKILL)
+    assert engine._process.now is not None
+    os.kill(engine._process.now.pid, signal.SIGKILL)
 
 
 async def sent(answers: Recorded, count: int) -> None:

@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 import pytest
 
-import executor.engine.python.process.engine as process_engine
 from executor.engine.backends import find_backend
 from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowResult, SeesCancellation
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_metrics import custom_families
+from executor.engine.python.process import current_process
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.instance_process import InstanceProcess
 from shared.contract.errors import LoadError
@@ -148,8 +148,8 @@ def kill(engine: ProcessEngine) -> None:
 
 
 def pid_of(engine: ProcessEngine) -> int:
-    assert engine._process is not None
-    return engine._process.pid
+    assert engine._process.now is not None
+    return engine._process.now.pid
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_processes_that_cannot_start_are_waited_for_and_the_instance_is_not_read
     assert not engine.is_ready()
     path.write_text(code)
     now = time.monotonic()
-    monkeypatch.setattr(process_engine.time, "monotonic", lambda: now + 60)
+    monkeypatch.setattr(current_process.time, "monotonic", lambda: now + 60)
     assert engine.is_ready()
     assert [6] == answers(engine, row(0, 1)), "its state waited"
 
@@ -287,8 +287,8 @@ def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order
     method = DECLARED.replace("            total", f"            {thread}; {left}\n            total")
     engine = loaded(workshop, method, sum_config(declares=True))
     assert [1] == answers(engine, row(0, 1, start=True))
-    assert engine._process is not None
-    process = engine._process._process
+    assert engine._process.now is not None
+    process = engine._process.now._process
 
     engine.close()
 

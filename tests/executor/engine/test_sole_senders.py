@@ -469,8 +469,8 @@ async def test_open_requests_are_answered_once_though_their_process_is_killed(wo
 
     first = Given.of((await ran(row(LATER, slot=slot))).rows[0])
     for _ in range(2):
-        assert engine._process is not None
-        os.kill(engine._process.pid, signal.SIGKILL)
+        assert engine._process.now is not None
+        os.kill(engine._process.now.pid, signal.SIGKILL)
         # The batch notices it, and what it finds open runs again behind it.
         await ran(row(RETURNS, slot=None if slot is None else 0))
         assert first.last is None
