@@ -19,8 +19,6 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-import msgspec
-
 from executor.clock import monotonic_us
 from executor.core.actions import (
     BatchMember,
@@ -49,20 +47,19 @@ from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep
-from executor.engine.base import BatchResult, Row, RowError, RowResult
+from executor.engine.base import BatchResult, Row, RowError
 from executor.models.served import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.instance import GivenBatch, Instance
+from executor.sequences.open_steps import OpenSteps
 from executor.sequences.rows import RowMaker
 from executor.sequences.step_answers import AnswerWriter
 from executor.sequences.step_commits import FinishedBatch, StepCommits
 from executor.sequences.step_phases import StepPhases
-from executor.workers.answers import answer
 from executor.workers.devices import DeviceLostError
 from executor.workers.first_batch import CountWaiting
-from executor.workers.open_rows import OpenRow, OpenRows
 from executor.workers.worker import SavedState
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
@@ -121,16 +118,16 @@ class SequenceModel:
             spare=spare_slots(config, served.slots) * len(served.workers),
             one_by_one=config.decoupled,
         )
-        self._writer = answer_writer
-        write = answer_writer.write if answer_writer is not None else None
-        self._open: OpenRows[BatchMember] = OpenRows(write, self._step_ended, looks=False)
-        # The open step of each sequence, over all passes.
-        self._open_steps: dict[SequenceId, OpenRow[BatchMember]] = {}
+        self._open = OpenSteps(
+            version=served.version,
+            executor=executor,
+            answer_bytes_max=answer_bytes_max,
+            writer=answer_writer,
+            ended=self._step_ended,
+        )
         self.fetch_due = asyncio.Event()
         self.trial_due = asyncio.Event()
         self.leave_due = asyncio.Event()
-        self._executor = executor
-        self._answer_bytes_max = answer_bytes_max
         self._committer = committer
         self._phases = StepPhases(config.name, self._meter, tracing)
         self._count_waiting = count_waiting
@@ -153,8 +150,6 @@ class SequenceModel:
             for instance in self._instances:
                 group.create_task(self._run(instance), name=f"{instance.worker.name} loop")
             group.create_task(self._open.run(), name=f"{self.model} open steps")
-            if self._writer is not None:
-                group.create_task(self._writer.run(), name=f"{self.model} answers")
 
     async def _run(self, instance: Instance) -> None:
         await self._first_batch(instance)
@@ -208,7 +203,7 @@ class SequenceModel:
                 self._give(instance, batch)
 
     def _give(self, instance: Instance, batch: RunBatch) -> GivenBatch:
-        row = self._rows.of if self._writer is None else self._answering_row
+        row = self._answering_row if self._open.decoupled else self._rows.of
         rows = [row(member) if member is not None else self._rows.null for member in batch.members]
         result = instance.worker.run(rows, [member is not None and member.save for member in batch.members])
         given = GivenBatch(batch, rows, result, time.time_ns())
@@ -217,29 +212,7 @@ class SequenceModel:
         return given
 
     def _answering_row(self, member: BatchMember) -> Row:
-        """A row of a decoupled model."""
-        return msgspec.structs.replace(self._rows.of(member), answers=self._opened(member))
-
-    def _opened(self, member: BatchMember) -> OpenRow[BatchMember]:
-        """The open step of a sequence, in a new pass."""
-        step, sequence = member.queued.step, member.owned.sequence
-        opened = self._open_steps.get(sequence)
-        if opened is None or opened.is_over or opened.key.queued.step.step != step.step:
-            encode = partial(
-                answer,
-                version=self.serves.version,
-                executor=self._executor,
-                step=0 if member.queued.message.own_sequence else member.owned.number(step.step),
-                bytes_max=self._answer_bytes_max,
-                more=True,
-            )
-            opened = self._open.open(member, encode if self._writer is not None else None, muted=member.owned.replays)
-            self._open_steps[sequence] = opened
-        # Another pass of the step: its state may have become due.
-        opened.key = member
-        if member.queued.step.step in member.owned.cancelled:
-            opened.cancel()
-        return opened
+        return self._open.answering(member, self._rows.of(member))
 
     async def _conclude(self, instance: Instance, given: GivenBatch) -> None:
         result, ended_ns = await given.result, time.time_ns()
@@ -264,49 +237,14 @@ class SequenceModel:
                 owned = member.owned
                 logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
         self._meter.batch(len(result.rows) - result.rows.count(None), replayed)
-        ends = [_end_of(row) for row in result.rows]
-        if self._writer is not None:
-            ends = [None if end is None else RowEnd.AGAIN if end is RowEnd.AGAIN else RowEnd.OPEN for end in ends]
+        ends = self._open.ends(result.rows)
         self._act(decide(self.state, BatchDone(batch, ends), monotonic_us()), finished)
-        if self._writer is not None:
-            self._leave_open(batch, finished)
-        elif RowEnd.OPEN in ends:
-            self._await_late(batch, finished)
+        self._open.left(batch.members, ends, finished)
         instance.given.popleft()
         if not instance.given:
             instance.idle.set()
 
-    def _await_late(self, batch: RunBatch, finished: FinishedBatch) -> None:
-        """The batch of another model has run: some of its steps have no answer yet."""
-        for member, row in zip(batch.members, finished.result.rows, strict=True):
-            if not isinstance(row, RowResult) or row.late is None:
-                continue
-            # The answer to a step of a sequence that was dropped while the batch ran goes nowhere.
-            if member is not None and member.owned.phase is OwnedPhase.RUNNING:
-                opened = self._opened(member)
-                self._open.conclude(opened, finished)
-                row.late.give(opened)
-
-    def _leave_open(self, batch: RunBatch, finished: FinishedBatch) -> None:
-        """The batch of a decoupled model has run: its steps end when their last answers have come."""
-        for member, row in zip(batch.members, finished.result.rows, strict=True):
-            opened = self._open_steps.get(member.owned.sequence) if member is not None else None
-            if opened is None or opened.key is not member or row is None or (isinstance(row, RowResult) and row.again):
-                continue
-            # A backend without response senders gives the only answer at once.
-            only = None if isinstance(row, RowResult) and row.open else row
-            self._open.conclude(opened, finished, last=only)
-
-    def _step_ended(self, opened: OpenRow[BatchMember]) -> None:
-        """A step has its last answer, and all answers before it are written."""
-        batch: FinishedBatch = opened.finished
-        member, last = opened.key, opened.last
-        if self._open_steps.get(member.owned.sequence) is opened:
-            del self._open_steps[member.owned.sequence]
-        end = _end_of(last)
-        assert end is not None, "it has a last answer"
-        result = BatchResult([last], batch.result.timings)
-        finished = FinishedBatch(result, batch.began_ns, time.time_ns(), responses=opened.responses)
+    def _step_ended(self, member: BatchMember, end: RowEnd, finished: FinishedBatch) -> None:
         self.handle(StepEnded(member, end), finished=finished)
 
     async def _first_batch(self, instance: Instance) -> None:
@@ -371,9 +309,7 @@ class SequenceModel:
         self.look()
         if isinstance(event, InboxCancelled):
             self._cancel_running(event)
-            opened = self._open_steps.get(event.sequence)
-            if opened is not None and opened.key.queued.step.step == event.step:
-                opened.cancel()
+            self._open.cancel(event.sequence, event.step)
         return gone
 
     def _cancel_running(self, event: InboxCancelled) -> None:
@@ -435,8 +371,7 @@ class SequenceModel:
                 case LoadState():
                     self._load_soon(action)
                 case Release():
-                    if (opened := self._open_steps.pop(action.sequence, None)) is not None:
-                        self._open.drop(opened)
+                    self._open.drop(action.sequence)
                     self._instances[action.instance].worker.release(action.sequence, action.slot)
                 case Describe():
                     self._describe(action)
@@ -502,16 +437,6 @@ class SequenceModel:
         owned, sequence, last_step = action.owned, action.owned.sequence, action.last_step
         described = self._instances[owned.instance].worker.describe_state(owned.slot)
         described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
-
-
-def _end_of(row: RowResult | RowError | None) -> RowEnd | None:
-    match row:
-        case RowResult():
-            return RowEnd.AGAIN if row.again else RowEnd.OPEN if row.open else RowEnd.DONE
-        case RowError():
-            return RowEnd.LOST if row.lost else RowEnd.SAVED if row.model_state else RowEnd.FAILED
-        case None:
-            return None
 
 
 def _saved(load: LoadState) -> SavedState:
