@@ -22,7 +22,8 @@ from shared.store.reading import text_of
 from shared.store.redis_client import keys_of_mesh, redis_now_ms
 from shared.store.reporting import Reports
 from shared.store.scripts import Scripts
-from shared.store.sequences import OPEN_STATES, Sequences, SequenceStatus
+from shared.store.sequence_status import OPEN_STATES, SequenceStatus
+from shared.store.sequences import Sequences
 from shared.store.totals import Tallies
 from shared.store.waiting_line import read_lines
 

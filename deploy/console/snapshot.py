@@ -11,7 +11,7 @@ from shared.contract.messages import ModelRecord
 from shared.statistics.reports import ExecutorReport
 from shared.statistics.tally import Counts, ModelLoad
 from shared.store.company import ServiceLine
-from shared.store.sequences import SequenceStatus
+from shared.store.sequence_status import SequenceStatus
 from shared.store.waiting_line import WaitingLine
 
 

@@ -17,7 +17,7 @@ import msgspec
 from deploy.console.snapshot import Snapshot, id_of
 from deploy.operate.texts import counted
 from shared.contract.ids import SequenceId
-from shared.store.sequences import OPEN_STATES, PAUSED, SequenceStatus
+from shared.store.sequence_status import OPEN_STATES, PAUSED, SequenceStatus
 
 STORIES_MAX = 2048
 LINES_MAX = 100

@@ -13,7 +13,7 @@ from deploy.console.stories import Stories, Story, StoryLine
 from deploy.operate.operating import ExecutorHolding
 from shared.contract.messages import ModelRecord
 from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
-from shared.store.sequences import OPEN_STATES, SequenceStatus
+from shared.store.sequence_status import OPEN_STATES, SequenceStatus
 from shared.store.waiting_line import WaitingLine
 
 

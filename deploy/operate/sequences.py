@@ -23,7 +23,7 @@ from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import EndCode
-from shared.store.sequences import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
+from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
 
 LIST_HELP = """Lists the sequences of a model that are not over.
 

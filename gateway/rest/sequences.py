@@ -39,7 +39,8 @@ from shared.contract.limits import PAUSE_MS_MAX
 from shared.store.exported import ExportError, from_file, to_file
 from shared.store.moving import MoveError
 from shared.store.script_values import EndCode
-from shared.store.sequences import OPEN_STATES, SORT_KEYS, PauseError, Sequences, SequenceStatus, Wanted
+from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
+from shared.store.sequences import PauseError, Sequences
 
 PAUSE_S, PAUSE_S_MAX = 3600, PAUSE_MS_MAX // 1000
 """How long a pause lasts: by default, and at most."""

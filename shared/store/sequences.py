@@ -1,4 +1,4 @@
-"""The sequences of a model as an operator sees them: which there are, what is known of each, their end, their copies.
+"""The sequences of a model, for an operator: which there are, their end, their pauses, their copies.
 
 A list costs nothing while nobody asks for it: it is put together from what the mesh keeps for its own use. Live
 sequences stand in their owners' sets, waiting and moving ones in the starts stream, and all that have had a commit
@@ -9,47 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from shared.contract.errors import Code, Reason
-from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
+from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ReplyMessage, ServedModel, encode
 from shared.contract.record import (
     ACCEPTED,
-    BIRTH,
     CANCELLED,
     CHECKPOINTED,
-    CLOSED,
     COMMITTED,
     DURABLE,
-    ENDED,
-    EPOCH,
-    EXPIRED,
-    FAILED,
-    FIRST_EPOCH,
-    INSTANCE,
-    LATEST,
-    LIVE,
-    LOST,
-    MOVING,
-    NO_ENTRY,
-    OWNER,
-    PAGED,
-    PAUSE,
-    SLOT,
     START,
     STATE,
-    TENANT,
     TOMBSTONES,
     VERSION,
-    WAIT_ENTRY,
-    WAITING,
 )
 from shared.contract.state_fields import state_of_field
 from shared.store.commands import Redis
@@ -64,36 +42,15 @@ from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
 from shared.store.script_values import EndCode, Ending, ReopenCode
 from shared.store.scripts import Scripts
+from shared.store.sequence_status import FIELDS_READ, IN_LINE, OPEN_STATES, PAUSED, SequenceStatus, Wanted, status_of
 from shared.store.wishes import NO_LEADER, WishEntry, fulfilled
 
-STATES = {
-    WAITING: "waiting",
-    LIVE: "live",
-    MOVING: "moving",
-    PAGED: "paged",
-    ENDED: "ended",
-    EXPIRED: "expired",
-    FAILED: "failed",
-    LOST: "lost",
-    CANCELLED: "cancelled",
-}
-"""The states of a record by their names (docs/reference/keys.md)."""
-PAUSED = "paused"
-"""What a sequence is called that moves nowhere, because an operator paused it."""
-OPEN_STATES = ("waiting", "live", "moving", "paged", PAUSED)
-"""States of sequences that are not over."""
 BETWEEN_EXPORTS_S = (0.05, 0.2, 1.0)
 """Pauses between two looks at a sequence that is to be exported and has an open step."""
-IN_LINE = ("waiting", "moving")
-"""States of sequences that wait for a slot."""
 LEADER_S = 15.0
 """How long an operator's wish waits for its model's leader."""
 READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
-FIELDS_READ = (
-    *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
-    *(DURABLE, LATEST, FIRST_EPOCH, WAIT_ENTRY, PAUSE, TENANT),
-)
 ENDED_BY_OPERATOR = encode(
     ReplyMessage(
         "",
@@ -117,96 +74,6 @@ class PauseError(Exception):
     def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
         super().__init__(reason)
         self.code = code
-
-
-class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the mesh holds of one sequence, at one moment. Steps count from the latest START, times are Redis' clock.
-
-    requested_version  the version that the client names in its requests, "" if it names none
-    version            the version that it runs on
-    state              one of `STATES`, or `PAUSED`
-    executor, instance, slot, epoch  of its owner; absent while it has none
-    last_step          the last accepted step, as `sequence_step` counts
-    open_steps         accepted steps that are not answered
-    behind             answered steps since the last checkpoint: a takeover runs them again
-    recoverable        whether a takeover finds the state
-    closed             whether nothing but a START is accepted
-    has_moved          whether it has changed its slot since it got the first one
-    begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
-    idle_left_ms       how much of its idle time is left; absent with open steps, in a pause, and when it is over
-    paused_until_ms    end of the pause, ms since 1970; absent unless the sequence is paused
-    tenant             whose it is, "" if nobody's in particular
-    place              in the line of its version, from 1; absent unless it waits for a slot
-    wait_ms            how long it will still wait, about; absent if nothing is known
-    wait_low_ms, wait_high_ms  four of five such waits end between them; absent if nothing is known
-    """
-
-    model: str
-    id: CorrelationId
-    state: str
-    version: str
-    last_step: int
-    open_steps: int
-    behind: int
-    recoverable: bool
-    closed: bool
-    begun_ms: int
-    used_ms: int
-    requested_version: str = ""
-    executor: str = ""
-    instance: int | None = None
-    slot: int | None = None
-    epoch: int | None = None
-    idle_left_ms: int | None = None
-    has_moved: bool = False
-    paused_until_ms: int | None = None
-    tenant: str = ""
-    place: int | None = None
-    wait_ms: int | None = None
-    wait_low_ms: int | None = None
-    wait_high_ms: int | None = None
-
-
-SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
-    "id": lambda one: (isinstance(one.id, str), one.id, one.requested_version),
-    "begun": lambda one: one.begun_ms,
-    "used": lambda one: one.used_ms,
-    "steps": lambda one: one.last_step,
-    "open": lambda one: one.open_steps,
-}
-"""What a list may be sorted by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which sequences a list shows.
-
-    states    their states; empty: every one
-    executor  the owner's name or id; "": any
-    version   the version that they run on; "": any
-    tenant    whose they are; "": anybody's
-    prefix    the begin of the id, written as text
-    sort      one of `SORT_KEYS`; with `-` before it the other way round
-    """
-
-    states: frozenset[str] = frozenset()
-    executor: str = ""
-    version: str = ""
-    tenant: str = ""
-    prefix: str = ""
-    sort: str = "id"
-
-    def shows(self, one: SequenceStatus) -> bool:
-        if one.state not in (self.states or OPEN_STATES) or (self.version and one.version != self.version):
-            return False
-        if self.tenant and one.tenant != self.tenant:
-            return False
-        # An executor's id is its name and a random part.
-        return not self.executor or self.executor in (one.executor, one.executor.rpartition("-")[0])
-
-    def sorted(self, found: Iterable[SequenceStatus]) -> list[SequenceStatus]:
-        by_id = sorted(found, key=SORT_KEYS["id"])
-        return sorted(by_id, key=SORT_KEYS[self.sort.removeprefix("-")], reverse=self.sort.startswith("-"))
 
 
 class Sequences:
@@ -253,7 +120,7 @@ class Sequences:
             pipe.pttl(own.idle)
         replies = await pipe.execute()
         return [
-            value_of(self._keys.sequence(sequence).record, record, partial(_status, sequence, idle_left_ms=idle))
+            value_of(self._keys.sequence(sequence).record, record, partial(status_of, sequence, idle_left_ms=idle))
             for sequence, record, idle in zip(sequences, replies[::2], replies[1::2], strict=True)
         ]
 
@@ -488,37 +355,3 @@ def _name(status: SequenceStatus) -> SequenceId:
 
 def _id_text(sequence: SequenceId) -> str:
     return sequence.split("|", 2)[-1][1:]
-
-
-def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
-    """Raises one of `FAILURES` for a record that cannot be read."""
-    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest = record[:-4]
-    first_epoch, waits, pause, tenant = record[-4:]
-    is_paused = waits == NO_ENTRY
-    if state is None:
-        return None
-    accepted, committed, checkpointed, start = (int(count or 0) for count in counts)
-    model, requested, _ = sequence.split("|", 2)
-    live = state == LIVE
-    return SequenceStatus(
-        model=model,
-        id=correlation_id_of(sequence),
-        state=PAUSED if is_paused else STATES[state],
-        version=text_of(version or b""),
-        last_step=max(0, accepted - start + 1),
-        open_steps=accepted - committed,
-        behind=max(0, committed - checkpointed),
-        recoverable=durable == b"1",
-        closed=closed == b"1",
-        begun_ms=int((birth or b"0").partition(b"-")[0]),
-        used_ms=int((latest or b"0").split()[0]),
-        requested_version=requested,
-        executor=text_of(owner or b"") if live else "",
-        instance=int(instance or 0) if live else None,
-        slot=int(slot or 0) if live else None,
-        epoch=int(epoch or 0) if live else None,
-        idle_left_ms=idle_left_ms if idle_left_ms >= 0 and not is_paused else None,
-        has_moved=None not in (epoch, first_epoch) and epoch != first_epoch,
-        paused_until_ms=int((pause or b"").split()[0]) if is_paused else None,
-        tenant=text_of(tenant or b""),
-    )

@@ -26,7 +26,8 @@ from shared.store.exported import ExportError, from_file, to_file
 from shared.store.membership import Membership
 from shared.store.moving import wish_to_move
 from shared.store.redis_client import CONNECTION_LOST, connect
-from shared.store.sequences import PauseError, Sequences, SequenceStatus, Wanted
+from shared.store.sequence_status import SequenceStatus, Wanted
+from shared.store.sequences import PauseError, Sequences
 from shared.store.wishes import uttered
 from tests.simulation.clients import EXCUSED, Client, Door, Habit, LostError
 from tests.simulation.model import INPUT, NAME, fold, number, value_of

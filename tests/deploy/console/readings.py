@@ -11,7 +11,7 @@ from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedMo
 from shared.contract.model_config import ModelConfig, Oldest, SequenceBatching
 from shared.statistics.tally import Compute, Counts, ModelLoad, added, execution, success
 from shared.store.membership import Member
-from shared.store.sequences import SequenceStatus
+from shared.store.sequence_status import SequenceStatus
 from shared.store.waiting_line import WaitingLine
 
 LOAD = ModelLoad("sum", "1", "0")

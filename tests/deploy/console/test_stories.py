@@ -7,7 +7,7 @@ import pytest
 
 from deploy.console.snapshot import Snapshot, id_of
 from deploy.console.stories import LINES_MAX, STORIES_MAX, Stories, StoryLine
-from shared.store.sequences import OPEN_STATES
+from shared.store.sequence_status import OPEN_STATES
 from tests.deploy.console.readings import executor, reading, status
 
 

@@ -19,7 +19,8 @@ from shared.store.exported import HEAD, ExportedSequence, ExportError, from_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
-from shared.store.sequences import READ_AT_ONCE, Sequences, SequenceStatus, Wanted
+from shared.store.sequence_status import SequenceStatus, Wanted
+from shared.store.sequences import READ_AT_ONCE, Sequences
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-2")

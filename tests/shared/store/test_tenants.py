@@ -20,7 +20,8 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.script_values import Ending, SubmitCode, Submitted
-from shared.store.sequences import Sequences, Wanted
+from shared.store.sequence_status import Wanted
+from shared.store.sequences import Sequences
 from shared.store.tenants import KnownTenants, StoredTenants
 from tests.scripted_mesh import ScriptedMesh
 

@@ -1,0 +1,193 @@
+"""What is known of one sequence at one moment, and which sequences a list shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of
+from shared.contract.record import (
+    ACCEPTED,
+    BIRTH,
+    CANCELLED,
+    CHECKPOINTED,
+    CLOSED,
+    COMMITTED,
+    DURABLE,
+    ENDED,
+    EPOCH,
+    EXPIRED,
+    FAILED,
+    FIRST_EPOCH,
+    INSTANCE,
+    LATEST,
+    LIVE,
+    LOST,
+    MOVING,
+    NO_ENTRY,
+    OWNER,
+    PAGED,
+    PAUSE,
+    SLOT,
+    START,
+    STATE,
+    TENANT,
+    VERSION,
+    WAIT_ENTRY,
+    WAITING,
+)
+from shared.store.reading import text_of
+
+STATES = {
+    WAITING: "waiting",
+    LIVE: "live",
+    MOVING: "moving",
+    PAGED: "paged",
+    ENDED: "ended",
+    EXPIRED: "expired",
+    FAILED: "failed",
+    LOST: "lost",
+    CANCELLED: "cancelled",
+}
+"""The states of a record by their names (docs/reference/keys.md)."""
+PAUSED = "paused"
+"""What a sequence is called that moves nowhere, because an operator paused it."""
+OPEN_STATES = ("waiting", "live", "moving", "paged", PAUSED)
+"""States of sequences that are not over."""
+IN_LINE = ("waiting", "moving")
+"""States of sequences that wait for a slot."""
+FIELDS_READ = (
+    *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
+    *(DURABLE, LATEST, FIRST_EPOCH, WAIT_ENTRY, PAUSE, TENANT),
+)
+
+
+class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the mesh holds of one sequence, at one moment. Steps count from the latest START, times are Redis' clock.
+
+    requested_version  the version that the client names in its requests, "" if it names none
+    version            the version that it runs on
+    state              one of `STATES`, or `PAUSED`
+    executor, instance, slot, epoch  of its owner; absent while it has none
+    last_step          the last accepted step, as `sequence_step` counts
+    open_steps         accepted steps that are not answered
+    behind             answered steps since the last checkpoint: a takeover runs them again
+    recoverable        whether a takeover finds the state
+    closed             whether nothing but a START is accepted
+    has_moved          whether it has changed its slot since it got the first one
+    begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
+    idle_left_ms       how much of its idle time is left; absent with open steps, in a pause, and when it is over
+    paused_until_ms    end of the pause, ms since 1970; absent unless the sequence is paused
+    tenant             whose it is, "" if nobody's in particular
+    place              in the line of its version, from 1; absent unless it waits for a slot
+    wait_ms            how long it will still wait, about; absent if nothing is known
+    wait_low_ms, wait_high_ms  four of five such waits end between them; absent if nothing is known
+    """
+
+    model: str
+    id: CorrelationId
+    state: str
+    version: str
+    last_step: int
+    open_steps: int
+    behind: int
+    recoverable: bool
+    closed: bool
+    begun_ms: int
+    used_ms: int
+    requested_version: str = ""
+    executor: str = ""
+    instance: int | None = None
+    slot: int | None = None
+    epoch: int | None = None
+    idle_left_ms: int | None = None
+    has_moved: bool = False
+    paused_until_ms: int | None = None
+    tenant: str = ""
+    place: int | None = None
+    wait_ms: int | None = None
+    wait_low_ms: int | None = None
+    wait_high_ms: int | None = None
+
+
+SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
+    "id": lambda one: (isinstance(one.id, str), one.id, one.requested_version),
+    "begun": lambda one: one.begun_ms,
+    "used": lambda one: one.used_ms,
+    "steps": lambda one: one.last_step,
+    "open": lambda one: one.open_steps,
+}
+"""What a list may be sorted by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which sequences a list shows.
+
+    states    their states; empty: every one
+    executor  the owner's name or id; "": any
+    version   the version that they run on; "": any
+    tenant    whose they are; "": anybody's
+    prefix    the begin of the id, written as text
+    sort      one of `SORT_KEYS`; with `-` before it the other way round
+    """
+
+    states: frozenset[str] = frozenset()
+    executor: str = ""
+    version: str = ""
+    tenant: str = ""
+    prefix: str = ""
+    sort: str = "id"
+
+    def shows(self, one: SequenceStatus) -> bool:
+        if one.state not in (self.states or OPEN_STATES) or (self.version and one.version != self.version):
+            return False
+        if self.tenant and one.tenant != self.tenant:
+            return False
+        # An executor's id is its name and a random part.
+        return not self.executor or self.executor in (one.executor, one.executor.rpartition("-")[0])
+
+    def sorted(self, found: Iterable[SequenceStatus]) -> list[SequenceStatus]:
+        by_id = sorted(found, key=SORT_KEYS["id"])
+        return sorted(by_id, key=SORT_KEYS[self.sort.removeprefix("-")], reverse=self.sort.startswith("-"))
+
+
+def status_of(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
+    """The status of a sequence by the fields `FIELDS_READ` of its record; None if it has none. Raises one of `FAILURES`
+    for a record that cannot be read.
+
+    idle_left_ms  what is left of the idle marker, -1 or less if there is none
+    """
+    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest = record[:-4]
+    first_epoch, waits, pause, tenant = record[-4:]
+    is_paused = waits == NO_ENTRY
+    if state is None:
+        return None
+    accepted, committed, checkpointed, start = (int(count or 0) for count in counts)
+    model, requested, _ = sequence.split("|", 2)
+    live = state == LIVE
+    return SequenceStatus(
+        model=model,
+        id=correlation_id_of(sequence),
+        state=PAUSED if is_paused else STATES[state],
+        version=text_of(version or b""),
+        last_step=max(0, accepted - start + 1),
+        open_steps=accepted - committed,
+        behind=max(0, committed - checkpointed),
+        recoverable=durable == b"1",
+        closed=closed == b"1",
+        begun_ms=int((birth or b"0").partition(b"-")[0]),
+        used_ms=int((latest or b"0").split()[0]),
+        requested_version=requested,
+        executor=text_of(owner or b"") if live else "",
+        instance=int(instance or 0) if live else None,
+        slot=int(slot or 0) if live else None,
+        epoch=int(epoch or 0) if live else None,
+        idle_left_ms=idle_left_ms if idle_left_ms >= 0 and not is_paused else None,
+        has_moved=None not in (epoch, first_epoch) and epoch != first_epoch,
+        paused_until_ms=int((pause or b"").split()[0]) if is_paused else None,
+        tenant=text_of(tenant or b""),
+    )
