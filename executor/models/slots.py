@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from shared.contract.model_config import ModelConfig, StateSpec
-from shared.contract.tensors import NUMPY_TYPE
+from shared.contract.tensors import ELEMENT_BYTES
 
 SLOTS_MAX = 1 << 18
 """Most slots of an instance, however small its states are."""
@@ -49,4 +49,4 @@ def _bytes_of(spec: StateSpec) -> int:
     """Bytes of one sequence's state; 0 if its size varies."""
     if spec.datatype == "BYTES" or -1 in spec.dims:
         return 0
-    return math.prod(spec.dims) * NUMPY_TYPE[spec.datatype].itemsize
+    return math.prod(spec.dims) * ELEMENT_BYTES[spec.datatype]

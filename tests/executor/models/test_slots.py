@@ -23,6 +23,12 @@ def test_as_many_as_their_states_fit(strategy: Direct | Oldest) -> None:
     assert [4, 4, 10, SLOTS_MAX] == [slots_within(model, size) for size in (0, 136 * 3, 136 * 10 + 135, 1 << 40)]
 
 
+def test_a_state_of_bf16_takes_two_bytes_a_number() -> None:
+    model = config(StateSpec("h", "h", "BF16", (2, 16)))
+
+    assert 10 == slots_within(model, 64 * 10)
+
+
 @pytest.mark.parametrize(
     "model",
     [
