@@ -102,7 +102,8 @@ def _complete_kept(config: dict[str, Any], model: _Model) -> None:
     left = Changes(tuple(each for each in model.changes.attributes if not names >= {leaf.name for leaf in each.leaves}))
     if not left.attributes:
         return
-    found = values_after_a_step(config, model.module, model.arguments, left)
+    kept = {leaf.name for each in model.changes.attributes for leaf in each.leaves}
+    found = values_after_a_step(config, model.module, model.arguments, left, kept)
     taken = {argument.name for argument in model.arguments}
     for spec in declared_states(left, found, batched=int(config.get("max_batch_size", 0)) > 0):
         if spec.input_name in taken:

@@ -115,6 +115,10 @@ def load_script(path: Path, device: torch.device) -> torch.jit.ScriptModule:
             raise LoadError(f"failed to load model '{path}': {reason}") from error
         raise LoadError(f"failed to load model '{path}': {error}") from error
     module.eval()
+    if not hasattr(module, "forward"):
+        # A recurrent module of torch that was scripted by itself is such a file: its forward is one of several.
+        reason = "its module has no method forward; script a module of yours that calls it in a forward of its own"
+        raise LoadError(f"failed to load model '{path}': {reason}")
     return module
 
 
@@ -135,7 +139,19 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
     try:
         return torch.export.load(path)
     except Exception as error:  # torch raises whatever the damage leads to
+        if _is_compiled(path):
+            reason = "it was compiled by AOTInductor, which is not served; write the program with torch.export.save"
+            raise LoadError(f"failed to load model '{path}': {reason}") from error
         raise LoadError(f"cannot load {path}: {error}") from error
+
+
+def _is_compiled(path: Path) -> bool:
+    """Whether a file is a package of compiled code, as AOTInductor writes it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/aotinductor/" in name for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def argument_names(program: torch.export.ExportedProgram) -> list[str]:

@@ -14,7 +14,7 @@ for modules with one argument only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -50,42 +50,50 @@ _SIZES_MAX = 16
 
 
 def values_after_a_step(
-    config: Fields, module: Any, arguments: Sequence[Argument], changes: Changes
+    config: Fields, module: Any, arguments: Sequence[Argument], changes: Changes, kept: Collection[str]
 ) -> dict[str, torch.Tensor]:
     """The leaves that are unset in the file, as the first step leaves them. The attributes are set back.
 
-    raises  ConfigError if forward takes no made-up input, or leaves None
+    changes  the attributes whose states the configuration does not declare
+    kept     every leaf that forward changes: a state of that name is no argument
+    raises   ConfigError if forward takes no made-up input, or leaves None
     """
     pairs = [pair for each in changes.attributes for pair in zip(each.leaves, each.read(), strict=True)]
     names = [leaf.name for leaf, value in pairs if is_unset(value)]
     if not names:
         return {}
     name = str(config.get("name"))
-    failures = [_stepped(config, module, arguments, changes, size) for size in _VARIABLE_SIZES]
+    failures = [_stepped(config, module, arguments, changes, kept, size) for size in _VARIABLE_SIZES]
     found = next((each for each in failures if isinstance(each, dict)), None)
     if found is None:
-        raise ConfigError(
-            f"model '{name}': attribute '{names[0]}' is unset before the first step, and forward takes no made-up "
-            f"input that would tell its shape ({failures[-1]}): declare a state '{names[0]}' with its data_type, and "
-            "with -1 for each of its dims"
+        raise _undeclared(
+            name, names, f"before the first step, and forward takes no made-up input that would tell ({failures[-1]})"
         )
     missing = [leaf for leaf in names if is_unset(found[leaf])]
     if missing:
-        raise ConfigError(
-            f"model '{name}': attribute '{missing[0]}' is unset before the first step and after it, so its shape is "
-            f"unknown: declare a state '{missing[0]}' with its data_type, and with -1 for each of its dims"
-        )
+        raise _undeclared(name, missing, "before the first step and after it")
     return {leaf: found[leaf] for leaf in names}
 
 
+def _undeclared(model: str, names: Sequence[str], when: str) -> ConfigError:
+    """The error for attributes whose shapes nothing tells, with the remedy."""
+    quoted = ", ".join(f"'{name}'" for name in names)
+    return ConfigError(
+        f"model '{model}': the shape of {quoted}, which forward changes, is unknown: unset {when}. Declare each as a "
+        "state, with its data_type, and with -1 for each of its dims"
+    )
+
+
 def _stepped(
-    config: Fields, module: Any, arguments: Sequence[Argument], changes: Changes, size: int
+    config: Fields, module: Any, arguments: Sequence[Argument], changes: Changes, kept: Collection[str], size: int
 ) -> dict[str, Any] | str:
     """Every leaf after a step of zeros; or why there was none."""
     batch = (1,) if int(config.get("max_batch_size", 0)) else ()
     given: dict[str, Any] = {}
-    for binding in bind_arguments(_outline(config), arguments):
+    for binding in bind_arguments(_outline(config), arguments, kept):
         source = binding.source
+        if binding.name in kept:
+            continue
         dims = (1,) if isinstance(source, ControlSpec) else _model_dims(source)
         shape = (*batch, *(size if dim == -1 else dim for dim in dims))
         count = int(torch.Size(shape).numel())

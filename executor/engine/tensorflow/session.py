@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Run
 from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of, used_names
+from executor.engine.tensorflow.variables import variables_read
 from shared.contract.errors import LoadError
 
 # Its C++ library writes to stderr, past the log; what is wrong is raised as well.
@@ -101,7 +102,23 @@ def open_saved_model(path: Path, config: Mapping[str, Any]) -> TensorflowModel:
         for each in infos
     )
     feeds, fetches = ({name: info.name for name, info in each.items()} for each in infos)
+    if unset := _unset_variable(session, fetches.values()):
+        raise LoadError(
+            f"unable to load model '{config.get('name')}': its variable '{unset}' has no value in the file. "
+            "tf.saved_model.save writes such a file of layers of Keras 3: write it with the method export of the Keras "
+            "model, or with keras.export.ExportArchive"
+        )
     return TensorflowModel(session, SessionSignature(inputs, outputs), feeds, fetches)
+
+
+def _unset_variable(session: Any, fetches: Iterable[str]) -> str:
+    """The first variable without a value that the fetched tensors are made from; "" if each has one."""
+    graph = session.graph
+    names = variables_read(graph.as_graph_def(), fetches)
+    with graph.as_default():
+        asked = [tf.raw_ops.VarIsInitializedOp(resource=graph.get_tensor_by_name(f"{name}:0")) for name in names]
+    are_set: Sequence[bool] = session.run(asked)
+    return next((name for name, is_set in zip(names, are_set, strict=True) if not is_set), "")
 
 
 def open_graph(path: Path, config: Mapping[str, Any]) -> TensorflowModel:

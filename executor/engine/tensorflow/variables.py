@@ -1,7 +1,7 @@
-"""Whether a graph writes to variables when it is asked for its outputs.
+"""What a graph does with variables when it is asked for its outputs: which ones it reads, and whether it writes.
 
-A sequence model that does keeps state where the mesh cannot see it: all of its sequences share it, and a takeover loses
-it.
+A sequence model that writes keeps state where the mesh cannot see it: all of its sequences share it, and a takeover
+loses it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def written_variable(graph: Any, fetches: Iterable[str]) -> str:
             # In a function every node counts: it has an effect, or it would not have been kept.
             waiting += functions[name].node_def
     return ""
+
+
+def variables_read(graph: Any, fetches: Iterable[str]) -> list[str]:
+    """The names of the nodes that are variables, of those from which the fetched tensors are made."""
+    return [node.name for node in _needed(graph, fetches) if node.op == "VarHandleOp"]
 
 
 def _needed(graph: Any, fetches: Iterable[str]) -> list[Any]:

@@ -99,6 +99,26 @@ class FromNone(nn.Module):
         return hidden
 
 
+class TwoFromNone(nn.Module):
+    """Nothing before the first step, and zeros are refused."""
+
+    total: Optional[Tensor]  # noqa: UP045
+    last: Optional[Tensor]  # noqa: UP045
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = None
+        self.last = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(torch.any(x == 0)):
+            raise ValueError("a zero")
+        before = self.total
+        self.total = x if before is None else before + x
+        self.last = x
+        return x
+
+
 class FromEmpty(nn.Module):
     """Adds up, with a buffer without elements before the first step."""
 

@@ -4,6 +4,7 @@ skipped.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,20 @@ def keeps_its_sum(path: Path) -> Path:
 
     def step(x: Any) -> Any:
         return {"y": x + module.total.assign_add(x[:1])}
+
+    made = tf.function(step).get_concrete_function(x=tf.TensorSpec([None, 1], tf.float32, name="x"))
+    tf.saved_model.save(module, str(path), signatures={"serving_default": made})
+    return path
+
+
+def saved_layer(path: Path) -> Path:
+    """A layer of Keras 3 in a file that `tf.saved_model.save` wrote: its variables have no values there."""
+    tf = library()
+    module = tf.Module()
+    module.layer = importlib.import_module("keras").layers.Dense(1)
+
+    def step(x: Any) -> Any:
+        return {"y": module.layer(x)}
 
     made = tf.function(step).get_concrete_function(x=tf.TensorSpec([None, 1], tf.float32, name="x"))
     tf.saved_model.save(module, str(path), signatures={"serving_default": made})

@@ -194,6 +194,16 @@ def test_a_model_that_writes_to_its_variables_serves_no_sequences(workshop: Work
         workshop.load(sequence_config("sum", "tensorflow", **told))
 
 
+def test_a_file_that_lacks_the_values_of_its_variables_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    tensorflow_models.saved_layer(workshop.version_dir("layer") / "model.savedmodel")
+    config = plain_config(
+        "layer", "tensorflow", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
+    )
+
+    with pytest.raises(LoadError, match=r"its variable '.*' has no value in the file.*write it with the method export"):
+        workshop.load(config)
+
+
 def test_fixed_shape_is_refused(workshop: Workshop) -> None:
     with pytest.raises(LoadError, match="the backend tensorflow has no fixed_shape"):
         workshop.load(leaky_config(parameters={"fixed_shape": "true"}))

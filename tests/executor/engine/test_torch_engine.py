@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -715,6 +717,27 @@ def test_a_file_of_weights_alone_is_refused_with_the_remedy(workshop: Workshop) 
     )
 
     bad_load(workshop, config, r"was written by torch\.save and has no code; write it with torch\.jit\.save")
+
+
+def test_a_module_without_a_forward_of_its_own_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    """A recurrent module of torch has several forwards, and what is saved of it alone has none."""
+    workshop.script("alone", torch.nn.LSTM(1, 1))
+    config = plain_config(
+        "alone", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
+    )
+
+    bad_load(workshop, config, r"no method forward; script a module of yours that calls it in a forward of its own")
+
+
+def test_a_package_of_compiled_code_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    with zipfile.ZipFile(workshop.version_dir("compiled") / "model.pt2", "w") as archive:
+        archive.writestr("model/data/aotinductor/model/code.wrapper.so", b"")
+        archive.writestr("model/archive_format", "pt2")
+    config = plain_config(
+        "compiled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
+    )
+
+    bad_load(workshop, config, r"compiled by AOTInductor, which is not served; write .* with torch\.export\.save")
 
 
 def test_a_missing_model_file_is_a_load_error_that_names_what_was_looked_for(workshop: Workshop) -> None:

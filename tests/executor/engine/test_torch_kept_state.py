@@ -25,8 +25,14 @@ X3, Y4 = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (4,))
 X1, Y1 = TensorSpec("x", "FP32", (1,)), TensorSpec("y", "FP32", (1,))
 
 
-def completed_states(workshop: Workshop, name: str, inputs: Sequence[TensorSpec], batch: int = 8) -> list[StateSpec]:
-    """The states that the completion declares."""
+def completed_states(
+    workshop: Workshop,
+    name: str,
+    inputs: Sequence[TensorSpec],
+    batch: int = 8,
+    states: Sequence[dict[str, Any]] = (),
+) -> list[StateSpec]:
+    """The states that the completion declares, beside those that are declared already."""
     config: dict[str, Any] = {
         "name": name,
         "max_batch_size": batch,
@@ -34,7 +40,7 @@ def completed_states(workshop: Workshop, name: str, inputs: Sequence[TensorSpec]
             {"name": spec.name, "data_type": f"TYPE_{spec.datatype}", "dims": list(spec.dims)} for spec in inputs
         ],
         "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
-        "sequence_batching": {},
+        "sequence_batching": {"state": list(states)} if states else {},
     }
     found = json.loads(find_backend("pytorch").auto_complete(json.dumps(config), workshop.version_dir(name)))
     return [
@@ -284,6 +290,19 @@ def weights_of(engine: TorchEngine) -> set[int]:
 
 
 # --- what is refused
+
+
+def test_every_attribute_whose_shape_nothing_tells_is_named_and_the_rest_of_them_where_some_are_declared(
+    workshop: Workshop,
+) -> None:
+    workshop.script("kept", keeping_modules.TwoFromNone())
+    remedy = "which forward changes, is unknown.*takes no made-up input.*Declare each as a state"
+    declared = {"input_name": "total", "output_name": "total", "data_type": "TYPE_FP32", "dims": [-1]}
+
+    with pytest.raises(ConfigError, match=f"the shape of 'total', 'last', {remedy}"):
+        completed_states(workshop, "kept", [X1])
+    with pytest.raises(ConfigError, match=f"the shape of 'last', {remedy}"):
+        completed_states(workshop, "kept", [X1], states=[declared])
 
 
 @pytest.mark.parametrize(
