@@ -40,13 +40,14 @@ from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.columns import Columns, Sources
 from executor.engine.python.coroutines import Coroutines
+from executor.engine.python.instance_code import InstanceCode, current_code
 from executor.engine.python.model import (
+    called,
     end_if_forked,
     error_text,
     forget,
     import_model_class,
     keep_importable,
-    model_dir_known,
     model_path,
 )
 from executor.engine.python.model_code import only_computes
@@ -87,15 +88,15 @@ class Executing:
     three times as long.
     """
 
-    __slots__ = ("_before", "_dir_before", "_execution", "_model_dir", "_process")
+    __slots__ = ("_before", "_code", "_code_before", "_execution", "_process")
 
-    def __init__(self, execution: calls.Execution, model_dir: str, process: int) -> None:
+    def __init__(self, execution: calls.Execution, code: InstanceCode, process: int) -> None:
         self._execution = execution
-        self._model_dir = model_dir
+        self._code = code
         self._process = process
 
     def __enter__(self) -> calls.Execution:
-        self._dir_before = interface.current_model_dir.set(self._model_dir)
+        self._code_before = current_code.set(self._code)
         self._before = calls.execution.set(self._execution)
         return self._execution
 
@@ -103,7 +104,7 @@ class Executing:
         end_if_forked(self._process)
         calls.execution.reset(self._before)
         self._execution.over()
-        interface.current_model_dir.reset(self._dir_before)
+        current_code.reset(self._code_before)
 
 
 class PythonEngine:
@@ -154,22 +155,22 @@ class PythonEngine:
         """See `base.MakesCalls`: code that only computes has no name for a call."""
         self._code_dir = path.parent
         # As in Triton: a python-based backend serves many models, and asks in whose folder it is to look.
-        self._model_dir = str(version_dir if request.code else path.parent)
-        interface.model_names[self._model_dir] = config.name
-        self._model_class = import_model_class(path)
+        model_dir = version_dir if request.code else path.parent
+        self._code = InstanceCode(config.name, request.version, str(model_dir))
+        self._model_class = import_model_class(path, self._code)
         keep_importable(path.parent)
         try:
             self._model = self._initialised(self._model_class, request)
         except LoadError:
-            forget(self._model_class, path.parent)
+            forget(self._code, path.parent)
             raise
         # A request of an iterative model is a whole sequence, so no state outlives its answer.
         own = batching is not None and not self._has_state and not self._iterative
         wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
-        self._model_state = ModelState(self._model, config.name, self._model_dir, bytes_max) if wanted else None
+        self._model_state = ModelState(self._model, config.name, self._code, bytes_max) if wanted else None
         tells = batching is not None and has_release(self._model_class)
-        self._held = GivenSequences(self._model, config.name, self._model_dir) if tells else None
+        self._held = GivenSequences(self._model, config.name, self._code) if tells else None
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")
@@ -185,7 +186,7 @@ class PythonEngine:
         if not callable(getattr(model_class, "execute", None)):
             raise LoadError(f"model '{request.config.name}': TritonPythonModel has no method execute")
         try:
-            with model_dir_known(self._model_dir), calls.no_calls():
+            with called(self._code), calls.no_calls():
                 model = model_class()
                 if hasattr(model, "initialize"):
                     model.initialize(arguments)
@@ -363,7 +364,7 @@ class PythonEngine:
         if not self.has_readiness:
             return True
         try:
-            with model_dir_known(self._model_dir):
+            with called(self._code):
                 return bool(self._model.is_ready())
         except BaseException:  # as in `_responses`
             log.exception("is_ready of model instance '%s' failed", self._instance)
@@ -373,12 +374,12 @@ class PythonEngine:
         """Calls `finalize`; an exception is logged, because no caller is left."""
         if hasattr(self._model, "finalize"):
             try:
-                with model_dir_known(self._model_dir), calls.no_calls():
+                with called(self._code), calls.no_calls():
                     self._model.finalize()
             except BaseException:  # as in `_responses`
                 log.exception("finalize of model instance '%s' failed", self._instance)
         self._coroutines.close()
-        forget(self._model_class, self._code_dir)
+        forget(self._code, self._code_dir)
 
     # --- the batch
 
@@ -436,7 +437,7 @@ class PythonEngine:
         return given
 
     def _executing(self, batch: Sequence[Row]) -> Executing:
-        return Executing(calls.Execution(self._config.name, self._instance, batch), self._model_dir, self._process)
+        return Executing(calls.Execution(self._config.name, self._instance, batch), self._code, self._process)
 
     def _call_error(self, text: str) -> RowError:
         return RowError(

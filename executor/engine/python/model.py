@@ -2,7 +2,7 @@
 
 Triton runs every instance in a process of its own, so models rely on having their module globals to themselves. Here
 the instances of an executor share a process. So `model.py` and the modules beside it are executed for each instance,
-under names that no other module has. While a model is being imported, its directory comes first on `sys.path`. Later it
+and belong to it (`instance_code`). While a model is being imported, its directory comes first on `sys.path`. Later it
 stays there, last, for imports inside the model's methods. (Two models that import siblings of the same name that late
 would get the same module; imports at the top of a file never do.)
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import itertools
 import os
 import sys
 import threading
@@ -31,7 +30,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from executor.engine.python import triton_python_backend_utils
-from executor.engine.python.triton_python_backend_utils import current_model_dir
+from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
 from shared.contract.errors import LoadError
 
 MODEL_FILE = "model.py"
@@ -39,12 +38,10 @@ INTERFACE_NAME = "triton_python_backend_utils"
 CLASS_NAME = "TritonPythonModel"
 
 _import_lock = threading.RLock()
-_serial = itertools.count()
 _importable: Counter[str] = Counter()
 """Per directory: how many instances need it at the end of `sys.path`."""
 _importing: Counter[str] = Counter()
 """Per directory: how many running imports have it at the front of `sys.path`."""
-_MODULE_PREFIX = "seqmesh_model_"
 
 
 class SourceLoader(SourceFileLoader):
@@ -52,6 +49,16 @@ class SourceLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class SiblingLoader(SourceLoader):
+    """Of the files beside a `model.py`: those that it imports belong to its instance."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        code = current_code.get(None)
+        if code is not None and code.adopts:
+            code.adopt(module, f"{code.name}.{self.name}")
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -63,10 +70,14 @@ def model_path(version_dir: Path, default_model_filename: str) -> Path:
     raise LoadError(f"there is no {name} in {version_dir}")
 
 
-def import_model_class(path: Path) -> type[Any]:
+def import_model_class(path: Path, code: InstanceCode) -> type[Any]:
     """The class `TritonPythonModel` of a freshly executed `model.py`. Raises LoadError with the model's own error."""
-    with _import_lock, _importing_from(path.parent):
-        module = _executed(path)
+    with _import_lock, _importing_from(path.parent), called(code):
+        code.adopts = True
+        try:
+            module = _executed(path, code)
+        finally:
+            code.adopts = False
     found = getattr(module, CLASS_NAME, None)
     if not isinstance(found, type):
         raise LoadError(f"{path} has no class {CLASS_NAME}")
@@ -95,11 +106,10 @@ def keep_importable(directory: Path) -> None:
         _importable[str(directory)] += 1
 
 
-def forget(model_class: type[Any], directory: Path | None = None) -> None:
+def forget(code: InstanceCode, directory: Path | None = None) -> None:
     """Undoes the import of a model, and `keep_importable` if its directory is given."""
     with _import_lock:
-        if model_class.__module__.startswith(_MODULE_PREFIX):
-            sys.modules.pop(model_class.__module__, None)
+        code.forget()
         if directory is None:
             return
         _importable[str(directory)] -= 1
@@ -111,14 +121,14 @@ def forget(model_class: type[Any], directory: Path | None = None) -> None:
 
 
 @contextmanager
-def model_dir_known(directory: str) -> Generator[None]:
-    """Inside the block, which calls a model, `get_model_dir` returns this directory."""
-    token, process = current_model_dir.set(directory), os.getpid()
+def called(code: InstanceCode) -> Generator[None]:
+    """Inside the block a model is called: an instance of that code."""
+    token, process = current_code.set(code), os.getpid()
     try:
         yield
     finally:
         end_if_forked(process)
-        current_model_dir.reset(token)
+        current_code.reset(token)
 
 
 def end_if_forked(process: int) -> None:
@@ -145,19 +155,18 @@ def _said(error: BaseException) -> str:
         return "<its text cannot be made>"
 
 
-def _executed(path: Path) -> ModuleType:
-    name = f"{_MODULE_PREFIX}{next(_serial)}"
+def _executed(path: Path, code: InstanceCode) -> ModuleType:
+    name = code.name
     loader = SourceLoader(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
-    # Registered because dataclasses and pickle look a class's module up by its name.
-    sys.modules[name] = module
+    # Before it runs, because dataclasses look a class's module up by its name.
+    code.adopt(module, name)
     try:
-        with model_dir_known(str(path.parent)):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException as error:  # the model's own code
-        del sys.modules[name]
+        code.forget()
         raise LoadError(f"cannot import {path}: {error_text(error)}") from error
     return module
 
@@ -187,7 +196,7 @@ def _finder(path: str) -> PathEntryFinder:
     """Finds modules in a model's directory, or in a folder below it; for `sys.path_hooks`."""
     if not any(str(folder) in _importing or str(folder) in _importable for folder in (Path(path), *Path(path).parents)):
         raise ImportError(f"{path} is no model's")
-    return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
+    return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SiblingLoader, SOURCE_SUFFIXES))
 
 
 def _forget_finders(directory: Path) -> None:
@@ -198,7 +207,7 @@ def _forget_finders(directory: Path) -> None:
 
 def _drop_siblings(directory: Path, names: set[str]) -> None:
     # All are found before one is removed, because the place of a folder is asked from its package.
-    found = [name for name in names if not name.startswith(_MODULE_PREFIX) and _lies_in(directory, sys.modules[name])]
+    found = [name for name in names if not name.startswith(MODULE_PREFIX) and _lies_in(directory, sys.modules[name])]
     for name in found:
         del sys.modules[name]
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from executor.engine.python.model import error_text, forget, import_model_class, model_dir_known
+from executor.engine.python.instance_code import InstanceCode
+from executor.engine.python.model import called, error_text, forget, import_model_class
 from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
@@ -84,11 +85,12 @@ def completed_apart(
 
 def completed_here(config_json: str, path: Path) -> str:
     """As `completed_apart`, in this process."""
-    model_class = import_model_class(path)
+    code = InstanceCode(_name(config_json), path.parent.name, str(path.parent))
+    model_class = import_model_class(path, code)
     try:
-        return _completed(model_class, config_json, path)
+        return _completed(model_class, config_json, code)
     finally:
-        forget(model_class)
+        forget(code)
 
 
 def main() -> None:
@@ -124,13 +126,13 @@ def _outcome(config_json: str, path: Path) -> CompletionResult:
         return CompletionResult(error=error.message, is_import_error=not isinstance(error, ConfigError))
 
 
-def _completed(model_class: type[Any], config_json: str, path: Path) -> str:
+def _completed(model_class: type[Any], config_json: str, code: InstanceCode) -> str:
     name = _name(config_json)
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None:
         return config_json
     try:
-        with model_dir_known(str(path.parent)):
+        with called(code):
             completed = complete(ModelConfig(config_json))
     except BaseException as error:  # the model's own code
         raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}") from error

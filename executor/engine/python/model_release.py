@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from executor.engine.base import Row
-from executor.engine.python.model import error_text, model_dir_known, takes
+from executor.engine.python.instance_code import InstanceCode
+from executor.engine.python.model import called, error_text, takes
 from shared.contract.ids import CorrelationId
 
 RELEASE = "release"
@@ -34,10 +35,10 @@ def has_release(model_class: type[Any]) -> bool:
 class GivenSequences:
     """The sequences that a model was given and has not released yet."""
 
-    def __init__(self, model: Any, name: str, model_dir: str) -> None:
+    def __init__(self, model: Any, name: str, code: InstanceCode) -> None:
         self._model = model
         self._name = name
-        self._model_dir = model_dir
+        self._code = code
         self._given: dict[CorrelationId, None] = {}
 
     def give(self, rows: Iterable[Row]) -> None:
@@ -58,7 +59,7 @@ class GivenSequences:
             return
         del self._given[correlation_id]
         try:
-            with model_dir_known(self._model_dir):
+            with called(self._code):
                 self._model.release(correlation_id=correlation_id)
         except BaseException as error:  # noqa: BLE001 - the model's own code
             log.error("model '%s': release of sequence %s failed: %s", self._name, correlation_id, error_text(error))

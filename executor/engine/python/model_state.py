@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.engine.python.model import error_text, model_dir_known, takes
+from executor.engine.python.instance_code import InstanceCode
+from executor.engine.python.model import called, error_text, takes
 from executor.engine.python.response import is_text
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
@@ -43,10 +44,10 @@ class ModelState:
     bytes_max  largest state of one sequence
     """
 
-    def __init__(self, model: Any, name: str, model_dir: str, bytes_max: int) -> None:
+    def __init__(self, model: Any, name: str, code: InstanceCode, bytes_max: int) -> None:
         self._model = model
         self._name = name
-        self._model_dir = model_dir
+        self._code = code
         self._bytes_max = bytes_max
 
     def save(self, correlation_id: CorrelationId) -> bytes:
@@ -73,7 +74,7 @@ class ModelState:
     def _call(self, method: str, correlation_id: CorrelationId, *arguments: object) -> object:
         call: Callable[..., object] = getattr(self._model, method)
         try:
-            with model_dir_known(self._model_dir):
+            with called(self._code):
                 return call(correlation_id, *arguments)
         except BaseException as error:  # the model's own code: only this sequence is to suffer from it
             raise self._error(method, correlation_id, error_text(error)) from error

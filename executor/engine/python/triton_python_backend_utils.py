@@ -13,7 +13,6 @@ import inspect
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from executor.configuration.completion import CompletableConfig as ModelConfig
 from executor.engine.python import model_calls
+from executor.engine.python.instance_code import current_code
 from executor.engine.python.model_metrics import MetricFamily, TritonModelException
 from executor.engine.python.response import InferenceResponse, TritonError
 from executor.engine.python.tensor import (
@@ -69,12 +69,6 @@ TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
-
-current_model_dir: ContextVar[str] = ContextVar("current_model_dir")
-"""Set by the engine around every call into a model; read by `get_model_dir`."""
-
-model_names: dict[str, str] = {}
-"""Set by the engine: the model of a directory, for log lines."""
 
 
 class _Given(dict[str, Column]):
@@ -258,8 +252,8 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: str = INFO) -> None:
-        name = model_names.get(current_model_dir.get(""), "")
-        fields = {"model": name} if name else {}
+        code = current_code.get(None)
+        fields = {"model": code.model} if code is not None else {}
         logging.getLogger("seqmesh.model").log(Logger._LEVELS[level], "%s", message, extra={"fields": fields})
 
     @staticmethod
@@ -339,9 +333,9 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:
 
 def get_model_dir() -> str:
     """The directory of the model's version; called outside of a model's methods, that of the calling file."""
-    directory = current_model_dir.get(None)
-    if directory is not None:
-        return directory
+    code = current_code.get(None)
+    if code is not None:
+        return code.model_dir
     return str(Path(inspect.stack()[1].filename).resolve().parent)
 
 

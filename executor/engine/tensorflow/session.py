@@ -116,7 +116,9 @@ def _unset_variable(session: Any, fetches: Iterable[str]) -> str:
     graph = session.graph
     names = variables_read(graph.as_graph_def(), fetches)
     with graph.as_default():
-        asked = [tf.raw_ops.VarIsInitializedOp(resource=graph.get_tensor_by_name(f"{name}:0")) for name in names]
+        asked: list[Any] = [
+            tf.raw_ops.VarIsInitializedOp(resource=graph.get_tensor_by_name(f"{name}:0")) for name in names
+        ]
     are_set: Sequence[bool] = session.run(asked)
     return next((name for name, is_set in zip(names, are_set, strict=True) if not is_set), "")
 

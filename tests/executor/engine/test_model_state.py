@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from executor.engine.base import BatchResult, HandsOutState, Row, RowError
+from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model_state import ModelState, has_methods
 from executor.models.recovery import of_versions, with_methods
 from shared.contract.errors import Code, LoadError, ModelError
@@ -98,6 +99,80 @@ def test_a_sequence_goes_on_in_another_engine(workshop: Workshop, hands_out: Any
     assert [12] == told(other.run([row(1, 1)], [False]))
 
 
+PICKLED = """
+import pickle
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from parts.total import Total, zero
+
+class Sum:
+    class Step(int):
+        pass
+
+    def __init__(self):
+        self.total, self.steps, self.made_by = Total(zero()), [], zero
+
+    def add(self, value):
+        # Of this instance's classes, whoever has pickled it.
+        assert type(self) is Sum and type(self.total) is Total and self.made_by is zero
+        assert all(type(step) is Sum.Step for step in self.steps)
+        self.steps.append(Sum.Step(value))
+        self.total.value += value
+        return self.total.value
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.add(request) for request in requests]
+
+    def add(self, request):
+        sum = self.sums.setdefault(request.correlation_id(), Sum())
+        value = sum.add(pb_utils.get_input_tensor_by_name(request, "X").as_numpy().item())
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[value]]))])
+
+    def checkpoint(self, correlation_id):
+        return {"sum": np.frombuffer(pickle.dumps(self.sums[correlation_id]), np.uint8)}
+
+    def restore(self, correlation_id, state):
+        self.sums[correlation_id] = pickle.loads(state["sum"])
+"""
+TOTAL = """
+from dataclasses import dataclass
+
+@dataclass
+class Total:
+    value: "int"
+
+def zero():
+    return 0
+"""
+
+
+def test_what_one_instance_has_pickled_every_other_one_reads_as_its_own(workshop: Workshop) -> None:
+    """Classes of `model.py` and of a file beside it: in an instance beside the first, which has modules of its own, and
+    in one that is loaded when the first is gone and other models were loaded meanwhile, as on another executor.
+    """
+    parts = workshop.python("sums", PICKLED).parent / "parts"
+    parts.mkdir()
+    (parts / "total.py").write_text(TOTAL)
+    first: Any = workshop.load(CONFIG)
+    beside: Any = workshop.load(CONFIG)
+    (state,) = saved(first.run([row(1, 5, start=True)], [True]))
+    beside.restore_model(1, state)
+    (again,) = saved(beside.run([row(1, 6)], [True]))
+    for engine in workshop.engines:
+        engine.close()
+    workshop.engines.clear()
+    workshop.python("other", SUMS)
+    workshop.load(sequence_config("other", "python", inputs=[X], outputs=[Y]))
+    other: Any = workshop.load(CONFIG)
+    other.restore_model(1, again)
+
+    assert [18] == told(other.run([row(1, 7)], [False]))
+
+
 def test_what_a_failed_step_leaves_is_saved_too(workshop: Workshop, hands_out: Any) -> None:
     """Of a START that failed nothing is left, and after an END nothing is needed."""
     failed = hands_out.run([row(1, -5, start=True), row(2, 5, start=True), row(3, 5, start=True)], [True, False, False])
@@ -160,7 +235,7 @@ class Held:
 def through_redis(state: object, bytes_max: int = MODEL_STATE_BYTES_MAX) -> Mapping[str, Any]:
     """What a model is given back of what it gave."""
     model = Held(state)
-    methods = ModelState(model, "m", "/", bytes_max)
+    methods = ModelState(model, "m", InstanceCode("m", "1", "/"), bytes_max)
     kept = methods.save("x")
     assert kept, "Redis must know that there is a state, though nothing is in it"
     methods.load("x", kept)

@@ -1,0 +1,107 @@
+"""The code of one instance of a `model.py`: its folder, and the modules that its files are.
+
+Every instance has module objects of its own, and pickle finds a class by the name of its module. So these names are the
+same for all instances of a version, on every executor: the classes of `model.py` are of `seqmesh_model_NAME_VERSION`,
+those of a file `sort.py` beside it, which it imports, of `seqmesh_model_NAME_VERSION.sort`. What one instance has
+pickled any other one can read. Under such a name `sys.modules` has a `StandIn`: the module of whichever instance is
+called.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import FunctionType, ModuleType
+from typing import Any
+
+MODULE_PREFIX = "seqmesh_model_"
+"""How the names of these modules begin."""
+
+
+class InstanceCode:
+    """What belongs to an instance while its model is called.
+
+    model      the model's name, for log lines
+    model_dir  what `get_model_dir` returns
+    adopts     whether the modules that are imported now are the instance's own: while `model.py` is imported. What a
+               method imports later, all instances share
+    """
+
+    __slots__ = ("_modules", "adopts", "model", "model_dir", "name")
+
+    def __init__(self, model: str, version: str, model_dir: str) -> None:
+        self.model = model
+        self.model_dir = model_dir
+        self.adopts = False
+        # A class that TorchScript compiles takes the name of its module over, which must be made of words.
+        self.name = MODULE_PREFIX + re.sub("[^0-9a-zA-Z_]", "_", f"{model}_{version}")
+        """The name of `model.py`."""
+        self._modules: dict[str, ModuleType] = {}
+
+    def adopt(self, module: ModuleType, name: str) -> None:
+        """Lets a module be found under that name; its classes and functions are of it."""
+        _rename(vars(module), module.__name__, name)
+        if name not in self._modules:  # else it is reloaded
+            self._modules[name] = module
+            _modules_under(sys.modules.setdefault(name, StandIn(name))).append(module)
+
+    def module(self, name: str) -> ModuleType | None:
+        """The instance's module of that name."""
+        return self._modules.get(name)
+
+    def forget(self) -> None:
+        """The modules are found no longer."""
+        for name, module in self._modules.items():
+            modules = _modules_under(sys.modules[name])
+            modules.remove(module)
+            if not modules:
+                del sys.modules[name]
+        self._modules.clear()
+
+
+current_code: ContextVar[InstanceCode] = ContextVar("current_code")
+"""Set by the engine around every call into a model."""
+
+
+class StandIn(ModuleType):
+    """Stands for the modules that the instances of a version have under one name. It is the module of the instance that
+    is called; for a thread of a model's own, which nobody has called, that of the newest instance.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        object.__setattr__(self, "_modules", [])
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(_present(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_present(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_present(self), name)
+
+
+def _rename(members: Mapping[str, Any], before: str, after: str) -> None:
+    """Makes what a module, or a class in it, defines a part of another module."""
+    for member in list(members.values()):
+        if isinstance(member, FunctionType) and member.__module__ == before:
+            member.__module__ = after
+        elif isinstance(member, type) and member.__module__ == before != after:
+            type.__setattr__(member, "__module__", after)  # past a metaclass that would refuse it
+            _rename(vars(member), before, after)
+
+
+def _modules_under(stand_in: ModuleType) -> list[ModuleType]:
+    """The modules of all instances, the newest last."""
+    modules: list[ModuleType] = object.__getattribute__(stand_in, "_modules")
+    return modules
+
+
+def _present(stand_in: StandIn) -> ModuleType:
+    code = current_code.get(None)
+    name: str = object.__getattribute__(stand_in, "__name__")
+    module = None if code is None else code.module(name)
+    return _modules_under(stand_in)[-1] if module is None else module
