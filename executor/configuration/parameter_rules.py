@@ -18,6 +18,8 @@ _LOG = ("sequence_log_steps", "sequence_log_bytes")
 _WHOLE_DIGITS_MAX = 18
 PYTHON = "python"
 """The one backend whose models may hand their state out."""
+_READ_ALONE = tuple(each.backend for each in For if each.backend not in ("", PYTHON))
+"""Backends of which nobody but the mesh reads parameters. A `model.py` may read any."""
 _WITHOUT_EFFECT = (
     ("openvino", "ENABLE_BATCH_PADDING", "the model is given batches of every size"),
     ("tensorflow", "MAX_SESSION_SHARE_COUNT", "each instance has a session of its own"),
@@ -57,6 +59,11 @@ def check_parameters(config: ConfigMessage) -> list[str]:
         raise ConfigError(
             f"parameter '{ENVIRONMENT}' of {model} needs a process for each instance, and '{PROCESS}' says 'false'"
         )
+    notes += [
+        f"parameter '{each.name}' has no effect: the backend is {config.backend}, and {each.of.backend} models have it"
+        for each in PARAMETERS
+        if each.name in parameters and config.backend in _READ_ALONE and each.of.backend not in ("", config.backend)
+    ]
     if parameters.get(CPU_INPUTS) == "no":
         notes.append(f"parameter '{CPU_INPUTS}' has no effect: inputs are on the CPU")
     return notes + (_recovery_notes(config, parameters) if stateful else [])

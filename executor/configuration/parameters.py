@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +20,11 @@ class For(StrEnum):
     ONNX = "`onnxruntime` models"
     OPENVINO = "`openvino` models"
     TENSORFLOW = "`tensorflow` models"
+
+    @property
+    def backend(self) -> str:
+        """The backend whose models these are; "" for models of any."""
+        return self.split("`")[1] if "`" in self else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,3 +378,16 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
 )
 """Every parameter that the mesh reads."""
+
+_LIKENESS = 0.85
+"""How alike two names are of which one may be meant by the other: `checkpoint_intervall`, `Fixed-Shape`."""
+
+
+def misspelt(names: Iterable[str]) -> dict[str, str]:
+    """Parameters that the mesh does not read -> the one of its own that may be meant."""
+    known = {parameter.name.casefold(): parameter.name for parameter in PARAMETERS}
+    found: dict[str, str] = {}
+    for name in sorted(set(names) - {parameter.name for parameter in PARAMETERS}):
+        written = name.casefold().replace("-", "_")
+        found.update((name, known[near]) for near in difflib.get_close_matches(written, known, 1, _LIKENESS))
+    return found

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from executor.configuration.load import LoadedConfig, load_model_config
+from executor.configuration.parameters import misspelt
 from executor.engine.backends import find_backend, folder_of, installed_backends
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.mkl import require_fixed_products
@@ -475,6 +476,8 @@ def _tell(model: LoadedModel, *, seconds: float) -> None:
     config = model.record.config
     for note in config.notes:
         logs.info("model note", model=config.name, note=note)
+    for written, meant in misspelt(config.parameters).items():
+        logs.warning("unknown model parameter", model=config.name, parameter=written, did_you_mean=meant)
     logs.info(
         "model loaded",
         model=config.name,

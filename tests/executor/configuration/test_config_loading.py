@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor.configuration.load import LoadedConfig
+from executor.configuration.parameters import misspelt
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import (
     Direct,
@@ -373,6 +374,33 @@ def test_a_parameter_without_effect_is_told_to_the_models_of_its_backend(
     assert (f"parameter '{name}' has no effect: {because}",) == load_text(
         text, backends={backend: unchanged}
     ).config.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [
+        (
+            "intra_op_thread_count",
+            ["parameter 'intra_op_thread_count' has no effect: the backend is pytorch, and onnxruntime models have it"],
+        ),
+        ("INTRA_OP_THREAD_COUNT", []),
+    ],
+)
+def test_a_parameter_of_another_backend_is_told(load_text: LoadText, name: str, notes: Sequence[str]) -> None:
+    text = f'{IO} backend: "pytorch" parameters {{ key: "{name}" value {{ string_value: "1" }} }}'
+
+    assert tuple(notes) == load_text(text, backends={"pytorch": unchanged}).config.notes
+
+
+def test_a_parameter_that_is_nearly_one_of_the_mesh_s_may_be_misspelt() -> None:
+    """Others are the model's own."""
+    names = ("checkpoint_intervall", "Fixed-Shape", "EXECUTION_ENV_PTH", "threads", "retry_replies", "vocabulary")
+
+    assert {
+        "checkpoint_intervall": "checkpoint_interval",
+        "Fixed-Shape": "fixed_shape",
+        "EXECUTION_ENV_PTH": "EXECUTION_ENV_PATH",
+    } == misspelt(names)
 
 
 # Versions

@@ -305,6 +305,18 @@ def test_the_index_of_a_repository_that_cannot_be_read_names_what_was_loaded_fro
     assert "models not listed" in caplog.text
 
 
+def test_a_misspelt_parameter_is_a_warning_of_the_load(
+    folder: Path, repository: ModelRepository, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (folder / "running_sum" / "config.pbtxt").open("a") as file:
+        file.write('parameters { key: "checkpoint_intervall" value { string_value: "4" } }')
+
+    repository.load("running_sum")
+
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "unknown model parameter" in warning.getMessage()
+
+
 def test_models_are_folders_and_links_to_folders(tmp_path: Path) -> None:
     root = tmp_path / "models"
     for name in ("m", ".hidden"):
