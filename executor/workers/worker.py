@@ -51,6 +51,9 @@ SHORT_US = 500.0
 """Longest batch for the event loop: for so long a thread may keep the interpreter from the loop in any case
 (`executor.service.SWITCH_INTERVAL_S`)."""
 
+FINALIZE_LIMIT_S = 30.0
+"""How long the end of a batch and a model's `finalize` are waited for: as long as Triton waits when it exits."""
+
 
 class Pace:
     """How long batches take: the longest one of late. Pure.
@@ -252,9 +255,15 @@ class EngineWorker:
             logs.error("state not dropped", failure, instance=self.name)
 
     async def close(self) -> None:
-        """Lets the running batch end, then finalizes the model."""
-        await self._thread.start(self._engine.close)
+        """Lets the running batch end, then finalizes the model. Raises what its `finalize` does, and TimeoutError if it
+        takes too long: then it is left behind, with what the model holds.
+        """
+        closing = self._thread.start(self._engine.close)
         self._thread.stop()
+        ended, _ = await asyncio.wait([closing], timeout=FINALIZE_LIMIT_S)
+        if not ended:
+            raise TimeoutError(f"its finalize has taken more than {FINALIZE_LIMIT_S:g} s, and is not waited for")
+        await closing
 
     def close_now(self) -> None:
         """As `close`, for an engine on which nothing has run yet, called from a thread that may block."""

@@ -85,7 +85,7 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
     style  text or json
     bound  fields of every line, for instance the process's name
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream or _standard_error())
     handler.setFormatter(JsonLines(bound) if style == "json" else TextLines(bound))
     handler.addFilter(WithoutRepeats())
     root = logging.getLogger()
@@ -95,6 +95,12 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
         logging.getLogger(library).setLevel(logging.WARNING)
     LOGGER.setLevel(Level[level.upper()])
     logging.captureWarnings(capture=True)
+
+
+def _standard_error() -> TextIO:
+    """Not `sys.stderr`: a model that closes it would end the log."""
+    encoding = sys.stderr.encoding
+    return open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
 def choose(levels: Collection[Level]) -> None:

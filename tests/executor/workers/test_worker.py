@@ -42,6 +42,18 @@ async def test_an_engine_that_raises_fails_every_row_but_the_null_rows(failure: 
     await worker.close()
 
 
+async def test_a_finalize_that_does_not_return_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.workers.worker.FINALIZE_LIMIT_S", 0.05)
+    returns = threading.Event()
+    hanging: Any = Broken(MemoryError())
+    hanging.close = returns.wait
+    worker = EngineWorker(hanging, "sum", "sum_0_0", InstanceIndex(0))
+
+    with pytest.raises(TimeoutError, match=r"its finalize has taken more than 0\.05 s"):
+        await worker.close()
+    returns.set()
+
+
 def saved(slot: int, *, fits: bool = True) -> SavedState:
     """A declared state, which may not fit."""
     return SavedState(SlotIndex(slot), slot, {"H" if fits else "X": Tensor("H", "UINT8", (1,), b"h")}, b"")

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -156,3 +157,16 @@ def test_the_level_of_a_line_reads_back(configured: Configure, style: str, level
 )
 def test_lines_that_this_module_did_not_write_have_no_level(line: str) -> None:
     assert level_of_line(line) is None
+
+
+@pytest.mark.usefixtures("configured")
+def test_code_that_closes_standard_error_does_not_end_the_log(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - as Python opens it
+    logs.configure("info", "text")
+    sys.stderr.close()
+
+    logs.info("goes on")
+
+    assert "goes on" in capfd.readouterr().err
