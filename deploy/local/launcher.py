@@ -26,7 +26,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -224,6 +224,9 @@ class Launcher:
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
+        # A process that a model has forked holds the memory of a service that is gone, and its connections to Redis.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         self._plans[name].state.pid = 0
         self._write_state()
         self._events.put_nowait(Exited(name, code))

@@ -1,7 +1,8 @@
 """Stands for a service in the launcher's tests: `fake_service.py <service> --name=... [--metrics-port=...]`.
 
 Behaviour by environment: FAKE_FAILS names a child that exits at once with code 1; FAKE_STUBBORN one that ignores
-SIGTERM. A gateway answers its readiness with FAKE_READY or 200, a console its stream with FAKE_STREAM.
+SIGTERM; FAKE_FORKS one that forks a process. A gateway answers its readiness with FAKE_READY or 200, a console its
+stream with FAKE_STREAM.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ print(f"umask={os.umask(0)}", flush=True)
 if os.environ.get("FAKE_FAILS") == name:
     print("the reason of the failure", file=sys.stderr, flush=True)
     sys.exit(1)
+if os.environ.get("FAKE_FORKS") == name and os.fork() == 0:
+    signal.pause()
 if os.environ.get("FAKE_STUBBORN") == name:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:

@@ -168,6 +168,20 @@ def test_a_child_that_is_killed_is_reported_and_comes_back_under_the_same_name(l
     assert launcher.comes_back("executor-1", before)
 
 
+def test_what_a_child_has_forked_ends_with_it(launch: Launch) -> None:
+    """It would keep the memory of the dead child, and its connections to Redis."""
+    launcher = launch(FAKE_FORKS="executor-1")
+    launcher.reads_until("ready: ")
+    before = launcher.children()["executor-1"].pid
+    forked = psutil.Process(before).children()
+    assert 1 == len(forked)
+
+    os.kill(before, signal.SIGKILL)
+
+    assert launcher.comes_back("executor-1", before)
+    assert all_end(forked)
+
+
 def test_nothing_of_a_mesh_is_open_to_other_users_but_what_its_services_write_themselves(launch: Launch) -> None:
     launcher = launch()
     line = launcher.reads_until("ready: ")
