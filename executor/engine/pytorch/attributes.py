@@ -82,15 +82,45 @@ class Changes:
     problems: tuple[str, ...] = ()
 
 
-def script_changes(module: torch.jit.ScriptModule) -> Changes:
-    """What the forward of a loaded TorchScript module changes. The module must be in evaluation mode."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the code of a TorchScript file says.
+
+    kinds                   path of an attribute that forward changes -> its type
+    problems, more_problems  before and behind those that the attributes themselves are
+    """
+
+    kinds: Mapping[str, Any]
+    problems: tuple[str, ...] = ()
+    more_problems: tuple[str, ...] = ()
+
+    def of(self, module: torch.jit.ScriptModule) -> Changes:
+        """The same of a module of that file."""
+        inner = cast("Any", module)._c  # noqa: SLF001 - attributes of any type have no public way in
+        attributes: list[Attribute] = []
+        problems = list(self.problems)
+        for path, kind in self.kinds.items():
+            found = _attribute(_owner(inner, path), path, kind)
+            if found is None:
+                problems.append(f"forward changes the attribute '{path}', a {kind.annotation_str} of the module")
+            else:
+                attributes.append(found)
+        return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self.more_problems])))
+
+
+def script_changes(module: torch.jit.ScriptModule) -> Found:
+    """What the forward of a loaded TorchScript module changes. The module must be in evaluation mode.
+
+    The pass leaves the module's tensors behind as constants, which live as long as the module, even if it is given
+    others. So a module that is to be served is not read: another one of its file is, which goes first.
+    """
     inner = cast("Any", module)._c  # noqa: SLF001 - the pass that tells has no public name
     try:
         frozen = cast("Any", torch)._C._freeze_module(inner, [], True, False)  # noqa: FBT003, SLF001
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
-        return Changes(problems=(f"what forward changes in the module cannot be told: {reason}",))
-    return _Reading(inner, frozen).changes()
+        return Found({}, (f"what forward changes in the module cannot be told: {reason}",))
+    return _Reading(inner, frozen).found()
 
 
 def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Module) -> Changes:
@@ -140,29 +170,14 @@ class _Reading:
         for node in _nodes(graph):
             self._see(node)
 
-    def changes(self) -> Changes:
-        attributes: list[Attribute] = []
-        problems = list(self._unclear)
-        for path, kind in self._kept.items():
-            if self._only_reads(path, kind):
-                continue
-            found = _attribute(self._owner(path), path, kind)
-            if found is None:
-                problems.append(f"forward changes the attribute '{path}', a {kind.annotation_str} of the module")
-            else:
-                attributes.append(found)
-        return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self._shared_writes()])))
+    def found(self) -> Found:
+        kinds = {path: kind for path, kind in self._kept.items() if not self._only_reads(path, kind)}
+        return Found(kinds, tuple(self._unclear), tuple(self._shared_writes()))
 
     def _only_reads(self, path: str, kind: Any) -> bool:
         """Whether a tensor is neither set nor written to."""
         written = {self._root(name) for name, _ in self._written}
         return kind.kind() == "TensorType" and path not in self._set and self._root(_place(path)) not in written
-
-    def _owner(self, path: str) -> Owner:
-        owner = self._module
-        for part in path.split(".")[:-1]:
-            owner = owner.getattr(part)
-        return owner
 
     def _shared_writes(self) -> Iterator[str]:
         constants = {self._root(name): name for name in self._constants}
@@ -199,7 +214,7 @@ class _Reading:
                 self._see_operator(node, kind, inputs, outputs)
 
     def _see_read(self, path: str, value: Any) -> None:
-        if isinstance(self._owner(path).getattr(path.rpartition(".")[2]), _SCRIPT_MODULE):
+        if isinstance(_owner(self._module, path).getattr(path.rpartition(".")[2]), _SCRIPT_MODULE):
             self._objects[value.debugName()] = path
             return
         self._kept[path] = value.type()
@@ -253,6 +268,13 @@ def _nodes(graph: Any) -> Iterator[Any]:
             yield from _nodes(block)
         if node.hasAttribute("Subgraph"):
             yield from _nodes(node.g("Subgraph"))
+
+
+def _owner(module: Any, path: str) -> Owner:
+    """The module that has the attribute of that path."""
+    for part in path.split(".")[:-1]:
+        module = module.getattr(part)
+    return module
 
 
 def _attribute(owner: Owner, path: str, kind: Any) -> Attribute | None:

@@ -90,7 +90,8 @@ class _Model:
             self.arguments = program_arguments(self.program)
             return
         script = load_script(path, torch.device("cpu"))
-        self.module, self.changes, self.arguments = script, script_changes(script), script_arguments(script)
+        self.module, self.arguments = script, script_arguments(script)
+        self.changes = script_changes(script).of(script)
 
 
 def _complete_kept(config: dict[str, Any], model: _Model) -> None:

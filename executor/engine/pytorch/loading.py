@@ -86,8 +86,9 @@ def load(request: LoadRequest) -> TorchEngine:
 def _load_module(config: ModelConfig, path: Path, device: torch.device) -> tuple[nn.Module, list[Argument], Changes]:
     """The module of a file on its device, the arguments of its forward, and what its forward changes in it."""
     if path.suffix != ".pt2":
+        found = script_changes(load_script(path, torch.device("cpu")))
         script = load_script(path, device)
-        return script, script_arguments(script), script_changes(script)
+        return script, script_arguments(script), found.of(script)
     program = load_program(path)
     _check_batch_dimension(config, program)
     if device.type != "cpu":

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, cast
 
+import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -275,6 +277,21 @@ def test_two_instances_with_shared_weights_keep_their_states_apart(workshop: Wor
 
     np.testing.assert_allclose(alone(keeping_modules.Rnn(), STEPS)[1], array(found, "y"), rtol=1e-5)
     assert weights_of(engine) == weights_of(other)
+
+
+def test_a_second_instance_with_shared_weights_takes_no_memory_for_its_own(workshop: Workshop) -> None:
+    """Nor does what was asked of the file leave a copy behind."""
+    workshop.script("wide", torch.nn.Linear(2500, 2500, bias=False))  # 25 MB
+    x, y = TensorSpec("input", "FP32", (2500,)), TensorSpec("y", "FP32", (2500,))
+    config = plain_config("wide", "pytorch", inputs=[x], outputs=[y])
+    config = msgspec.structs.replace(config, parameters={"ENABLE_WEIGHT_SHARING": "true"})
+    workshop.load(config)
+    before = psutil.Process().memory_info().rss
+
+    for _ in range(4):
+        workshop.load(config)
+
+    assert psutil.Process().memory_info().rss - before < 25_000_000
 
 
 def test_without_weight_sharing_each_instance_has_weights_of_its_own(workshop: Workshop) -> None:
