@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
@@ -33,6 +32,7 @@ from scheduler.core.backlog import Entry
 from scheduler.core.events import Assigned, Event, Forgotten, IdleSeen, Looked, MovedOut, Reclaimed, Vacated
 from scheduler.descriptions import paged_descriptions
 from scheduler.ingest import StreamKind
+from scheduler.polls import Polls
 from shared.contract.errors import Code
 from shared.contract.forecast import encode_forecast
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -41,7 +41,7 @@ from shared.contract.messages import ReplyMessage, encode
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
+from shared.store.link import SharedLinks
 from shared.store.membership import Membership
 from shared.store.reading import text_of
 from shared.store.script_sender import Call
@@ -62,15 +62,21 @@ T = TypeVar("T")
 Item = TypeVar("Item", bound=Assign | MoveOut | Reject | Vacate)
 
 
-@dataclass(frozen=True, slots=True)
 class MeshAccess:
-    """One Redis with its keys and scripts. Its client is made without retries."""
+    """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
+    retries.
+    """
 
-    redis: Redis
-    keys: Keyspace
-    scripts: Scripts
-    membership: Membership
-    tracing: Tracing
+    def __init__(
+        self, redis: Redis, keys: Keyspace, scripts: Scripts, membership: Membership, tracing: Tracing
+    ) -> None:
+        self.redis = redis
+        self.keys = keys
+        self.scripts = scripts
+        self.membership = membership
+        self.tracing = tracing
+        self.links = SharedLinks(redis)
+        self.polls = Polls(membership)
 
 
 class EffectPerformer:
@@ -84,14 +90,11 @@ class EffectPerformer:
         self._keys = mesh.keys
         self._scripts = mesh.scripts
         self._redis = mesh.redis
+        self._links = mesh.links
         self._model = model
         self._term = term
         self._tombstone_ms = tombstone_ms
-        self._link = Link(mesh.redis)
         self._done: dict[tuple[ShardId, str], list[bytes]] = {}
-
-    async def close(self) -> None:
-        await self._link.close()
 
     async def perform(self, actions: Sequence[Action]) -> list[Event]:
         """Carries the actions out, in order.
@@ -336,16 +339,18 @@ class EffectPerformer:
         Steps are put only into the inbox of a sequence's owner. So once it owns no sequence, draining empties the
         inboxes for good.
         """
+        # The leader of each model comes to this; the first one removes it.
+        inboxes = [("EXISTS", self._keys.inbox(shard, executor)) for shard in self._keys.shard_ids()]
+        if not any(await self._exchange([("HEXISTS", self._keys.executors, executor), *inboxes])):
+            return True
         models = {text_of(name) for name in await self._redis.hkeys(self._keys.models)} | {self._model}
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.exists(self._keys.executor_lease(executor))
-        for shard in self._keys.shard_ids():
-            for model in sorted(models):
-                pipe.exists(self._keys.owned(shard, executor, model))
-        if any(await pipe.execute()):
+        owned = [
+            ("EXISTS", *(self._keys.owned(shard, executor, model) for model in sorted(models)))
+            for shard in self._keys.shard_ids()
+        ]
+        if any(await self._exchange([("EXISTS", self._keys.executor_lease(executor)), *owned])):
             return False
         await self._drain(executor, alive=False)
-        # The leader of each model comes to this; the first one removes it.
         if await self._mesh.membership.remove(executor):
             logs.info("executor forgotten", executor=executor)
         return True
@@ -439,8 +444,9 @@ class EffectPerformer:
         together: list[Call[Any]] = [*calls]
         together += (self._removal(shard, stream, entries) for (shard, stream), entries in done.items())
         outcomes: list[Any] = []
-        await self._link.connect()
-        for outcome in await self._scripts.run_all(together, self._link):
+        async with self._links.connected() as link:
+            replies = await self._scripts.run_all(together, link)
+        for outcome in replies:
             if isinstance(outcome, Exception):
                 raise outcome
             outcomes.append(outcome)
@@ -448,14 +454,7 @@ class EffectPerformer:
 
     async def _exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Sends plain commands in one round trip. Raises the first error among their replies."""
-        if not commands:
-            return []
-        await self._link.connect()
-        replies = await self._link.exchange(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return await self._links.ask(commands)
 
 
 def _due_ms(score: bytes) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from scheduler.core.backlog import MOVING_RANK, WAITING_RANK, Entry
 from scheduler.core.events import (
@@ -25,6 +26,7 @@ from scheduler.core.events import (
 )
 from scheduler.core.slots import OfferedVersion
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.messages import RepositoryEntry
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, check_versions
 from shared.store.reading import FAILURES, noted, text_of
@@ -198,7 +200,7 @@ class Poll:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
-        # By model, because each of hundreds of leaders asks for its own.
+        # This and what is made of a poll below is by model, because each of hundreds of leaders asks for its own.
         self._offered: dict[str, dict[ExecutorId, tuple[OfferedVersion, ...]]] = {}
         self._nothing: Offers = {one.registration.executor: () if one.usable else None for one in members}
         for registration in (member.registration for member in members if member.usable):
@@ -218,21 +220,34 @@ class Poll:
         """What each registered executor offers of a model; None for one that is dead or leaving."""
         return {**self._nothing, **self._offered.get(model, {})}
 
+    def withdrawn(self, model: str, versions: Iterable[str]) -> tuple[str, ...]:
+        """The unloaded ones among the versions of a model: a living executor says so, and none serves or loads them."""
+        served, lines = self._served.get(model, set[str]()), self._lines.get(model, [])
+        coming = {line.version for line in lines if line.state in ("READY", "LOADING", "UNLOADING")}
+        gone = {line.version for line in lines if line.state == "UNAVAILABLE" and line.reason == "unloaded"}
+        if ANY_VERSION in coming:
+            return ()
+        return tuple(
+            version
+            for version in sorted(versions)
+            if version not in served | coming and (version in gone or ANY_VERSION in gone)
+        )
 
-def withdrawn(members: Iterable[Member], model: str, versions: Iterable[str]) -> tuple[str, ...]:
-    """The unloaded ones among the versions: a living executor says so, and none serves or loads them."""
-    living = [member.registration for member in members if member.alive]
-    offered = {served.version for executor in living for served in executor.models if served.model == model}
-    lines = [line for executor in living for line in executor.repository if line.model == model]
-    coming = {line.version for line in lines if line.state in ("READY", "LOADING", "UNLOADING")}
-    gone = {line.version for line in lines if line.state == "UNAVAILABLE" and line.reason == "unloaded"}
-    if ANY_VERSION in coming:
-        return ()
-    return tuple(
-        version
-        for version in sorted(versions)
-        if version not in offered | coming and (version in gone or ANY_VERSION in gone)
-    )
+    @cached_property
+    def _served(self) -> Mapping[str, set[str]]:
+        """The versions that living executors serve, by model."""
+        served: dict[str, set[str]] = {}
+        for one in (one for member in self.members if member.alive for one in member.registration.models):
+            served.setdefault(one.model, set()).add(one.version)
+        return served
+
+    @cached_property
+    def _lines(self) -> Mapping[str, list[RepositoryEntry]]:
+        """What living executors say of their repositories, by model."""
+        lines: dict[str, list[RepositoryEntry]] = {}
+        for line in (line for member in self.members if member.alive for line in member.registration.repository):
+            lines.setdefault(line.model, []).append(line)
+        return lines
 
 
 def member_events(before: Offers, after: Offers) -> list[Event]:

@@ -16,15 +16,18 @@ from scheduler.core.decide import decide, drain_all, is_due
 from scheduler.core.events import ClockRead, Event, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
-from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events, withdrawn
+from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
 from scheduler.rebuild import raise_fence, rebuilt
 from scheduler.sweep import sweep
 from shared.contract.ids import ShardId, Term
 from shared.process import logs
-from shared.store.membership import Member
 
 DONE_MAX = 64
 """Entries of one turn from which on they are removed at once."""
+REBUILT_AT_ONCE = 512
+"""Events of a rebuild that are decided without a pause. There may be hundreds of thousands; the loop that renews the
+leases runs in the pauses.
+"""
 MAILBOX_MAX = 8_192
 """Entries that were read and not yet taken in. At this bound the model's streams are not read; they have bounds too."""
 
@@ -118,26 +121,28 @@ class Leader:
         raises  CONNECTION_LOST; ResponseError (FENCED: another scheduler leads); IllegalMoveError or
                 BrokenInvariantError, which are mistakes in this code
         """
-        try:
-            async with rebuilding:
-                await self._rebuild()
-            while not self._closed:
-                await self._wake.wait()
-                self._wake.clear()
-                await self._turn()
-        finally:
-            await self._performer.close()
+        async with rebuilding:
+            await self._rebuild()
+        while not self._closed:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._turn()
 
     async def _rebuild(self) -> None:
         await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
         if self._sweep:
             await sweep(self._mesh, self.model, self.term)
-        self._offers = Poll(await self._mesh.membership.members()).offers(self.model)
+        poll, now_ms = await self._mesh.polls.next()
+        self._offers = poll.offers(self.model)
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
-        events = await rebuilt(self._mesh.redis, self._mesh.keys, self.model, self._offers)
-        await self._carry_out([*self._decide(events), *drain_all(self.state)])
+        events = await rebuilt(self._mesh.links, self._mesh.keys, self.model, self._offers, now_ms)
+        actions: list[Action] = []
+        for begin in range(0, len(events), REBUILT_AT_ONCE):
+            actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])
+            await asyncio.sleep(0)
+        await self._carry_out([*actions, *drain_all(self.state)])
         logs.info(
             "leading",
             model=self.model,
@@ -158,7 +163,7 @@ class Leader:
         if polled and poll is not None:
             current = poll.offers(self.model)
             # Losses go before starts, so that no sequence is assigned to an executor that is known to be gone.
-            events = [*member_events(self._offers, current), *events, *self._withdrawn(poll.members)]
+            events = [*member_events(self._offers, current), *events, *self._withdrawn(poll)]
             events.append(Tick(now_ms, f"tick {now_ms}"))
             self._offers = current
         actions = self._decide([ClockRead(now_ms), *events])
@@ -175,9 +180,9 @@ class Leader:
         if self._check:
             invariants.check(self.state)
 
-    def _withdrawn(self, members: Sequence[Member]) -> list[Event]:
+    def _withdrawn(self, poll: Poll) -> list[Event]:
         waited_for = [version for version, backlog in self.state.backlogs.items() if backlog.first() is not None]
-        versions = withdrawn(members, self.model, waited_for) if waited_for else ()
+        versions = poll.withdrawn(self.model, waited_for) if waited_for else ()
         return [VersionsWithdrawn(self.model, versions, "unloaded")] if versions else []
 
     async def _carry_out(self, actions: list[Action]) -> None:

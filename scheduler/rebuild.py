@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from scheduler.core.events import Event, SequenceFound, Tick
 from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, member_events
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, TENANT, VERSION
-from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.link import SharedLinks
 from shared.store.reading import text_of, value_of
-from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
@@ -42,35 +40,36 @@ async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) 
             raise outcome
 
 
-async def rebuilt(redis: Redis, keys: Keyspace, model: str, offers: Offers) -> list[Event]:
+async def rebuilt(links: SharedLinks, keys: Keyspace, model: str, offers: Offers, now_ms: int) -> list[Event]:
     """The events that bring an empty state to what Redis holds. Take them in before any entry of the streams.
+
+    now_ms  the clock of Redis, when the offers were read or later
 
     Sequences of lost executors are not among them: they come back through the starts stream when they are reclaimed.
     """
     # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
-    now_ms = await redis_now_ms(redis)
     events: list[Event] = [Tick(now_ms, "rebuild"), *member_events({}, offers)]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
-    owned = await owned_sequences(redis, keys, model, serving)
-    return [*events, *await found(redis, keys, owned)]
+    owned = await owned_sequences(links, keys, model, serving)
+    return [*events, *await found(links, keys, owned)]
 
 
 async def owned_sequences(
-    redis: Redis, keys: Keyspace, model: str, executors: Iterable[ExecutorId]
+    links: SharedLinks, keys: Keyspace, model: str, executors: Iterable[ExecutorId]
 ) -> list[SequenceId]:
     """Every sequence of the model that one of the executors owns, by executor, shard and name."""
     names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shard_ids()]
-    replies = await _pipelined(redis, [("SMEMBERS", name) for name in names])
+    replies = await links.ask([("SMEMBERS", name) for name in names])
     return [SequenceId(text_of(sequence)) for members in replies for sequence in sorted(members)]
 
 
-async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -> list[SequenceFound]:
+async def found(links: SharedLinks, keys: Keyspace, sequences: Sequence[SequenceId]) -> list[SequenceFound]:
     """The slots of the live ones among the sequences. A record that cannot be read is counted and left out."""
     events: list[SequenceFound] = []
     for begin in range(0, len(sequences), RECORDS_PER_READ):
         chunk = sequences[begin : begin + RECORDS_PER_READ]
         asked = [("HMGET", keys.sequence(sequence).record, *FIELDS_READ) for sequence in chunk]
-        for sequence, record in zip(chunk, await _pipelined(redis, asked), strict=True):
+        for sequence, record in zip(chunk, await links.ask(asked), strict=True):
             if record[0] == LIVE:
                 event = value_of(keys.sequence(sequence).record, record, partial(_found, sequence))
                 if event is not None:
@@ -84,10 +83,3 @@ def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
         ExecutorId(owner.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
     )
     return SequenceFound(sequence, address, Epoch(int(epoch)), "rebuild", text_of(tenant or b""))
-
-
-async def _pipelined(redis: Redis, commands: Iterable[tuple[str, ...]]) -> list[Any]:
-    pipe = redis.pipeline(transaction=False)
-    for command in commands:
-        pipe.execute_command(*command)
-    return await pipe.execute()

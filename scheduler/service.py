@@ -22,7 +22,6 @@ from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
 from scheduler.effects import MeshAccess
-from scheduler.ingest import Poll
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.reader import BLOCK_MS, StreamReader
@@ -84,6 +83,7 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
         await stop.wait()
         await scheduler.stop()
     finally:
+        await mesh.links.close()
         await redis.aclose()
         await asyncio.to_thread(tracing.shutdown)
 
@@ -136,7 +136,7 @@ class Scheduler:
         self._loops: list[asyncio.Task[None]] = []
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._rebuilding = asyncio.Semaphore(REBUILDS_MAX)
-        self._poll = Poll(())
+        self._poll = mesh.polls.latest
         self._spoilt = SpoiltKeys(mesh.redis, mesh.keys)
         self._tenants = KnownTenants(StoredTenants(mesh.redis, mesh.keys))
         self._to_sweep: set[str] = set()
@@ -229,14 +229,13 @@ class Scheduler:
                 # A new mesh: its first model is led as soon as it is there, not with the next renewal of leases.
                 await self._take_leads()
             return
-        members, now_ms = await self._mesh.membership.look()
-        # While nothing changes the same object is kept: `Leader.observe` compares by identity.
-        if members != self._poll.members:
-            self._poll = Poll(members)
-            if not self._poll.models <= self._models:
+        poll, now_ms = await self._mesh.polls.next()
+        if poll is not self._poll:
+            self._poll = poll
+            if not poll.models <= self._models:
                 await self._take_leads()
         for leader in list(self.leaders.values()):
-            leader.observe(self._poll, now_ms, asked_at)
+            leader.observe(poll, now_ms, asked_at)
 
     def _reader_for(self, leader: Leader) -> StreamReader:
         """A reader that reads for this leader from now on."""

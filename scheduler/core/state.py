@@ -6,6 +6,7 @@ change it. The tables SEQUENCE_MOVES and EXECUTOR_MOVES are the legal changes of
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -209,13 +210,13 @@ class LeaderState:
     executors: dict[ExecutorId, Executor] = field(default_factory=dict[ExecutorId, Executor])
     sequences: dict[SequenceId, Sequence] = field(default_factory=dict[SequenceId, Sequence])
     rings: dict[str, Ring] = field(default_factory=dict[str, Ring])
-    backlogs: dict[str, Backlog] = field(default_factory=dict[str, Backlog])
-    holders: dict[str, SlotHolders] = field(default_factory=dict[str, SlotHolders])
+    backlogs: dict[str, Backlog] = field(default_factory=lambda: defaultdict[str, Backlog](Backlog))
+    holders: dict[str, SlotHolders] = field(default_factory=lambda: defaultdict[str, SlotHolders](SlotHolders))
     timeouts: list[tuple[int, Entry, SequenceId]] = field(default_factory=list[tuple[int, Entry, SequenceId]])
     underway: dict[SequenceId, tuple[str, int]] = field(default_factory=dict[SequenceId, tuple[str, int]])
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
-    freed: dict[str, FreedSlots] = field(default_factory=dict[str, FreedSlots])
+    freed: dict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
     forecast_until_ms: int = 0
     forecast_next_ms: int = 0
@@ -230,11 +231,11 @@ class LeaderState:
 
     def backlog(self, version: str) -> Backlog:
         """The sequences that wait for a slot of a version."""
-        return self.backlogs.setdefault(version, Backlog())
+        return self.backlogs[version]
 
     def slot_holders(self, version: str) -> SlotHolders:
         """The sequences that hold slots of a version."""
-        return self.holders.setdefault(version, SlotHolders())
+        return self.holders[version]
 
     def turns(self, version: str) -> Turns:
         """What decides which tenant gets the next slot of a version."""
@@ -242,7 +243,7 @@ class LeaderState:
 
     def freed_slots(self, version: str) -> FreedSlots:
         """How often slots of a version become free."""
-        return self.freed.setdefault(version, FreedSlots())
+        return self.freed[version]
 
     def tables(self, executor: ExecutorId) -> list[SlotTable]:
         """An executor's slot tables, in the order of the versions."""

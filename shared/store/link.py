@@ -8,7 +8,9 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import hiredis
@@ -18,6 +20,8 @@ from shared.store.commands import Redis
 from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
 
+LINKS_MAX = 16
+"""Connections of `SharedLinks`: more would be no faster, because Redis does one thing at a time."""
 SLOWEST_BYTES_S = 1 << 20
 """Least speed of sending that a time limit allows for, bytes/s: a large request must not look like a silent server."""
 
@@ -82,3 +86,42 @@ class Link:
     async def close(self) -> None:
         """Closes the connection; the next `connect` makes a new one."""
         await self._connection.disconnect()
+
+
+class SharedLinks:
+    """A few connections that any number of tasks share. A task has one for a round trip, and waits while all are in
+    use.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._links = [Link(redis) for _ in range(LINKS_MAX)]
+        # The one that was used last goes first: in quiet times one connection is enough, and the others do not open.
+        self._free: asyncio.LifoQueue[Link] = asyncio.LifoQueue()
+        for link in self._links:
+            self._free.put_nowait(link)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncGenerator[Link]:
+        """A connected link. Raises as `Link.connect`."""
+        link = await self._free.get()
+        try:
+            await link.connect()
+            yield link
+        finally:
+            self._free.put_nowait(link)
+
+    async def ask(self, commands: Sequence[Iterable[Any]]) -> list[Any]:
+        """Sends the commands in one round trip. Raises as `Link.exchange`, and the first error among the replies."""
+        if not commands:
+            return []
+        async with self.connected() as link:
+            replies = await link.exchange(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def close(self) -> None:
+        """Closes the connections. Nobody may be using one."""
+        for link in self._links:
+            await link.close()

@@ -133,9 +133,7 @@ class Membership:
                 pipe.exists(self._keys.executor_lease(executor))
             pipe.time()
             raw, *leases, (seconds, microseconds) = await pipe.execute()
-            # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever
-            # change.
-            self._decoded = {entry: self._decoded.get(entry) or self._registration(*entry) for entry in raw.items()}
+            self._decoded = {entry: self._registration(*entry) for entry in raw.items()}
             registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
             self._known = [registration.executor for registration in registrations]
             if self._known == known:
@@ -146,6 +144,9 @@ class Membership:
                 return members, seconds * 1000 + microseconds // 1000
 
     def _registration(self, name: bytes, data: bytes) -> ExecutorRegistration:
+        # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever change.
+        if (known := self._decoded.get((name, data))) is not None:
+            return known
         executor = ExecutorId(text_of(name))
 
         def decode(data: bytes) -> ExecutorRegistration:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 import scheduler.effects
 from scheduler.core.actions import Reclaim
-from scheduler.effects import EffectPerformer
+from scheduler.effects import EffectPerformer, MeshAccess
 from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.store.commands import Redis
@@ -20,6 +19,7 @@ from shared.store.link import Link
 from shared.store.script_sender import Call
 from shared.store.script_values import Assignment, CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
 from shared.store.scripts import Scripts
+from shared.traces.tracing import Tracing
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 from tests.scripted_mesh import ScriptedMesh
 
@@ -90,14 +90,15 @@ async def test_taskiq_redis_131_a_leader_killed_anywhere_in_a_reclaim_leaves_not
         dead = await stage.join(f"dead-{len(takeovers)}", slots=SEQUENCES)
         await owned_by(stage, dead, numbers)
         await stage.kill(dead)
-        mesh = replace(stage.mesh, scripts=Mortal(stage.redis, stage.keys, len(takeovers)))
+        mortal = Mortal(stage.redis, stage.keys, len(takeovers))
+        mesh = MeshAccess(stage.redis, stage.keys, mortal, stage.membership, Tracing())
         leader = EffectPerformer(mesh, MODEL, term, tombstone_ms=1_000)
         try:
             await leader.perform([Reclaim(dead)])
             completed = True
         except Killed:
             assert len(takeovers) < CALLS_MAX
-        await leader.close()
+        await mesh.links.close()
     alive = await stage.join("alive", slots=len(takeovers) * SEQUENCES)
 
     async with stage.scheduler():

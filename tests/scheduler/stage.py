@@ -282,6 +282,7 @@ class Stage:
 
     async def close(self) -> None:
         """Closes its connections."""
+        await self.mesh.links.close()
         await self.redis.aclose()
 
 

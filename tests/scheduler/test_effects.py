@@ -39,7 +39,6 @@ async def performer(
 
     one._run = interrupted  # type: ignore[method-assign]
     yield one
-    await one.close()
 
 
 @pytest.mark.leaves_sequences

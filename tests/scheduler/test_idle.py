@@ -68,7 +68,6 @@ async def test_idle_leader_looks_when_something_can_be_due_and_then_at_once(stag
     begin_ms = due_ms - 5_030
 
     await observed.watch(stage, begin_ms, 300)
-    await observed.leader._performer.close()
 
     assert [0, 0, 5_100, 5_200, 15_200, 25_200] == observed.looks, "the first is the rebuild's"
     assert not await stage.commands.exists(deadlines)
@@ -88,7 +87,6 @@ async def test_an_idle_leader_looks_as_soon_as_an_idle_time_is_cut(stage: Stage)
     cut = {b"q": sequence.encode(), b"e": b"0", b"k": b"d", b"d": b"%d" % (begin_ms + 1030)}
     observed.leader.deliver(stage.keys.feed(stage.keys.shard_of(sequence), MODEL), [(b"1-1", cut)])
     await observed.watch(stage, begin_ms, 20)
-    await observed.leader._performer.close()
 
     assert [0, 1100] == observed.looks
 
@@ -111,7 +109,6 @@ async def test_a_leader_is_woken_by_what_executors_offer_of_its_own_model(stage:
     closing = msgspec.structs.replace(member.registration.models[0], closing=True)
     await stage.membership.update(msgspec.structs.replace(member.registration, models=(closing,)))
     await observed.watch(stage, begin_ms, 3)
-    await observed.leader._performer.close()
 
     assert 0 in observed.turns
     assert {e1} == set(observed.leader.state.executors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Recl
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import ExecutorPhase, Policy
-from scheduler.effects import EffectPerformer
+from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Poll, StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
@@ -36,6 +35,7 @@ from shared.store.link import Link
 from shared.store.membership import Member, Membership
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
+from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 from tests.scheduler.state_view import StateView, view
@@ -186,7 +186,6 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     late.done([(stage.keys.shard_of(QUESTION), news)], StreamKind.FEED)
     with pytest.raises(ResponseError, match="FENCED"):
         await late.acknowledge()
-    await late.close()
     with pytest.raises(ResponseError, match="FENCED"):
         await raise_fence(stage.scripts, stage.keys, MODEL, Term(4))
 
@@ -364,12 +363,12 @@ async def test_news_that_was_asked_for_before_the_leaders_own_was_heard_is_no_ne
     asked, answered = asyncio.Event(), asyncio.Event()
 
     class Slow(Membership):
-        async def members(self) -> list[Member]:
+        async def look(self) -> tuple[list[Member], int]:
             asked.set()
             await answered.wait()
-            return await super().members()
+            return await super().look()
 
-    mesh = dataclasses.replace(stage.mesh, membership=Slow(stage.redis, stage.keys))
+    mesh = MeshAccess(stage.redis, stage.keys, stage.scripts, Slow(stage.redis, stage.keys), Tracing())
     leader = Leader(mesh, MODEL, Term(1), policy=Policy(), tombstone_ms=1000)
     leading = asyncio.create_task(leader.run())
     await asked.wait()
@@ -398,6 +397,7 @@ async def test_news_that_was_asked_for_before_the_leaders_own_was_heard_is_no_ne
     assert ExecutorPhase.SERVING is leader.state.executors[executor].phase
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
+    await mesh.links.close()
 
 
 async def test_models_are_led_as_soon_as_they_are_offered_and_not_with_the_next_renewal(stage: Stage) -> None:

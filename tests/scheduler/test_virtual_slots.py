@@ -102,6 +102,7 @@ class Game:
         self.commands = mesh.redis
         self.chance = chance
         self.membership = Membership(mesh.redis, mesh.keys)
+        self.access = MeshAccess(mesh.redis, mesh.keys, mesh.scripts, self.membership, Tracing())
         self.executors: list[ExecutorId] = []
         self.born = 0
         self.term = 0
@@ -239,15 +240,13 @@ class Game:
                 await self.commit()
         except Crash:
             self.crashes += 1
-        await performer.close()
         self.leader = None
 
     def make_leader(self) -> Leader:
         self.term += 1
-        mesh = MeshAccess(self.mesh.redis, self.keys, self.mesh.scripts, self.membership, Tracing())
         policy = Policy(1.25, virtual_nodes=8, forget_after_ms=0)
         self.leader = Leader(
-            mesh, self.mesh.model, Term(self.term), policy=policy, tombstone_ms=TOMBSTONE_MS, check=True
+            self.access, self.mesh.model, Term(self.term), policy=policy, tombstone_ms=TOMBSTONE_MS, check=True
         )
         return self.leader
 
@@ -331,8 +330,7 @@ class Game:
             assert 0 == await self.commands.xlen(self.keys.feed(shard, self.mesh.model))
 
     async def end(self) -> None:
-        if self.leader is not None:
-            await self.leader._performer.close()
+        await self.access.links.close()
 
 
 @pytest.mark.leaves_sequences

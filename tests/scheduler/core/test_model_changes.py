@@ -12,7 +12,7 @@ from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
 from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.state import LeaderState
-from scheduler.ingest import withdrawn
+from scheduler.ingest import Poll
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.contract.messages import ExecutorRegistration, RepositoryEntry, ServedModel
 from shared.store.membership import Member
@@ -114,12 +114,12 @@ def test_a_version_is_withdrawn_when_it_was_unloaded_and_nobody_serves_or_loads_
 ) -> None:
     members = [Member(registration(str(number), *each), alive=True) for number, each in enumerate(lines)]
 
-    assert expected == withdrawn(members, "m", ["1", "2"])
+    assert expected == Poll(members).withdrawn("m", ["1", "2"])
     serves = msgspec.structs.replace(
         registration("x"), models=(ServedModel("m", "1", 1, 1), ServedModel("m", "2", 1, 1))
     )
-    assert () == withdrawn([*members, Member(serves, alive=True)], "m", ["1", "2"])
-    assert expected == withdrawn([*members, Member(serves, alive=False)], "m", ["1", "2"])
+    assert () == Poll([*members, Member(serves, alive=True)]).withdrawn("m", ["1", "2"])
+    assert expected == Poll([*members, Member(serves, alive=False)]).withdrawn("m", ["1", "2"])
 
 
 def registration(executor: str, *lines: RepositoryEntry) -> ExecutorRegistration:
