@@ -14,6 +14,7 @@ from shared.process import logs
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.link import SharedLinks
 from shared.store.membership import Membership
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.scripts import Scripts
@@ -39,6 +40,7 @@ class RedisConnections:
         self.run = ServerRun()
         self.commands = open_client(self.run)
         self.blocking = open_client(self.run)
+        self.links = SharedLinks(self.commands)
         self.keys = keys
         self.trips = RoundTripMeter("executor")
         self.scripts = Scripts(self.commands, keys, trips=self.trips)
@@ -68,6 +70,7 @@ class RedisConnections:
             self.run.agree(run.bound)
 
     async def close(self) -> None:
+        await self.links.close()
         await self.commands.aclose()
         await self.blocking.aclose()
 

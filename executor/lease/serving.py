@@ -34,8 +34,9 @@ from executor.sequences.inbox import Inbox, LastEntries, entry_key
 from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
 from executor.sequences.step_answers import AnswerWriter
+from executor.stateless.dozing import Dozing
 from executor.stateless.work_model import WorkModel
-from executor.stateless.work_source import refuse_waiting
+from executor.stateless.work_source import refuse_waiting, takers_of
 from executor.workers.answers import unloaded_answer
 from executor.workers.first_batch import backlog_requests
 from shared.contract.ids import ExecutorId, model_of
@@ -52,7 +53,6 @@ from shared.process import logs
 from shared.statistics.meter import LoadMeter
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
-from shared.store.link import Link
 from shared.store.membership import Member
 from shared.store.redis_client import CONNECTION_LOST
 from shared.traces.tracing import Tracing
@@ -108,6 +108,7 @@ class Serving:
         self._tracing = tracing
         self._repository = repository
         self._changed = changed
+        self._dozing = Dozing(connections.blocking)
         self._models: dict[Place, Model] = {}
         self._loops: dict[Place, asyncio.Task[None]] = {}
         self._replaced: dict[Place, Replaced] = {}
@@ -125,6 +126,7 @@ class Serving:
         for place, version in self._versions().items():
             await self._start(place, version)
         group.create_task(self._claim_work(), name="claims")
+        group.create_task(self._dozing.run(), name="dozing queues")
         group.create_task(self._watch_readiness(), name="readiness")
 
     # -- what others ask --------------------------------------------------------------------------------------------
@@ -292,12 +294,9 @@ class Serving:
             model = WorkModel(
                 served,
                 executor=self._executor,
-                redis=self._connections.commands,
-                blocking=self._connections.blocking,
-                scripts=self._connections.scripts,
-                keys=self._keys,
+                connections=self._connections,
+                dozing=self._dozing,
                 tracing=self._tracing,
-                answer_bytes_max=self._connections.value_bytes_max,
             )
         self._models[place] = model
         self._unloaded.pop(place, None)
@@ -305,7 +304,7 @@ class Serving:
 
     def _answer_writer(self, model: str) -> AnswerWriter:
         connections = self._connections
-        return AnswerWriter(connections.scripts, Link(connections.commands), self._keys, self._executor, model)
+        return AnswerWriter(connections.scripts, connections.links, self._keys, self._executor, model)
 
     async def _run(self, model: Model) -> None:
         async with asyncio.TaskGroup() as group:
@@ -394,9 +393,10 @@ class Serving:
             try:
                 members = await self._connections.membership.members()
                 alive: AbstractSet[str] = {member.registration.executor for member in members if member.alive}
-                for model in list(self._models.values()):
-                    if isinstance(model, WorkModel):
-                        await model.claim_from_others(alive)
+                works = [model for model in self._models.values() if isinstance(model, WorkModel)]
+                takers = await takers_of(self._connections.links, [model.queue for model in works])
+                for model, executors in zip(works, takers, strict=True):
+                    await model.claim_from(executors - alive)
                 await self._refuse_unloaded(members)
             except CONNECTION_LOST as error:
                 logs.warning("claims delayed", cause=str(error))
@@ -415,8 +415,8 @@ class Serving:
             if place not in served:
                 others = any(model == load.model for model, _ in served)
                 reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
-                redis, scripts = self._connections.commands, self._connections.scripts
-                await refuse_waiting(redis, scripts, self._keys, load, reply, alive=alive)
+                links, scripts = self._connections.links, self._connections.scripts
+                await refuse_waiting(links, scripts, self._keys, load, reply, alive=alive)
 
     async def _watch_readiness(self) -> None:
         """Asks models for their readiness every second, and has it announced if it has changed."""

@@ -10,7 +10,7 @@ from executor.workers.carrier import Carrier
 from executor.workers.open_rows import Numbered
 from shared.contract.ids import ExecutorId, ShardId
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
+from shared.store.link import SharedLinks
 from shared.store.script_values import StepAnswers
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import WorkHeld
@@ -19,11 +19,11 @@ from shared.store.work_scripts import WorkHeld
 class AnswerWriter:
     """The answers of one model's steps. `run` sends them, for ever."""
 
-    def __init__(self, scripts: Scripts, link: Link, keys: Keyspace, executor: ExecutorId, model: str) -> None:
+    def __init__(self, scripts: Scripts, links: SharedLinks, keys: Keyspace, executor: ExecutorId, model: str) -> None:
         self._scripts = scripts
         self._keys = keys
         self._executor = executor
-        self._carrier = Carrier(scripts, link, f"answers of {model}")
+        self._carrier = Carrier(scripts, links, f"answers of {model}")
 
     async def run(self) -> None:
         await self._carrier.run()

@@ -14,18 +14,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
 
+from executor.connections import RedisConnections
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
 from executor.engine.base import Origin, Row, RowError, RowResult
 from executor.models.custom_batching import StrategyError
 from executor.models.served import ServedVersion
-from executor.stateless.work_source import WorkSource, takers_of
+from executor.stateless.dozing import Dozing
+from executor.stateless.work_source import WorkSource
 from executor.workers.answers import answer, refusal
 from executor.workers.first_batch import POLL_S
 from executor.workers.open_rows import Numbered, OpenRow, OpenRows
@@ -33,16 +34,12 @@ from executor.workers.worker import EngineWorker
 from shared.contract.batch_shape import rows_of
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId
-from shared.contract.limits import LOST_EXECUTORS_MAX, OPEN_ROWS_MAX, VALUE_BYTES_MAX
+from shared.contract.limits import LOST_EXECUTORS_MAX, OPEN_ROWS_MAX
 from shared.contract.messages import UNREADABLE, InferMessage, StepFlag, decode_infer
 from shared.contract.response_cache import entry_name
 from shared.process import logs
 from shared.statistics.tally import FailureReason, added, packed, unpacked
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
-from shared.store.link import Link
 from shared.store.reading import value_of
-from shared.store.scripts import Scripts
 from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone, WorkHeld
 from shared.traces.tracing import SpanName, Tracing
 
@@ -55,33 +52,22 @@ class WorkModel:
         served: ServedVersion,
         *,
         executor: ExecutorId,
-        redis: Redis,
-        blocking: Redis,
-        scripts: Scripts,
-        keys: Keyspace,
+        connections: RedisConnections,
+        dozing: Dozing,
         tracing: Tracing,
-        answer_bytes_max: int = VALUE_BYTES_MAX,
     ) -> None:
         self.serves = served
         self.model = served.config.name
         self.version = served.version
         self.config = served.config
         self._executor = executor
-        self._redis = redis
-        self._keys = keys
+        self.queue = connections.keys.work_queue(self.model, self.version)
         self._tracing = tracing
-        self._answer_bytes_max = answer_bytes_max
+        self._answer_bytes_max = connections.value_bytes_max
         self._statistics = served.statistics
         self._rules = BatchRules.of(served.config)
         self._strategy = served.strategy
-        self._source = WorkSource(
-            served.statistics.load,
-            executor,
-            scripts=scripts,
-            commands=Link(redis),
-            blocking=Link(blocking),
-            keys=keys,
-        )
+        self._source = WorkSource(served.statistics.load, executor, connections, dozing)
         lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
         text = f"request to model '{self.model}' was given up: {lost}"
         self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)
@@ -134,10 +120,10 @@ class WorkModel:
         pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0)
         return pulled.queued > 0
 
-    async def claim_from_others(self, alive: AbstractSet[str]) -> None:
+    async def claim_from(self, dead: Iterable[ExecutorId]) -> None:
         """Puts the requests back that executors without a lease hold."""
-        for holder in await takers_of(self._redis, self._keys, self.model, self.version):
-            if holder not in alive and holder != self._executor:
+        for holder in sorted(dead):
+            if holder != self._executor:
                 requests = await self._source.take_from(holder, given_up=self._given_up)
                 logs.info("work of a dead executor put back", model=self.model, holder=holder, requests=requests)
 
@@ -232,7 +218,7 @@ class WorkModel:
 
     def _read(self, id: RequestId, data: bytes) -> InferMessage | None:
         """A request's message; None if it cannot be read."""
-        return value_of(self._keys.work_queue(self.model, self.version).messages, data, decode_infer, field=id)
+        return value_of(self.queue.messages, data, decode_infer, field=id)
 
     # -- running ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ the same turn of the event loop leave in one write: an instance's answers go tog
 
 An idle executor waits for the queue's wake-up token with a blocking pop. Redis gives the token to one of the executors
 that wait. The pop stays open when a timed wait ends. If the token comes when no instance here is idle any more, it is
-passed on.
+passed on. After a while without requests the queue dozes (`executor.stateless.dozing`).
 """
 
 from __future__ import annotations
@@ -17,34 +17,39 @@ from collections.abc import Set as AbstractSet
 
 from redis.exceptions import ResponseError
 
+from executor.connections import RedisConnections
+from executor.stateless.dozing import Dozing
 from executor.workers.carrier import Carrier
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
-from shared.store.link import Link
+from shared.store.keyspace import Keyspace, WorkKeys
+from shared.store.link import Link, SharedLinks
+from shared.store.reading import text_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.scripts import Scripts
-from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkHeld, WorkScripts, holders_of
+from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkHeld, WorkScripts
 
 WAKE_BLOCK_S = 1
 """An idle executor pulls at least this often, because an executor may have died with the wake-up token."""
+VAIN_POPS_MAX = 30
+"""After so many pops in a row without a token a queue dozes: its requests are rare enough to share a connection."""
 RETRY_DELAY_S = 0.2
 
 
 class WorkSource:
     """The queue of one load of a model version, for one executor."""
 
-    def __init__(
-        self, load: ModelLoad, executor: ExecutorId, *, scripts: Scripts, commands: Link, blocking: Link, keys: Keyspace
-    ) -> None:
+    def __init__(self, load: ModelLoad, executor: ExecutorId, connections: RedisConnections, dozing: Dozing) -> None:
         self._load = load
         self._executor = executor
-        self._work = WorkScripts(keys)
-        self._keys = keys.work_queue(load.model, load.version)
-        self._carrier = Carrier(scripts, commands, f"work of {load.model}")
-        self._blocking = blocking
+        self._work = WorkScripts(connections.keys)
+        self._keys = connections.keys.work_queue(load.model, load.version)
+        self._carrier = Carrier(connections.scripts, connections.links, f"work of {load.model}")
+        self._blocking = Link(connections.blocking)
+        self._dozing = dozing
+        # A new load has no requests: it dozes.
+        self._vain_pops = VAIN_POPS_MAX
         self._takes = 0
         self._nonce = secrets.token_hex(4)
         self._armed = asyncio.Event()
@@ -142,7 +147,11 @@ class WorkSource:
             await self._blocking.close()
 
     async def _pop(self) -> bool:
-        """Waits for the wake-up token; False if none came within `WAKE_BLOCK_S`."""
+        """Waits for the wake-up token. False if it did not come, but there may be something to take."""
+        if self._vain_pops >= VAIN_POPS_MAX:
+            await self._blocking.close()
+            self._vain_pops = 0
+            return await self._dozing.doze(self._keys)
         try:
             await self._blocking.connect()
             (popped,) = await self._blocking.exchange(
@@ -154,20 +163,23 @@ class WorkSource:
             logs.warning("wake-ups delayed", queue=self._load.model, cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)
             return False
+        self._vain_pops = self._vain_pops + 1 if popped is None else 0
         return popped is not None
 
 
-async def takers_of(redis: Redis, keys: Keyspace, model: str, version: str) -> list[ExecutorId]:
-    """The executors that may hold requests of a queue."""
-    return holders_of(await redis.hgetall(keys.work_queue(model, version).takers))
+async def takers_of(links: SharedLinks, queues: Sequence[WorkKeys]) -> list[set[ExecutorId]]:
+    """Of each queue the executors that may hold requests of it."""
+    found = await links.ask([("HKEYS", queue.takers) for queue in queues])
+    return [{ExecutorId(text_of(name)) for name in names} for names in found]
 
 
 async def refuse_waiting(
-    redis: Redis, scripts: Scripts, keys: Keyspace, load: ModelLoad, reply: bytes, *, alive: AbstractSet[str]
+    links: SharedLinks, scripts: Scripts, keys: Keyspace, load: ModelLoad, reply: bytes, *, alive: AbstractSet[str]
 ) -> None:
     """Answers everything in a queue that no executor serves any more, also what dead executors held. reply: encoded"""
-    for holder in await takers_of(redis, keys, load.model, load.version):
-        if holder not in alive:
-            await scripts.run(WorkScripts(keys).requeue(load, holder))
-    while await scripts.run(WorkScripts(keys).refuse(load, reply)):
+    work = WorkScripts(keys)
+    (takers,) = await takers_of(links, [keys.work_queue(load.model, load.version)])
+    for holder in sorted(takers - alive):
+        await scripts.run(work.requeue(load, holder))
+    while await scripts.run(work.refuse(load, reply)):
         logs.info("requests to an unloaded model refused", model=load.model, version=load.version)

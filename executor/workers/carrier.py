@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, TypeVar
 
 from shared.process import logs
-from shared.store.link import Link
+from shared.store.link import SharedLinks
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
@@ -19,8 +19,9 @@ class Carrier:
     failed, are sent again.
     """
 
-    def __init__(self, scripts: Scripts, link: Link, what: str) -> None:
-        self._trips = RoundTrips(scripts, link, what)
+    def __init__(self, scripts: Scripts, links: SharedLinks, what: str) -> None:
+        self._trips = RoundTrips(scripts, None, what)
+        self._links = links
         self._what = what
         self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
 
@@ -44,7 +45,9 @@ class Carrier:
         self._waiting = [(call, future) for call, future in self._waiting if not future.done()]
         if not self._waiting:
             return True
-        outcomes = await self._trips.send([call for call, _ in self._waiting])
+        async with self._links.connected() as link:
+            # Taken now: more may have gathered while all links were in use.
+            outcomes = await self._trips.send([call for call, _ in self._waiting], link)
         answered, newer = self._waiting[: len(outcomes)], self._waiting[len(outcomes) :]
         failed: list[tuple[Call[Any], asyncio.Future[Any]]] = []
         causes: set[str] = set()

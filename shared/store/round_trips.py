@@ -67,12 +67,15 @@ class RoundTrips:
             logs.warning("round trip to redis lost", what=self._what, cause=str(lost))
             return False
 
-    async def send(self, calls: Sequence[Call[T]]) -> list[T | Exception]:
-        """One round trip: the calls in one write. Results and errors are those of `Scripts.run_all`."""
-        if self._link is not None:
-            await self._link.connect()
+    async def send(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
+        """One round trip: the calls in one write. Results and errors are those of `Scripts.run_all`.
+
+        link  a connected link in place of the user's own
+        """
+        if link is None and (link := self._link) is not None:
+            await link.connect()
         self.made += 1
-        return await self._scripts.run_all(calls, self._link)
+        return await self._scripts.run_all(calls, link)
 
     async def tell(self, calls: Sequence[Call[Any]]) -> None:
         """One round trip with calls for whose results nobody waits: what Redis refuses is logged.

@@ -8,7 +8,7 @@ replies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -294,11 +294,6 @@ class WorkScripts:
         """The keys of a model version's queue, and its tally."""
         tally = self._keys.tally(self._keys.home_shard(load.model), load.model, load.version, load.generation)
         return [*self._keys.work_queue(load.model, load.version), tally]
-
-
-def holders_of(takers: Mapping[bytes, bytes]) -> list[ExecutorId]:
-    """The executors that may hold requests of a queue, from its hash of takers."""
-    return [ExecutorId(text_of(name)) for name in takers]
 
 
 def _fields(item: WorkItem) -> tuple[Any, ...]:

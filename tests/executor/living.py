@@ -62,8 +62,12 @@ async def loading(
 
 
 @asynccontextmanager
-async def living(redis_url: str, key_prefix: str, models: Path, model: str, name: str) -> AsyncGenerator[Running]:
-    """Runs an executor of one model. Afterwards it is gone as if it had been killed: its lease and inbox stay."""
+async def living(
+    redis_url: str, key_prefix: str, models: Path, model: str, name: str, *more: str
+) -> AsyncGenerator[Running]:
+    """Runs an executor of one model, and of more. Afterwards it is gone as if it had been killed: its lease and inbox
+    stay.
+    """
     settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name)
     keys = Keyspace(key_prefix, SHARDS)
     asking = connect(redis_url)
@@ -71,7 +75,8 @@ async def living(redis_url: str, key_prefix: str, models: Path, model: str, name
     await asking.aclose()
     connections = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), keys, bytes_max)
     repository = ModelRepository((models,), Devices(), value_bytes_max=bytes_max)
-    repository.load(model)
+    for one in (model, *more):
+        repository.load(one)
     changed = asyncio.Event()
     registration = Registration(settings, connections, repository, Tracing(), Applied(), changed)
     running = asyncio.create_task(registration.run())

@@ -8,6 +8,7 @@ from shared.contract.messages import ReplyMessage, encode
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.link import SharedLinks
 from shared.store.work_scripts import Take, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -28,7 +29,9 @@ async def test_what_a_dead_executor_held_is_refused_too_and_what_a_living_one_ho
         pull = work.pull(LOAD, executor, "1", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN)
         await mesh.scripts.run(pull)
 
-    await refuse_waiting(redis, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})
+    links = SharedLinks(redis)
+    await refuse_waiting(links, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})
+    await links.close()
 
     keys = mesh.keys.work_queue(LOAD.model, LOAD.version)
     entries = await redis.xrange(mesh.keys.replies(mesh.keys.home_shard(LOAD.model), GatewayId(GATEWAY)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from executor.lease import serving
 from executor.lease.control import Applied
-from shared.contract.ids import GatewayId
+from executor.stateless import work_source
+from executor.stateless.work_source import takers_of
+from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import InferMessage, ReplyMessage, encode
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.keyspace import WorkKeys
+from shared.store.link import Link, SharedLinks
+from shared.store.script_sender import Call
 from shared.store.work_scripts import WorkItem, WorkScripts
 from tests.executor.living import Running, living, scripted
 from tests.executor.work_gate import Gate, new_gate
@@ -43,6 +50,7 @@ input [ { name: "INPUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
 output [ { name: "OUTPUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
 """
 LOAD = ModelLoad("work", "1", "0")
+MANY = 50
 PATIENCE_S = 60.0
 
 
@@ -375,6 +383,61 @@ class TestStrategies:
             )
             await callers.doubles(1, 2)
             assert [[1, 2]] == gate.batches
+
+
+class TestQuietModels:
+    async def test_many_of_them_share_connections_and_cost_no_calls(
+        self,
+        redis_url: str,
+        key_prefix: str,
+        models: Path,
+        callers: Callers,
+        gate: Gate,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        others = [f"quiet{number}" for number in range(MANY - 1)]
+        for other in others:
+            shutil.copytree(models / "work", models / other)
+        made: set[str] = set()
+        claims: list[int] = []
+
+        async def noting(links: SharedLinks, queues: Sequence[WorkKeys]) -> list[set[ExecutorId]]:
+            claims.append(len(queues))
+            return await takers_of(links, queues)
+
+        monkeypatch.setattr(serving, "takers_of", noting)
+        before = {client["id"] for client in await callers.redis.client_list()}
+        async with living(redis_url, key_prefix, models, "work", "a", *others) as a:
+            connections = a.registration._connections
+            run_all = connections.scripts.run_all
+
+            async def sent(calls: Sequence[Call[Any]], link: Link | None = None) -> list[Any]:
+                made.update(call.script for call in calls)
+                return await run_all(calls, link)
+
+            monkeypatch.setattr(connections.scripts, "run_all", sent)
+            await until(lambda: len(a.registration.serving._dozing._dozers) == MANY, "all of them doze")
+            made.clear()
+            claims.clear()
+            await until(lambda: len(claims) >= 3, "dead executors were looked for several times")
+            clients = {client["id"] for client in await callers.redis.client_list()} - before
+
+            assert {MANY} == set(claims)
+            assert not any(script.startswith("work_") for script in made)
+            assert len(clients) < MANY
+            await callers.send(1)
+            assert [2] == await callers.doubles(1)
+
+    async def test_one_that_dozes_again_is_woken_again(
+        self, callers: Callers, executor: Life, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(work_source, "VAIN_POPS_MAX", 1)
+        async with executor("a") as a:
+            dozers = a.registration.serving._dozing._dozers
+            for value in (1, 2):
+                await until(lambda: len(dozers) == 1, "it dozes")
+                await callers.send(value)
+                assert [2 * value] == await callers.doubles(value)
 
 
 class TestExecutors:
