@@ -200,30 +200,27 @@ def _finder(path: str) -> PathEntryFinder:
 
 
 def _forget_finders(directory: Path) -> None:
+    below = f"{directory}{os.sep}"
     for path in list(sys.path_importer_cache):
-        if _is_below(directory, path) or path == str(directory):
+        if path.startswith(below) or path == str(directory):
             del sys.path_importer_cache[path]
 
 
 def _drop_siblings(directory: Path, names: set[str]) -> None:
-    # All are found before one is removed, because the place of a folder is asked from its package.
-    found = [name for name in names if not name.startswith(MODULE_PREFIX) and _lies_in(directory, sys.modules[name])]
+    below = f"{directory}{os.sep}"
+    found = [name for name in names if not name.startswith(MODULE_PREFIX) and _lies_in(below, sys.modules[name])]
     for name in found:
         del sys.modules[name]
 
 
-def _lies_in(directory: Path, module: ModuleType) -> bool:
+def _lies_in(below: str, module: ModuleType) -> bool:
+    """below: beginning of the paths in a directory"""
+    # Each load and unload asks for thousands of modules, so this compares strings.
     # Not with `getattr`: some modules have every attribute (`torch.classes`).
     known = vars(module)
     if known.get("__file__"):
-        return _is_below(directory, known["__file__"])
-    try:
-        # A folder without `__init__.py` is a module without a file.
-        return any(_is_below(directory, place) for place in known.get("__path__", ()))
-    except KeyError:
-        return False  # its package was removed from sys.modules
-
-
-def _is_below(directory: Path, place: str) -> bool:
-    # `Path.is_relative_to` takes five times as long, and every load and unload asks for thousands of modules.
-    return str(place).startswith(f"{directory}{os.sep}")
+        return str(known["__file__"]).startswith(below)
+    # A folder without `__init__.py` is a module without a file. Its `__path__`, when it is read, looks for the folder
+    # in each entry of `sys.path`, where each model has one; what it has found before is in `_path`.
+    places = known.get("__path__", ())
+    return any(str(place).startswith(below) for place in getattr(places, "_path", places))

@@ -1,0 +1,83 @@
+"""What the import of a `model.py` leaves behind, and what its end costs beside many others."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from executor.engine.python.model import forget, import_model_class, keep_importable
+
+MODEL = """
+class TritonPythonModel:
+    def execute(self, requests):
+        import parts.one
+        return parts.one
+"""
+PLACE = "a place that counts"
+
+
+class Counting:
+    """An entry of `sys.path` without modules."""
+
+    asked = 0
+
+    @classmethod
+    def at(cls, path: str) -> type[Counting]:
+        if path != PLACE:
+            raise ImportError
+        return cls
+
+    @classmethod
+    def find_spec(cls, _name: str, _target: object = None) -> None:
+        cls.asked += 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package without `__init__.py`, which belongs to no model."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "two.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "elsewhere"
+    for name in ("elsewhere.two", "elsewhere"):
+        sys.modules.pop(name, None)
+
+
+def model(root: Path, name: str) -> tuple[type, Path]:
+    path = root / name / "1" / "model.py"
+    (path.parent / "parts").mkdir(parents=True)
+    (path.parent / "parts" / "one.py").write_text(f"name = '{name}'")
+    path.write_text(MODEL)
+    imported = import_model_class(path)
+    keep_importable(path.parent)
+    return imported, path.parent
+
+
+def test_the_end_of_a_model_searches_no_path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model has an entry in `sys.path`. To search all of them at each end would take n * n questions."""
+    first, second = model(tmp_path, "a"), model(tmp_path, "b")
+    importlib.import_module("elsewhere.two")
+    monkeypatch.setattr(sys, "path_hooks", [Counting.at, *sys.path_hooks])
+    monkeypatch.setattr(sys, "path", [PLACE, *sys.path])
+    importlib.invalidate_caches()
+    before = Counting.asked
+
+    forget(*first)
+
+    assert before == Counting.asked
+    forget(*second)
+    assert "elsewhere.two" in sys.modules
+
+
+def test_folders_that_a_model_has_imported_are_forgotten_with_it(tmp_path: Path) -> None:
+    """The next load may find other code in them."""
+    for name in ("a", "b"):
+        imported, directory = model(tmp_path, name)
+        assert name == imported().execute([]).name
+        assert {"parts", "parts.one"} <= sys.modules.keys()
+        forget(imported, directory)
+        assert not {"parts", "parts.one"} & sys.modules.keys()
