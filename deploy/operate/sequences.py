@@ -126,11 +126,16 @@ async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str
 
 async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
     """Ends a sequence, and says what becomes of it; "" if the mesh knows none. Safe to repeat."""
-    code = await mesh.sequences.end(sequence)
-    if code is EndCode.NOTHING:
-        (status,) = await mesh.sequences.statuses([sequence])
-        return "" if status is None or status.state in OPEN_STATES else f"was over already ({status.state})"
-    return "ended before it had a slot" if code is EndCode.REMOVED else "ends now"
+    match await mesh.sequences.end(sequence):
+        case EndCode.ENDS:
+            return "ends now"
+        case EndCode.CLOSED:
+            return "ends behind its open steps"
+        case EndCode.REMOVED:
+            return "ended before it had a slot"
+        case EndCode.NOTHING:
+            (status,) = await mesh.sequences.statuses([sequence])
+            return "" if status is None or status.state in OPEN_STATES else f"was over already ({status.state})"
 
 
 async def fork(

@@ -184,13 +184,15 @@ class EndCode(IntEnum):
     """What became of an `Ending`.
 
     NOTHING  there is none, or it is over already
-    CLOSED   it accepts nothing but a START, and ends as soon as no step is open
+    ENDS     it accepts nothing but a START; no step is open, so its leader ends it now
     REMOVED  it was waiting for its first slot, and is over
+    CLOSED   it accepts nothing but a START, and ends when its open steps have been answered
     """
 
     NOTHING = 0
-    CLOSED = 1
+    ENDS = 1
     REMOVED = 2
+    CLOSED = 3
 
 
 class ReopenCode(IntEnum):

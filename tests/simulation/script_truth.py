@@ -225,7 +225,8 @@ class Truth:
     def ended(self, sequence: SequenceId, code: EndCode) -> None:
         """An operator wanted the end of a sequence that does not wait for its first slot."""
         life = self.current(sequence)
-        if code is not (EndCode.NOTHING if life is None or life.over else EndCode.CLOSED):
+        ends = EndCode.ENDS if life is not None and life.is_idle else EndCode.CLOSED
+        if code is not (EndCode.NOTHING if life is None or life.over else ends):
             self.violate(f"{sequence}: {code.name} at the wish to end it")
         if life is not None and not life.over:
             life.closed_after = max(life.closed_after, life.accepted)

@@ -6,8 +6,8 @@
 -- KEYS   per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 state of its tombstone   2 encoded reply for the steps of a waiting sequence, or ''
 --        per sequence: sequence id, run (as `submit` names it) or '' for whatever run it is in
--- reply  per sequence: 2 it was waiting, and is over   1 it ends as soon as no step is open
---        0 there is none, it is over already, or in another run
+-- reply  per sequence: 3 it ends when its open steps have been answered   2 it was waiting, and is over
+--        1 it has no open step and ends now   0 there is none, it is over already, or in another run
 -- Safe to repeat.
 
 local KIND, REPLY = ARGV[1], ARGV[2]
@@ -25,7 +25,8 @@ local function end_sequence(keys, sid, run)
   end
   if got[6] == NO_ENTRY then go_on(keys, sid) end
   redis.call('HSET', keys.record, 'cl', 1, 'en', accepted .. ' ' .. KIND, 'og', 1)
-  if accepted == committed and redis.call('PTTL', keys.idle) > 1 then
+  if accepted ~= committed then return 3 end
+  if redis.call('PTTL', keys.idle) > 1 then
     redis.call('PEXPIRE', keys.idle, 1)
     look_by(sid, clock_ms() + 1)
   end

@@ -212,13 +212,13 @@ async def test_sequences_are_ended_whatever_they_are_called_and_by_two_people_at
 ) -> None:
     markup, waits = (f"/api/sequences/end?model=sum&id={quote(name)}" for name in (SCRIPT, "waits"))
 
-    assert [(200, "ends now")] * 2 == await asyncio.gather(console.told(markup), console.told(markup))
+    assert [(200, "ends behind its open steps")] * 2 == await asyncio.gather(console.told(markup), console.told(markup))
     assert (200, "ended before it had a slot") == await console.told(waits)
     assert {} == await mesh.record("waits")
     status, said = await console.told(waits)
     assert (404, "the mesh knows no such sequence: it may have ended meanwhile") == (status, said)
     told = await console.messages("/api/live", "begin")
-    assert f"Sequence {SCRIPT} of sum: ends now (told from the console)" in [
+    assert f"Sequence {SCRIPT} of sum: ends behind its open steps (told from the console)" in [
         line["text"] for line in told["begin"]["events"]
     ]
 

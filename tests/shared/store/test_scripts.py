@@ -1629,7 +1629,7 @@ class TestEnd:
     async def test_without_open_steps_the_leader_ends_it_at_once(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
 
-        assert await end(mesh) is EndCode.CLOSED
+        assert await end(mesh) is EndCode.ENDS
 
         await marker_is_gone(mesh)
         assert await is_due(mesh, within_ms=1_000)
@@ -1652,7 +1652,7 @@ class TestEnd:
 
     async def test_it_accepts_no_step_any_more_and_says_why(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
-        assert await end(mesh) is EndCode.CLOSED
+        assert await end(mesh) is EndCode.ENDS
 
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
         await marker_is_gone(mesh)
@@ -1662,7 +1662,7 @@ class TestEnd:
 
     async def test_a_start_goes_on_with_its_slot_and_has_its_idle_time_back(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
-        assert await end(mesh) is EndCode.CLOSED
+        assert await end(mesh) is EndCode.ENDS
 
         assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE, START))).code
 
@@ -1710,7 +1710,7 @@ class TestEnd:
         (step,) = await steps(mesh, ALICE)
         assert await commit(mesh, ALICE, step, request_id="second") is CommitCode.COMMITTED
 
-        assert await end(mesh) is EndCode.CLOSED
+        assert await end(mesh) is EndCode.ENDS
 
         assert SubmitCode.REPEATED is (await mesh.submit(msgspec.structs.replace(named, token="7/again"))).code
         await marker_is_gone(mesh)
