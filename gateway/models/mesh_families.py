@@ -247,6 +247,16 @@ REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (
     ("seqmesh_redis_clients", "Connections to Redis", lambda told: told.clients),
     ("seqmesh_redis_uptime_seconds", "Time since Redis was started", lambda told: told.uptime_s),
     (
+        "seqmesh_redis_evicts",
+        "1 if Redis has a maxmemory-policy by which it may drop live sequences",
+        lambda told: float(told.evicts),
+    ),
+    (
+        "seqmesh_redis_log_kept",
+        "1 if Redis keeps an append-only file; without one a restart loses every sequence",
+        lambda told: float(told.log_written is not None),
+    ),
+    (
         "seqmesh_redis_log_written",
         "1 if Redis wrote its append-only file the last time; absent if it keeps none",
         lambda told: None if told.log_written is None else float(told.log_written),

@@ -6,6 +6,7 @@ aggregate with `max`. Metrics with the prefix `seqmesh_gateway_` are about this 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -46,6 +47,12 @@ from shared.store.redis_client import CONNECTION_LOST
 _untyped: Any = openmetrics_exposition
 MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")
 """Name, kind and help."""
+MESH_LIMIT_S = 3.0
+REDIS_LIMIT_S = 1.0
+"""How long a page waits for what Redis holds of the mesh, and then for what Redis tells of itself: together less than
+the five seconds of a Prometheus that scrapes as often. A page that comes too late says nothing, not even that Redis is
+away.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +86,18 @@ class Metrics:
         ProcessCollector(registry=self._process)
 
     async def render(self, *, openmetrics: bool = False) -> bytes:
-        """The page in Prometheus' text format, or in OpenMetrics, which has exemplars. Without Redis it has this
-        gateway's metrics only, and `seqmesh_gateway_mesh_up` is 0.
+        """The page in Prometheus' text format, or in OpenMetrics, which has exemplars. Without the mesh,
+        `seqmesh_gateway_mesh_up` is 0, and it has this gateway's metrics and what Redis tells of itself, if it does: a
+        server that refuses writes says why.
         """
         try:
-            families = await self._mesh()
+            async with asyncio.timeout(MESH_LIMIT_S):
+                families = await self._mesh()
             up = 1.0
-        except MeshError as error:
-            logs.warning("metrics without the mesh's", error=error.message)
-            families, up = [], 0.0
+        except (MeshError, TimeoutError) as error:
+            cause = error.message if isinstance(error, MeshError) else f"Redis has not answered for {MESH_LIMIT_S:g} s"
+            logs.warning("metrics without the mesh's", error=cause)
+            families, up = await self._redis_alone(), 0.0
         families.append(Family(*MESH_UP, [Sample("", {}, up)]))
         families += [Family(own.name, own.kind, own.help, [Sample("", {}, own.read())]) for own in self._gauges]
         each = (family.openmetrics_lines() if openmetrics else family.lines() for family in families)
@@ -114,6 +124,14 @@ class Metrics:
             *custom_families(observed),
             *unreadable_families(observed),
         ]
+
+    async def _redis_alone(self) -> list[Family]:
+        """What Redis tells of itself; nothing if it does not answer."""
+        try:
+            async with asyncio.timeout(REDIS_LIMIT_S):
+                return redis_families(await self._observation.redis_figures(), {})
+        except CONNECTION_LOST:
+            return []
 
     async def _hand_on(self) -> None:
         if self._metering is None:

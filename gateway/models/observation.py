@@ -101,7 +101,7 @@ class Observation:
             unreadable = await read_counts(self._redis, self._keys)
             states = await self._executors()
             led = await self._led(sequence_models)
-            redis = await read_figures(self._redis)
+            redis = await self.redis_figures()
             tenants = await self._tenants.sequences()
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
@@ -110,6 +110,10 @@ class Observation:
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
         return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis, tenants)
+
+    async def redis_figures(self) -> RedisFigures | None:
+        """What Redis tells of itself; None if it does not. Raises one of CONNECTION_LOST."""
+        return await read_figures(self._redis)
 
     async def reports(self) -> list[ExecutorReport]:
         """The report of every living executor. Raises redis.ConnectionError when the connection is lost."""

@@ -12,6 +12,7 @@ from shared.store.commands import Redis
 
 SECTIONS = ("server", "clients", "memory", "persistence", "commandstats")
 COMMAND = "cmdstat_"
+NO_EVICTION = "noeviction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class RedisFigures:
 
     memory_max   bytes beyond which the server refuses new work; 0: no bound
     log_written  whether the append-only file was written the last time; None: the server keeps none
+    evicts       whether the server drops keys where it has no memory left: live sequences, then
     """
 
     memory_used: int
@@ -35,6 +37,7 @@ class RedisFigures:
     clients: int
     uptime_s: int
     log_written: bool | None
+    evicts: bool = False
     commands: Mapping[str, CommandUse] = field(default_factory=dict[str, CommandUse])
 
 
@@ -60,5 +63,6 @@ def figures_of(info: Mapping[str, Any]) -> RedisFigures:
         clients=int(info["connected_clients"]),
         uptime_s=int(info["uptime_in_seconds"]),
         log_written=info["aof_last_write_status"] == "ok" if int(info.get("aof_enabled", 0)) else None,
+        evicts=info.get("maxmemory_policy", NO_EVICTION) != NO_EVICTION,
         commands=commands,
     )

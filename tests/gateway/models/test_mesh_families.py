@@ -149,3 +149,6 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     assert [] == redis_families(None, {})
     without = redis_families(figures_of({**info, "aof_enabled": 0}), {})
     assert "seqmesh_redis_log_written" not in {family.name for family in without}
+    assert [{"": 1.0}, {"": 0.0}] == [values(each, "seqmesh_redis_log_kept") for each in (families, without)]
+    evicting = redis_families(figures_of({**info, "maxmemory_policy": "allkeys-lru"}), {})
+    assert [{"": 0.0}, {"": 1.0}] == [values(each, "seqmesh_redis_evicts") for each in (families, evicting)]

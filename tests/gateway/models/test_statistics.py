@@ -1,11 +1,13 @@
-"""The gateway's statistics when Redis takes no writes: an error that says so, and a page without the mesh's part."""
+"""The gateway's statistics and its page of metrics while Redis has no memory, takes no writes, or is silent."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
+from gateway.models import metrics
 from gateway.models.catalog import Catalog, CatalogView
 from gateway.models.metrics import Metrics
 from gateway.models.observation import Observation
@@ -14,6 +16,7 @@ from shared.contract.messages import ModelRecord
 from shared.contract.model_config import ModelConfig
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.tally import FailureReason, failure, packed
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
@@ -49,3 +52,47 @@ async def test_statistics_survive_a_redis_without_memory(
     assert b'nv_inference_request_failure{model="m",reason="BACKEND",version="1"} 2\n' in await page.render()
     await untyped.config_set("maxmemory", 0)
     await redis.aclose()
+
+
+async def test_the_page_tells_what_is_wrong_with_a_redis_that_takes_no_writes(private_server: EmbeddedRedis) -> None:
+    """Else the alerts on the server's disk and memory would be silent in the very case that they are for."""
+    redis = connect(private_server.url, retries=0)
+    page = empty_page(redis)
+    assert b"seqmesh_gateway_mesh_up 1.0\n" in await page.render()
+
+    await cast("Any", redis).config_set("min-replicas-to-write", 1)
+
+    told = await page.render()
+    assert b"seqmesh_gateway_mesh_up 0.0\n" in told
+    assert b"seqmesh_redis_log_written 1.0\n" in told
+    assert b"\nseqmesh_redis_memory_used_bytes " in told
+    await cast("Any", redis).config_set("min-replicas-to-write", 0)
+    await redis.aclose()
+
+
+async def test_the_page_comes_although_redis_is_silent(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = connect(private_server.url)
+    page = empty_page(redis)
+    monkeypatch.setattr(metrics, "MESH_LIMIT_S", 0.01)
+    monkeypatch.setattr(metrics, "REDIS_LIMIT_S", 0.01)
+    silence = asyncio.Event()
+    monkeypatch.setattr(Tallies, "read", lambda *_: silence.wait())
+    monkeypatch.setattr(Observation, "redis_figures", lambda _: silence.wait())
+
+    told = await page.render()
+
+    assert b"seqmesh_gateway_mesh_up 0.0\n" in told
+    assert b"\nprocess_cpu_seconds_total " in told
+    await redis.aclose()
+
+
+def empty_page(redis: Redis) -> Metrics:
+    """The page of a gateway in a mesh without models."""
+    keys = Keyspace()
+    catalog = Catalog(Membership(redis, keys))
+    observation = Observation(redis, keys, catalog)
+    return Metrics(
+        catalog, Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation), observation, [], MetricsConfig()
+    )
