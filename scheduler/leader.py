@@ -12,14 +12,15 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
 from scheduler.core.actions import Action
-from scheduler.core.decide import decide, drain_all, is_due
-from scheduler.core.events import ClockRead, Event, SharesSeen, Tick, VersionsWithdrawn
+from scheduler.core.decide import UNREADABLE, decide, drain_all, is_due
+from scheduler.core.events import ClockRead, Event, SequenceOver, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
 from scheduler.rebuild import raise_fence, rebuilt
 from scheduler.sweep import sweep
 from shared.contract.ids import ShardId, Term
+from shared.contract.record import LOST
 from shared.process import logs
 
 DONE_MAX = 64
@@ -30,6 +31,9 @@ leases runs in the pauses.
 """
 MAILBOX_MAX = 8_192
 """Entries that were read and not yet taken in. At this bound the model's streams are not read; they have bounds too."""
+LOST_KINDS = (LOST.decode(), UNREADABLE)
+LOST_NAMED_MAX = 16
+"""Lost sequences that one line of the log names; it counts all."""
 
 
 class Leader:
@@ -158,6 +162,7 @@ class Leader:
         polled, self._polled = self._polled, False
         poll, now_ms = self._poll, self._now_ms
         events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
+        self._tell_lost(events)
         if (shares := self._shares()) != self.state.shares:
             events = [SharesSeen(shares, "settings"), *events]
         if polled and poll is not None:
@@ -179,6 +184,13 @@ class Leader:
             await self._performer.acknowledge()
         if self._check:
             invariants.check(self.state)
+
+    def _tell_lost(self, events: Iterable[Event]) -> None:
+        """Names the sequences whose state is gone: their clients have to begin again."""
+        lost = [event.sequence for event in events if isinstance(event, SequenceOver) and event.kind in LOST_KINDS]
+        if lost:
+            named = ", ".join(lost[:LOST_NAMED_MAX])
+            logs.warning("sequences lost", model=self.model, sequences=len(lost), named=named)
 
     def _withdrawn(self, poll: Poll) -> list[Event]:
         waited_for = [version for version, backlog in self.state.backlogs.items() if backlog.first() is not None]

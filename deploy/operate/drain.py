@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import click
+import msgspec
 
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
 from deploy.operate.settings import OperatorSettings, operator_command
@@ -22,22 +23,41 @@ from shared.store.company import ServiceLine, services
 POLL_S = 0.2
 HELP = """Empties executors: their sequences go on elsewhere.
 
-No caller sees an error. The process keeps running with its models loaded, takes nothing, and serves again after --undo.
+No caller sees an error. The process keeps running with its models loaded, and takes nothing until --undo; nor does a
+process that is started under its name later.
+
 EXECUTOR is a name or an id, as --list shows them. Waits until nothing is left there: sequences whose state only their
 model knows (model parameter sequence_recovery) cannot be moved, and stay until they end; --undo takes effect only
 then.
 
 \b
-  seqmesh drain --list             who holds how many sequences
+  seqmesh drain --list             who holds how many sequences; --json for scripts
   seqmesh drain executor-2         before its machine is taken away
   seqmesh drain executor-2 --undo  it serves again
 """
 
 
-async def run(settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool) -> None:
+class ExecutorLine(msgspec.Struct, frozen=True):
+    """What is shown of an executor, or of a drained name whose executor is gone or holds nothing (`id` is empty).
+
+    state      serving, asked (it has not seen the request to drain), closing, leaving, dead or drained
+    sequences  those that it owns, by model; models without any are left out
+    """
+
+    executor: str
+    id: str
+    state: str
+    sequences: dict[str, int]
+
+
+async def run(
+    settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, as_json: bool, undo: bool, wait: bool
+) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     if not executors and (undo or not show):
         raise click.UsageError("which executor? Give its name or id; --list shows them")
+    if as_json and not show:
+        raise click.UsageError("--json goes with --list")
     async with found_mesh(settings) as mesh:
         if undo:
             for who in executors:
@@ -52,7 +72,12 @@ async def run(settings: OperatorSettings, executors: tuple[str, ...], *, show: b
             if wait:
                 await empty(mesh, names)
         if show:
-            click.echo(table(await holdings(mesh), await mesh.membership.drained()))
+            lines = lines_of(await holdings(mesh), await mesh.membership.drained())
+            if as_json:
+                for line in lines:
+                    click.echo(msgspec.json.encode(line))
+                return
+            click.echo(table(lines))
             click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
 
 
@@ -147,19 +172,26 @@ def state(one: ExecutorHolding, drained: Collection[str]) -> str:
     return "asked" if is_asked and one.state == "serving" else one.state
 
 
-def table(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> str:
+def lines_of(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> list[ExecutorLine]:
     """A line for each executor; then one for each drained name whose executor is gone or holds nothing."""
-    rows = [("EXECUTOR", "ID", "STATE", "SEQUENCES", "BY MODEL")]
-    for one in known:
-        by_model = ", ".join(f"{model} {count}" for model, count in sorted(one.sequences.items()))
-        rows.append((one.registration.name, one.registration.executor, state(one, drained), str(one.total), by_model))
+    lines = [
+        ExecutorLine(one.registration.name, one.registration.executor, state(one, drained), dict(one.sequences))
+        for one in known
+    ]
     usable = {
         who
         for one in known
         if one.total or one.member.usable
         for who in (one.registration.name, one.registration.executor)
     }
-    rows += [(name, "", "drained", "0", "") for name in drained if name not in usable]
+    return lines + [ExecutorLine(name, "", "drained", {}) for name in drained if name not in usable]
+
+
+def table(lines: Iterable[ExecutorLine]) -> str:
+    rows = [("EXECUTOR", "ID", "STATE", "SEQUENCES", "BY MODEL")]
+    for one in lines:
+        by_model = ", ".join(f"{model} {count}" for model, count in sorted(one.sequences.items()))
+        rows.append((one.executor, one.id, one.state, str(sum(one.sequences.values())), by_model))
     return aligned(rows)
 
 
@@ -180,6 +212,7 @@ command = operator_command(
     [
         click.Argument(["executors"], nargs=-1, metavar="[EXECUTOR]..."),
         click.Option(["--list", "show"], is_flag=True, help="Show every executor and how many sequences it holds."),
+        click.Option(["--json", "as_json"], is_flag=True, help="With --list: print JSON, one object a line."),
         click.Option(["--undo"], is_flag=True, help="Let the executors serve again."),
         click.Option(["--wait/--no-wait"], default=True, help="Return when nothing is left there, or at once."),
     ],

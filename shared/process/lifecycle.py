@@ -20,6 +20,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager
@@ -50,8 +51,10 @@ class Stop:
         self.has_started = False
 
     def started(self) -> None:
-        """From now on the service ends by itself when told to."""
+        """From now on the service ends by itself when told to. Tells systemd so, where it waits for that."""
         self.has_started = True
+        if address := os.environ.get("NOTIFY_SOCKET"):
+            tell_systemd(address)
 
     @property
     def requested(self) -> bool:
@@ -65,6 +68,15 @@ class Stop:
 
     async def wait(self) -> None:
         await self._event.wait()
+
+
+def tell_systemd(address: str) -> None:
+    """Says that the service has started, as sd_notify(3). address: a path; with @ before it an abstract name"""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+            link.sendto(b"READY=1", f"\0{address[1:]}" if address.startswith("@") else address)
+    except OSError as error:
+        log(Level.WARNING, "systemd not told of the start", cause=str(error))
 
 
 class Tasks:

@@ -103,6 +103,13 @@ def test_what_is_started_exists_and_is_not_killed_before_it_has_ended(unit: Path
     assert drain < int(values_of(unit, "TimeoutStopSec")[0])
 
 
+@EACH
+def test_a_start_is_over_when_the_service_says_so_however_long_it_takes(unit: Path) -> None:
+    """So `systemctl restart` of one service after the other never leaves two of them starting at once."""
+    assert ["notify"] == values_of(unit, "Type")
+    assert ["infinity"] == values_of(unit, "TimeoutStartSec")
+
+
 def test_variables_are_settings() -> None:
     said = [line.split("=")[0] for unit in SERVICES for line in values_of(unit, "Environment")]
     parser = configparser.ConfigParser()

@@ -273,9 +273,11 @@ async def test_registration_stays_while_another_models_sequences_are_there(stage
 
 
 @pytest.mark.leaves_sequences
-async def test_state_that_only_the_dead_process_held_is_reported_as_lost(stage: Stage) -> None:
+async def test_state_that_only_the_dead_process_held_is_reported_as_lost(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     """A model that keeps its own state: idle sequences end as lost; steps in flight go to a new owner to be voided;
-    a sequence whose START has not run yet moves like any other."""
+    a sequence whose START has not run yet moves like any other. The log names those that are lost."""
     e1 = await stage.join("e1", slots=3)
     async with stage.scheduler():
         for number in (1, 2):
@@ -300,6 +302,13 @@ async def test_state_that_only_the_dead_process_held_is_reported_as_lost(stage: 
         records = [await stage.record(number) for number in (1, 2, 3)]
         await void(stage, e2)
         void_record = await stage.record(2)
+
+        async def named() -> bool:
+            lost = [record for record in caplog.records if record.getMessage() == "sequences lost"]
+            text = " ".join(str(vars(record)["fields"]["named"]) for record in lost)
+            return sorted(text.split()) == [sequence_id("sum", "", number) for number in (1, 2)]
+
+        await stage.until(named)
 
     assert "o" == records[0]["st"]
     assert ("l", "1", "o") == (records[1]["st"], records[1]["vd"], records[1]["vk"])

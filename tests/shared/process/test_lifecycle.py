@@ -7,8 +7,10 @@ import logging
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,37 @@ async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
 
     assert await serve_until_stopped(serve) == 1
     assert story == ["cleaned up"]
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+async def test_systemd_is_told_when_the_service_has_started_and_not_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_abstract: bool
+) -> None:
+    address = f"@seqmesh-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address.replace("@", "\0"))
+        systemd.setblocking(False)
+
+        async def serve(tasks: Tasks, stop: Stop) -> None:
+            with pytest.raises(BlockingIOError):
+                systemd.recv(64)
+            stop.started()
+
+        assert await serve_until_stopped(serve) == 0
+        assert b"READY=1" == systemd.recv(64)
+
+
+async def test_a_service_starts_although_nobody_hears_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
+
+    assert await serve_until_stopped(serve) == 0
+    assert "systemd not told of the start" in [event for event, _ in logged(caplog)]
 
 
 async def test_a_signal_cancels_a_service_that_still_starts() -> None:
