@@ -37,7 +37,7 @@ then.
 """
 
 
-class ExecutorLine(msgspec.Struct, frozen=True):
+class ListedExecutor(msgspec.Struct, frozen=True):
     """What is shown of an executor, or of a drained name whose executor is gone or holds nothing (`id` is empty).
 
     state      serving, asked (it has not seen the request to drain), closing, leaving, dead or drained
@@ -172,10 +172,10 @@ def state(one: ExecutorHolding, drained: Collection[str]) -> str:
     return "asked" if is_asked and one.state == "serving" else one.state
 
 
-def lines_of(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> list[ExecutorLine]:
+def lines_of(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> list[ListedExecutor]:
     """A line for each executor; then one for each drained name whose executor is gone or holds nothing."""
     lines = [
-        ExecutorLine(one.registration.name, one.registration.executor, state(one, drained), dict(one.sequences))
+        ListedExecutor(one.registration.name, one.registration.executor, state(one, drained), dict(one.sequences))
         for one in known
     ]
     usable = {
@@ -184,10 +184,10 @@ def lines_of(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> list[E
         if one.total or one.member.usable
         for who in (one.registration.name, one.registration.executor)
     }
-    return lines + [ExecutorLine(name, "", "drained", {}) for name in drained if name not in usable]
+    return lines + [ListedExecutor(name, "", "drained", {}) for name in drained if name not in usable]
 
 
-def table(lines: Iterable[ExecutorLine]) -> str:
+def table(lines: Iterable[ListedExecutor]) -> str:
     rows = [("EXECUTOR", "ID", "STATE", "SEQUENCES", "BY MODEL")]
     for one in lines:
         by_model = ", ".join(f"{model} {count}" for model, count in sorted(one.sequences.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deploy.operate.drain import ExecutorLine, lines_of, table
+from deploy.operate.drain import ListedExecutor, lines_of, table
 from deploy.operate.operating import ExecutorHolding
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel
@@ -35,10 +35,10 @@ def test_an_executor_that_was_asked_is_shown_so_until_it_has_heard(
     line, *_ = lines_of([ExecutorHolding(Member(registration, alive), {"sum": 3})], drained)
     _, row = table([line]).splitlines()
 
-    assert ExecutorLine("executor-1", "executor-1-ab", state, {"sum": 3}) == line
+    assert ListedExecutor("executor-1", "executor-1-ab", state, {"sum": 3}) == line
     assert ["executor-1", "executor-1-ab", state, "3", "sum", "3"] == row.split()
 
 
 def test_a_drained_name_without_an_executor_is_shown() -> None:
     """A process that is started under it takes nothing."""
-    assert [ExecutorLine("executor-9", "", "drained", {})] == lines_of([], ["executor-9"])
+    assert [ListedExecutor("executor-9", "", "drained", {})] == lines_of([], ["executor-9"])
