@@ -32,6 +32,8 @@ WRITE_AHEAD_BYTES = 64 << 10
 VERSIONS = (b"1.0", b"1.1")
 NOT_SERVED = "HTTP/{version} is not served: use HTTP/1.1"
 CLOSE = (b"connection", b"close")
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+"""The words behind a status. Clients show them in their errors, in front of the body or in its place."""
 ORIGIN = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 """What stands before the path in a target in absolute form."""
 

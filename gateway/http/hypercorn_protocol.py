@@ -19,10 +19,10 @@ from hypercorn.events import Closed, RawData
 from hypercorn.protocol.events import Body, EndBody, Event, Request, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
-from hypercorn.typing import AppWrapper, Scope
+from hypercorn.typing import AppWrapper, H11SendableEvent, Scope
 from starlette.types import Message
 
-from gateway.http.connection import AHEAD_BYTES, CLOSE, LINGER_S, NOT_SERVED, VERSIONS, error_body, origin_form
+from gateway.http.connection import AHEAD_BYTES, CLOSE, LINGER_S, NOT_SERVED, REASONS, VERSIONS, error_body, origin_form
 
 PART_BYTES = 512
 """Memory that a part of a body takes beside its bytes. It counts, because a chunk may have a single byte."""
@@ -191,7 +191,8 @@ class Http1(H11Protocol):
         body = error_body(error)
         length = (b"content-length", b"%d" % len(body))
         headers = [*self.config.response_headers("h11"), (b"content-type", b"application/json"), length, CLOSE]
-        events = [h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
+        head = h11.Response(status_code=status, headers=headers, reason=REASONS[status])
+        events = [head, h11.Data(data=body), h11.EndOfMessage()]
         if self._is_head:
             del events[1]
         try:
@@ -239,6 +240,12 @@ class Http1(H11Protocol):
             )
         )
         self.keep_alive_requests += 1
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        if isinstance(event, h11.Response | h11.InformationalResponse):
+            reason = REASONS.get(event.status_code, b"")
+            event = type(event)(status_code=event.status_code, headers=list(event.headers), reason=reason)
+        await super()._send_h11_event(event)
 
     async def _send_error_response(self, status_code: int) -> None:
         await self.send(RawData(self.refusal(status_code, HTTPStatus(status_code).phrase)))

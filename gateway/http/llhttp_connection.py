@@ -31,6 +31,7 @@ from gateway.http.connection import (
     CLOSE,
     KEEP_ALIVE_S,
     LINGER_S,
+    REASONS,
     Connection,
     error_body,
     origin_form,
@@ -41,7 +42,7 @@ from shared.process import logs
 
 SPLITTING = re.compile(rb"[\0\r\n]")
 """What must not stand in a header of an answer."""
-CONTINUE = b"HTTP/1.1 100 \r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -362,7 +363,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
     def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Raises ValueError for a header that would end early."""
         lines = header_lines(headers) + common_lines(self._config, int(time.time()))
-        return b"HTTP/1.1 %d \r\n%b\r\n" % (status, lines)
+        return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, REASONS.get(status, b""), lines)
 
 
 def header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:

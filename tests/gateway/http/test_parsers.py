@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, get_args
 
 import pytest
@@ -166,7 +167,8 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_ends_the_connection
         answers = await heard(port, *pieces)
 
         assert before + 1 == answers.count(b"HTTP/1.1 "), answers
-        assert 1 == answers.count(b" %d \r\n" % status) == answers.count(b"connection: close"), answers
+        line = b" %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
+        assert 1 == answers.count(line) == answers.count(b"connection: close"), answers
 
 
 async def test_a_client_that_speaks_tls_is_refused_while_it_waits(port: int) -> None:
@@ -200,6 +202,16 @@ async def test_an_answer_without_a_length_comes_in_chunks(port: int) -> None:
     assert b"chunked" not in old
 
 
+async def test_a_status_is_followed_by_its_words(port: int) -> None:
+    """Clients put them into their errors, some of them in place of the body."""
+    answers = await heard(port, GET, GET.replace(b"/%41", b"/unread"))
+
+    assert [b"200 OK", b"404 Not Found"] == re.findall(rb"HTTP/1.1 (.*)\r\n", answers)
+    assert (await heard(port, b"GET / HTTP/2.0\r\nhost: x\r\n\r\n")).startswith(
+        b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
+    )
+
+
 async def test_an_answer_to_head_has_no_body(port: int) -> None:
     answers = await heard(port, GET.replace(b"GET", b"HEAD") + GET)
 
@@ -214,7 +226,7 @@ async def test_a_failure_of_the_application_is_a_500_and_ends_the_connection(
 ) -> None:
     answers = await heard(port, GET.replace(b"/%41", path) + GET)
 
-    assert answers.startswith(b"HTTP/1.1 500 ")
+    assert answers.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
     assert 1 == answers.count(b"HTTP/1.1 ")
     assert b"c: d" not in answers
     assert caplog.records
@@ -226,7 +238,7 @@ async def test_a_body_is_asked_for_when_the_application_wants_it(port: int, pars
     async with asyncio.timeout(SOON_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /echo " + head)
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 Continue\r\n")
         writer.write(b"abc")
         assert (await reader.readuntil(b"POST|/echo|abc")).startswith(b"HTTP/1.1 200 ")
         writer.write(b"POST /unread " + head)
