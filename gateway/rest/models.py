@@ -20,6 +20,7 @@ from gateway.rest.operations import (
     LOAD,
     MODEL_CONFIG,
     MODEL_METADATA,
+    MODEL_READY,
     NOTHING,
     OF_BODY,
     OF_MODEL,
@@ -44,11 +45,12 @@ class Models:
         self._statistics = statistics
         self._bounds = bounds
 
-    @described((200, NOTHING), errors=(400,))
+    @described(MODEL_READY, errors=(400,))
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../ready: 200 when the model is served, 400 when it is unknown or not served now."""
-        if self._catalog.is_model_ready(*model_and_version(scope)):
-            await send_bytes(send, 200, b"")
+        name, version = model_and_version(scope)
+        if self._catalog.is_model_ready(name, version):
+            await send_json(send, {"name": name, "ready": True})
         else:
             await send_error(send, RequestError("Model version not ready"))
 

@@ -149,6 +149,9 @@ GENERATE_RESPONSE: Schema = {
     "additionalProperties": {"description": "An output, or a parameter of the response."},
 }
 EVENTS: Schema = {"type": "string", "description": "Events `data: {...}`: a response of `generate` each, or an error."}
+LIVE = members("live", live=FLAG)
+READY = members("ready", ready=FLAG)
+MODEL_READY = members("name ready", name=TEXT, ready=FLAG)
 SERVER_METADATA = members("name version extensions", name=TEXT, version=TEXT, extensions=array(TEXT))
 MODEL_METADATA = members(
     "name versions platform inputs outputs",

@@ -1,4 +1,8 @@
-"""Routes about the server: health, metadata, metrics."""
+"""Routes about the server: health, metadata, metrics.
+
+Answers of health have the bodies of the Open Inference Protocol, which KServe's client reads. Triton sends the status
+alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from gateway.models.catalog import Catalog
 from gateway.models.exposition import OPENMETRICS_TYPE, TEXT_TYPE, wants_openmetrics
 from gateway.models.metadata import SERVER_NAME, extensions_of
 from gateway.models.metrics import Metrics
-from gateway.rest.operations import NOTHING, SERVER_METADATA, TEXT, Content, described
+from gateway.rest.operations import LIVE, READY, SERVER_METADATA, TEXT, Content, described, json_content
 from gateway.rest.reply import send_bytes, send_json
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import Stop
@@ -27,17 +31,18 @@ class ServerRoutes:
         self._stop = stop
         self._metadata = {"name": name, "version": RELEASE, "extensions": extensions_of(shared_memory=shared_memory)}
 
-    @described((200, NOTHING))
+    @described(LIVE)
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/health/live: 200 while this process serves, an error while it stops."""
         self._refuse_while_stopping()
-        await send_bytes(send, 200, b"")
+        await send_json(send, {"live": True})
 
-    @described((200, NOTHING), (400, NOTHING))
+    @described((200, json_content(READY)), (400, json_content(READY)))
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/health/ready: 200 when the mesh can serve, else 400."""
         self._refuse_while_stopping()
-        await send_bytes(send, 200 if self._catalog.is_ready else 400, b"")
+        is_ready = self._catalog.is_ready
+        await send_json(send, {"ready": is_ready}, 200 if is_ready else 400)
 
     @described(SERVER_METADATA)
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:

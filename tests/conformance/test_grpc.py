@@ -518,6 +518,20 @@ async def test_health_of_the_server_and_its_service(target: Target) -> None:
             assert messages.HealthCheckResponse.SERVING == response.status
 
 
+@pytest.mark.differs("the health protocol has NOT_FOUND for it; Triton is SERVING whatever it is asked for")
+async def test_health_of_a_service_that_is_not_there(target: Target) -> None:
+    messages: Any = health_pb2
+    stubs: Any = health_pb2_grpc
+    async with grpc.aio.insecure_channel(target.grpc) as channel:
+        check = stubs.HealthStub(channel).Check(messages.HealthCheckRequest(service="other"))
+        if target.is_mesh:
+            with pytest.raises(grpc.aio.AioRpcError, match="unknown service 'other'") as caught:
+                await check
+            assert grpc.StatusCode.NOT_FOUND == caught.value.code()
+        else:
+            assert messages.HealthCheckResponse.SERVING == (await check).status
+
+
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 

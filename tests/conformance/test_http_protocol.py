@@ -496,6 +496,20 @@ async def test_every_route_answers_its_methods_and_no_other(http: aiohttp.Client
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.differs("the bodies of the Open Inference Protocol, which KServe's client reads")
+async def test_health_has_a_body(target: Target, http: aiohttp.ClientSession) -> None:
+    for path, told in (
+        ("/v2/health/live", {"live": True}),
+        ("/v2/health/ready", {"ready": True}),
+        ("/v2/models/stateless/ready", {"name": "stateless", "ready": True}),
+        ("/v2/models/stateless/versions/1/ready", {"name": "stateless", "ready": True}),
+    ):
+        status, _, content = await ask(http, "GET", path)
+
+        assert 200 == status
+        assert (told if target.is_mesh else None) == (json.loads(content) if content else None), path
+
+
 @pytest.mark.mesh_only("what a mesh cannot mean, or not yet")
 async def test_what_is_not_served_is_refused_by_name(http: aiohttp.ClientSession) -> None:
     for path, reason in (

@@ -332,6 +332,7 @@ async def test_gateway_without_executors_is_live_but_not_ready(gateway_settings:
         session.get("/v2/health/ready") as ready,
     ):
         assert (live.status, ready.status) == (200, 400)
+        assert (await live.json(), await ready.json()) == ({"live": True}, {"ready": False})
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
