@@ -201,6 +201,10 @@ REGION = members("key byte_size", key=TEXT, offset=COUNT, byte_size=COUNT)
 
 
 def of_struct(kind: type[msgspec.Struct], **more: Schema) -> Schema:
-    """The schema of a struct of its own, with further members."""
+    """The schema of a struct of its own, with further members.
+
+    It has no title: generators of clients make a type of each, and fail where two schemas share one.
+    """
     (schema,) = msgspec.json.schema(kind)["$defs"].values()
+    del schema["title"]
     return {**schema, "properties": {**schema["properties"], **more}}

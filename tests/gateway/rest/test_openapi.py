@@ -69,6 +69,13 @@ async def test_the_document_is_valid_and_says_something_of_every_operation(gatew
         assert " .../" not in operation["summary"], (method, path)
 
 
+async def test_no_schema_has_a_title(gateway: RunningGateway) -> None:
+    """A generator of clients makes a type of each title, and leaves out a route where two have the same."""
+    made = await document_of(gateway)
+
+    assert '"title"' not in json.dumps(made["paths"])
+
+
 async def test_every_route_has_an_entry_and_every_entry_a_route(gateway: RunningGateway) -> None:
     nobody = MagicMock()
     app = build_app(nobody, nobody, nobody, nobody, nobody, nobody, nobody, nobody, {})
