@@ -55,7 +55,7 @@ class OutcomeUnknown(SeqmeshError):
 class NotNumbered(SeqmeshError):
     """The server is no mesh that numbers steps, for example a Triton."""
 
-    remedy = "With strict=False every step is sent once, and a broken connection ends the sequence."
+    remedy = "Client(..., strict=False) sends every step once, and a broken connection ends the sequence."
 
 
 class WrongAnswer(SeqmeshError):
