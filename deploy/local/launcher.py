@@ -56,6 +56,7 @@ from deploy.local.terminal import say
 from deploy.local.tether import tethered
 from shared.process.cpu_policy import schedule_by
 from shared.process.machine import available_cores
+from shared.settings import variable_name
 from shared.store.redis_url import url_without_password
 
 PROBE_INTERVAL_S = 0.1
@@ -298,7 +299,9 @@ class Launcher:
         """Where the mesh is found: one line, which a program may read; on a terminal a line for each place."""
         host, gateways = reachable(self._settings.host), self._of("gateway")
         # Those who share their ports are one place.
-        where = "; ".join(dict.fromkeys(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways))
+        scheme = http_scheme()
+        addresses = [f"{scheme}://{host}:{gateway.http_port}, grpc {host}:{gateway.grpc_port}" for gateway in gateways]
+        where = "; ".join(dict.fromkeys(addresses))
         if self._settings.share_ports and len(gateways) > 1:
             where += f" ({len(gateways)} gateways)"
         metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
@@ -316,7 +319,8 @@ class Launcher:
         """The command line of the demo, beginning as this program was called, so that it can be pasted."""
         if self._settings.models:
             first, *_ = self._of("gateway")
-            return f"curl -X POST http://{reachable(self._settings.host)}:{first.http_port}/v2/repository/index"
+            address = f"{http_scheme()}://{reachable(self._settings.host)}:{first.http_port}"
+            return f"curl -X POST {address}/v2/repository/index"
         program = Path(sys.argv[0])
         called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"
         is_default = self._settings.data_dir == UpSettings().data_dir
@@ -331,6 +335,11 @@ class Launcher:
         for name, log in self._log_files.items():
             for line in log.new_important_lines():
                 click.echo(f"{name} | {line}", file=sys.stderr)
+
+
+def http_scheme() -> str:
+    """That of the gateways' HTTP port. Gateways take their settings from this process's environment."""
+    return "https" if os.environ.get(variable_name("http_server_cert")) else "http"
 
 
 def now_ms() -> int:

@@ -138,6 +138,16 @@ def test_says_one_line_when_ready_and_stops_everything_on_ctrl_c(launch: Launch)
     assert not (launcher.data_dir / "mesh.json").exists()
 
 
+def test_says_that_an_http_port_speaks_tls(launch: Launch) -> None:
+    launcher = launch(SEQMESH_HTTP_SERVER_CERT="cert.pem", SEQMESH_HTTP_SERVER_KEY="key.pem")
+
+    line = launcher.reads_until("ready: ")
+
+    gateway = launcher.children()["gateway-1"]
+    assert f"https://127.0.0.1:{gateway.http_port}, grpc " in line
+    assert f"metrics http://127.0.0.1:{gateway.metrics_port}/metrics" in line
+
+
 def test_who_waits_for_models_is_told_the_log_of_the_executor_that_loads_them(launch: Launch) -> None:
     launcher = launch(FAKE_READY="400")
 
