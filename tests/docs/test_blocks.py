@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -141,7 +141,8 @@ def test_redis_takes_its_settings(block: Block, private_server: EmbeddedRedis) -
         for line in block.text.splitlines():
             name, value = line.split(" ", 1)
             # A user is given to a running server by a command of its own.
-            taken: Any = client.execute_command("ACL", "SETUSER", *value.split()) if name == "user" else None
+            untyped = cast("Any", client)
+            taken = untyped.execute_command("ACL", "SETUSER", *value.split()) if name == "user" else None
             assert taken or client.config_set(name, value)
 
 

@@ -6,9 +6,11 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import forget, import_model_class, keep_importable
 
 MODEL = """
@@ -47,37 +49,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def model(root: Path, name: str) -> tuple[type, Path]:
+def model(root: Path, name: str) -> tuple[Any, InstanceCode, Path]:
+    """The class of a model, its code and its folder."""
     path = root / name / "1" / "model.py"
     (path.parent / "parts").mkdir(parents=True)
     (path.parent / "parts" / "one.py").write_text(f"name = '{name}'")
     path.write_text(MODEL)
-    imported = import_model_class(path)
+    code = InstanceCode(name, "1", str(path.parent))
+    imported = import_model_class(path, code)
     keep_importable(path.parent)
-    return imported, path.parent
+    return imported, code, path.parent
 
 
 def test_the_end_of_a_model_searches_no_path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model has an entry in `sys.path`. To search all of them at each end would take n * n questions."""
-    first, second = model(tmp_path, "a"), model(tmp_path, "b")
+    _, first, first_folder = model(tmp_path, "a")
+    _, second, second_folder = model(tmp_path, "b")
     importlib.import_module("elsewhere.two")
     monkeypatch.setattr(sys, "path_hooks", [Counting.at, *sys.path_hooks])
     monkeypatch.setattr(sys, "path", [PLACE, *sys.path])
     importlib.invalidate_caches()
     before = Counting.asked
 
-    forget(*first)
+    forget(first, first_folder)
 
     assert before == Counting.asked
-    forget(*second)
+    forget(second, second_folder)
     assert "elsewhere.two" in sys.modules
 
 
 def test_folders_that_a_model_has_imported_are_forgotten_with_it(tmp_path: Path) -> None:
     """The next load may find other code in them."""
     for name in ("a", "b"):
-        imported, directory = model(tmp_path, name)
+        imported, code, directory = model(tmp_path, name)
         assert name == imported().execute([]).name
         assert {"parts", "parts.one"} <= sys.modules.keys()
-        forget(imported, directory)
+        forget(code, directory)
         assert not {"parts", "parts.one"} & sys.modules.keys()

@@ -77,9 +77,12 @@ async def test_the_page_comes_although_redis_is_silent(
     page = empty_page(redis)
     monkeypatch.setattr(metrics, "MESH_LIMIT_S", 0.01)
     monkeypatch.setattr(metrics, "REDIS_LIMIT_S", 0.01)
-    silence = asyncio.Event()
-    monkeypatch.setattr(Tallies, "read", lambda *_: silence.wait())
-    monkeypatch.setattr(Observation, "redis_figures", lambda _: silence.wait())
+
+    async def silence(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Tallies, "read", silence)
+    monkeypatch.setattr(Observation, "redis_figures", silence)
 
     told = await page.render()
 
