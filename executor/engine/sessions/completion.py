@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from executor.engine import shapes
 from executor.engine.pytorch.signature import config_type
 from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import ConfigError
@@ -44,11 +45,13 @@ def completed(config_json: str, signature_of: Callable[[Mapping[str, Any]], Sess
 def _complete_batch(config: dict[str, Any], signature: SessionSignature) -> None:
     """A model takes batches if the first dimension of every tensor is variable."""
     tensors = (*signature.inputs.values(), *signature.outputs.values())
-    if not all(tensor.dims and tensor.dims[0] == -1 for tensor in tensors):
+    unbatched = [tensor for tensor in tensors if not (tensor.dims and tensor.dims[0] == -1)]
+    if unbatched:
         if int(config.get("max_batch_size", 0)):
+            told = ", ".join(f"'{tensor.name}' {shapes.text(tensor.dims or ())}" for tensor in unbatched)
             raise ConfigError(
                 f"autofill failed for model '{config.get('name')}': model does not support batching while non-zero "
-                "max_batch_size is specified"
+                f"max_batch_size is specified: not variable is the first dimension of {told}"
             )
         return
     config["max_batch_size"] = int(config.get("max_batch_size", 0)) or BATCH_DEFAULT
