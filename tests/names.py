@@ -11,9 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gateway", "scheduler", "executor", "shared", "deploy", "benchmarks", "client/seqmesh_client")
 FOREIGN = {
-    # Of Triton's own module, with Triton's own names: models write `pb_utils.Tensor`, which is not our `Tensor`.
+    # Triton's own module, with Triton's own names.
     "executor/engine/python/response.py",
-    "executor/engine/python/tensor.py",
     "executor/engine/python/triton_python_backend_utils.py",
     # Models: Triton looks for a class `TritonPythonModel` in each, so each defines one.
     "benchmarks/dial_models",

@@ -13,8 +13,7 @@ from executor.engine import shapes
 from executor.engine.base import Row
 from executor.engine.null_rows import zeros
 from executor.engine.python.slot_states import States
-from executor.engine.python.tensor import Column, TypedTensor
-from executor.engine.python.tensor import Tensor as ModelTensor
+from executor.engine.python.tensor import Column, ModelTensor, TypedTensor
 from shared.contract.model_config import StateSpec, TensorSpec
 from shared.contract.tensors import NUMPY_TYPE, Tensor, to_numpy
 

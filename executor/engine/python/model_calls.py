@@ -23,8 +23,7 @@ from executor.engine.python.response import (
     WrongResponseError,
     response_parameters,
 )
-from executor.engine.python.tensor import Tensor as ModelTensor
-from executor.engine.python.tensor import datatype_of, raw_content
+from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from shared.contract.errors import Code
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor

@@ -14,8 +14,7 @@ from executor.engine.python.model import error_text
 from executor.engine.python.model_metrics import TritonModelException
 from executor.engine.python.response import InferenceResponse, TritonError, WrongResponseError, response_parameters
 from executor.engine.python.slot_states import States
-from executor.engine.python.tensor import Tensor as ModelTensor
-from executor.engine.python.tensor import datatype_of, raw_content
+from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.state_tensors import size_problem
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec

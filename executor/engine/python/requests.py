@@ -9,7 +9,7 @@ from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.columns import Columns
 from executor.engine.python.response_senders import ResponseSender, SoleSender
-from executor.engine.python.tensor import Tensor as ModelTensor
+from executor.engine.python.tensor import ModelTensor
 
 
 class RowRequest(interface.InferenceRequest):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard, cast
 
-from executor.engine.python.tensor import Tensor
+from executor.engine.python.tensor import ModelTensor
 from shared.contract.parameters import Parameter
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -57,11 +57,11 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[ModelTensor] | None = None,
         error: TritonError | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        self.given: Sequence[Tensor] = [] if output_tensors is None else output_tensors
+        self.given: Sequence[ModelTensor] = [] if output_tensors is None else output_tensors
         self.failure = error
         self.said = parameters
 
@@ -69,10 +69,10 @@ class InferenceResponse:
         """A copy: the model may go on to write to its arrays. What cannot be read is not copied."""
         if not isinstance(cast("object", self.given), list | tuple):
             return self
-        tensors = [one.copied() if isinstance(cast("object", one), Tensor) else one for one in self.given]
+        tensors = [one.copied() if isinstance(cast("object", one), ModelTensor) else one for one in self.given]
         return InferenceResponse(tensors, self.failure, self.said)
 
-    def output_tensors(self) -> list[Tensor]:
+    def output_tensors(self) -> list[ModelTensor]:
         return list(self.given)
 
     def has_error(self) -> bool:

@@ -49,7 +49,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 _TEXTS = frozenset((bytes, str))
 
 
-class Tensor:
+class ModelTensor:
     """A named tensor. Object and string arrays are BYTES; a bfloat16 array (ml_dtypes) is BF16.
 
     array     the content; of BF16, its bits as uint16
@@ -76,9 +76,9 @@ class Tensor:
             )
         return self.array
 
-    def copied(self) -> Tensor:
+    def copied(self) -> ModelTensor:
         """The same tensor with an array of its own; for the engine."""
-        copy = Tensor(self._name, self.array.copy())
+        copy = ModelTensor(self._name, self.array.copy())
         copy.datatype = self.datatype
         return copy
 
@@ -110,22 +110,26 @@ class Tensor:
         return (1, 0)
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str, tensor: Any) -> ModelTensor:
         """A tensor from a DLPack capsule, or from an object that supports DLPack; a GPU tensor is copied to the
         host.
         """
         if _is_plain_host_array(tensor):
-            return Tensor(name, np.from_dlpack(tensor))
+            return ModelTensor(name, np.from_dlpack(tensor))
         import torch
 
         given: Any = torch.from_dlpack(tensor)
         content = given.cpu().contiguous()
         if content.dtype is torch.bfloat16:
             return TypedTensor(name, content.view(torch.int16).numpy().view(np.uint16), "BF16")
-        return Tensor(name, content.numpy())
+        return ModelTensor(name, content.numpy())
 
 
-class TypedTensor(Tensor):
+ModelTensor.__name__ = "Tensor"
+"""What models call it (`pb_utils.Tensor`), and so what Python's errors name."""
+
+
+class TypedTensor(ModelTensor):
     """A tensor of a request, whose datatype is known already."""
 
     __slots__ = ()
@@ -136,7 +140,7 @@ class TypedTensor(Tensor):
         self.datatype = datatype
 
 
-Column = list[Tensor | None]
+Column = list[ModelTensor | None]
 """One name's tensor for each request of a batch; None where a request has none."""
 
 
@@ -145,14 +149,14 @@ def _is_plain_host_array(tensor: Any) -> bool:
     return device is not None and device()[0] == 1 and "bfloat16" not in str(getattr(tensor, "dtype", ""))
 
 
-def datatype_of(tensor: Tensor) -> str:
+def datatype_of(tensor: ModelTensor) -> str:
     """The wire name of a tensor's datatype. Raises TritonModelException for one that Triton does not have."""
     if tensor.datatype is None:
         tensor.datatype = _told_from(tensor)
     return tensor.datatype
 
 
-def _told_from(tensor: Tensor) -> str:
+def _told_from(tensor: ModelTensor) -> str:
     array = tensor.array
     datatype = DATATYPE_OF.get(array.dtype)
     if datatype is not None:
@@ -169,7 +173,7 @@ def _told_from(tensor: Tensor) -> str:
     return swapped
 
 
-def raw_content(tensor: Tensor) -> bytes:
+def raw_content(tensor: ModelTensor) -> bytes:
     """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element that has no text."""
     if datatype_of(tensor) != "BYTES":
         return tensor.array.tobytes()

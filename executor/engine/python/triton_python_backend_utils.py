@@ -29,9 +29,9 @@ from executor.engine.python.tensor import (
     TRITON_STRING_TO_NUMPY,
     TRITON_TO_NUMPY_TYPE,
     Column,
-    Tensor,
     packed,
 )
+from executor.engine.python.tensor import ModelTensor as Tensor
 from shared.contract.tensors import bytes_elements
 
 __all__ = [
