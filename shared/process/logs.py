@@ -21,7 +21,30 @@ import orjson
 
 from shared.process.repeats import Repeats
 
-LOGGER = logging.getLogger("seqmesh")
+
+class MeshLogger(logging.Logger):
+    """Goes on when the code of a model switches logging off (`logging.disable`), or configures it anew for itself and
+    leaves out the loggers that there are.
+    """
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name of the class above
+        return level >= (self.level or self.getEffectiveLevel())
+
+    def handle(self, record: logging.LogRecord) -> None:
+        if self.filter(record):
+            self.callHandlers(record)
+
+
+def _mesh_logger() -> logging.Logger:
+    before = logging.getLoggerClass()
+    logging.setLoggerClass(MeshLogger)
+    try:
+        return logging.getLogger("seqmesh")
+    finally:
+        logging.setLoggerClass(before)
+
+
+LOGGER = _mesh_logger()
 LOUD_LIBRARIES = ("asyncio", "hypercorn", "grpc", "opentelemetry", "urllib3")
 """Libraries whose records below warning do not help an operator."""
 
@@ -91,6 +114,9 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    # Its own, because a model may replace the root's (`logging.basicConfig(force=True)`).
+    LOGGER.handlers[:] = [handler]
+    LOGGER.propagate = False
     for library in LOUD_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
     LOGGER.setLevel(Level[level.upper()])
@@ -107,7 +133,7 @@ def choose(levels: Collection[Level]) -> None:
     """From now on writes only events of these levels; warnings and errors of libraries too."""
     chosen = frozenset(int(level) for level in levels)
     LOGGER.setLevel(min(chosen, default=logging.CRITICAL))
-    ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, Lines)]
+    ours = [handler for handler in LOGGER.handlers if isinstance(handler.formatter, Lines)]
     for handler in ours:
         handler.filters[:] = [
             lambda record: record.levelno in chosen or record.levelno > Level.ERROR,

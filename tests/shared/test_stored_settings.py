@@ -47,12 +47,14 @@ def own_logging() -> Iterator[io.StringIO]:
     """Where this test's log lines go; the process's logging is put back afterwards."""
     root = logging.getLogger()
     handlers, level, own_level = root.handlers[:], root.level, logs.LOGGER.level
+    own_handlers, propagate = logs.LOGGER.handlers[:], logs.LOGGER.propagate
     stream = io.StringIO()
     logs.configure("info", "text", stream=stream)
     yield stream
     root.handlers[:] = handlers
     root.setLevel(level)
     logs.LOGGER.setLevel(own_level)
+    logs.LOGGER.handlers[:], logs.LOGGER.propagate = own_handlers, propagate
     logging.captureWarnings(capture=False)
 
 

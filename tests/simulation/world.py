@@ -597,7 +597,8 @@ async def _run(make: Callable[[], World]) -> World:
 async def _bury(world: World) -> None:
     """Ends what is left of every process, so that nothing of it is collected half way. It counts no more."""
     world.network.stop()
-    logs.LOGGER.disabled = True
+    level = logs.LOGGER.level
+    logs.LOGGER.setLevel(logs.Level.NOTICE + 1)
     lives = [*world.graves, *(member.life for member in world.members if member.life is not None)]
     for member in world.members:
         member.wanted = False
@@ -608,7 +609,7 @@ async def _bury(world: World) -> None:
         await asyncio.sleep(0)
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     await lifecycle.end(sorted(others, key=hash))
-    logs.LOGGER.disabled = False
+    logs.LOGGER.setLevel(level)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def configured() -> Iterator[Configure]:
     """Configures logging to a buffer; afterwards puts the process's logging back as it was."""
     root = logging.getLogger()
     handlers, level, own_level = root.handlers[:], root.level, logs.LOGGER.level
+    own_handlers, propagate = logs.LOGGER.handlers[:], logs.LOGGER.propagate
 
     def configure(level_name: str = "info", style: str = "text", **bound: object) -> io.StringIO:
         stream = io.StringIO()
@@ -34,6 +35,7 @@ def configured() -> Iterator[Configure]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logs.LOGGER.setLevel(own_level)
+    logs.LOGGER.handlers[:], logs.LOGGER.propagate = own_handlers, propagate
     logging.captureWarnings(capture=False)
 
 
@@ -170,3 +172,19 @@ def test_code_that_closes_standard_error_does_not_end_the_log(
     logs.info("goes on")
 
     assert "goes on" in capfd.readouterr().err
+
+
+def test_code_that_configures_logging_for_itself_does_not_end_the_log(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As models do, and the libraries that they import."""
+    stream = configured()
+    logging.basicConfig(force=True)
+    monkeypatch.setattr(logs.LOGGER, "disabled", True)  # as `dictConfig` does with those that there are
+    try:
+        logging.disable(logging.CRITICAL)
+        logs.info("goes on", where="here")
+    finally:
+        logging.disable(logging.NOTSET)
+
+    assert re.search("INFO +goes on where=here", stream.getvalue())
