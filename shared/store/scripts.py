@@ -350,19 +350,26 @@ class Scripts(ScriptSender):
         return Call("draw", [self._keys.allowance(tenant)], args, lambda reply: Drawn(*map(int, reply)))
 
     def total(
-        self, loads: Sequence[ModelLoad], *, shard: ShardId, at_most: int = TOTAL_MAX, read: bool = True
+        self,
+        loads: Sequence[ModelLoad],
+        *,
+        shard: ShardId,
+        at_most: int = TOTAL_MAX,
+        read: bool = True,
+        renew: bool = False,
     ) -> Call[Totals]:
         """Adds up what was counted in one shard, and reads the sums. Safe to repeat.
 
         at_most  most packed counts to add up; if so many were added up, more may be left: call again
         read     False: only add up, return no sums
+        renew    whether the sums get a new TTL also where nothing is added
         """
         keys: list[str] = []
         for load in loads:
             counted = (shard, load.model, load.version, load.generation)
             refused = self._keys.tally(shard, load.model, load.version, "")
             keys += (self._keys.tally(*counted), refused, self._keys.counts(*counted))
-        return Call("total", keys, [at_most, COUNTS_TTL_MS, int(read)], partial(_read_totals, keys[2::3]))
+        return Call("total", keys, [at_most, COUNTS_TTL_MS, int(read), int(renew)], partial(_read_totals, keys[2::3]))
 
     def _of_each(
         self,

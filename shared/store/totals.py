@@ -1,12 +1,15 @@
 """Adds up the counts of the scripts, and reads the sums: for executors, which keep the tallies short, and for gateways.
 
 Any process may add up at any time (`total.lua`). Executors do it every second for the models that they serve. So a
-tally never holds more than about a second's answers, and the counts of a served model never reach their TTL. A gateway
+tally never holds more than about a second's answers. The counts of a served model never reach their TTL: it is renewed
+when something is added, and once a minute. A gateway
 adds up before it reads, so that an answer that a client has received is in the statistics that it asks for next.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -18,6 +21,10 @@ from shared.store.scripts import Scripts
 
 LOADS_PER_CALL = 64
 """Model versions that one call of the script reads: its reply stays small."""
+RENEWAL_S = 60
+"""How often the TTL of counts is renewed to which nothing is added: the TTL is a day, and each renewal is a line in the
+append-only file.
+"""
 ROUNDS_MAX = 1000
 """Bounds a read while counts are written faster than they are added up."""
 
@@ -28,10 +35,15 @@ class Tallies:
     def __init__(self, scripts: Scripts, keys: Keyspace) -> None:
         self._scripts = scripts
         self._keys = keys
+        self._renewed_at = -math.inf
 
     async def add_up(self, loads: Sequence[ModelLoad]) -> None:
         """Adds everything up, and renews the counts' TTL. Raises as `read`."""
-        await self._total(loads, read=False)
+        now = time.monotonic()
+        renews = now - self._renewed_at >= RENEWAL_S
+        await self._total(loads, read=False, renew=renews)
+        if renews:
+            self._renewed_at = now
 
     async def read(self, loads: Sequence[ModelLoad]) -> dict[ModelLoad, dict[str, int]]:
         """The sums over all shards, with everything that is counted now.
@@ -41,7 +53,9 @@ class Tallies:
         sums = await self._total(loads, read=True)
         return {load: added(sums[load]) for load in loads}
 
-    async def _total(self, loads: Sequence[ModelLoad], *, read: bool) -> dict[ModelLoad, list[dict[str, int]]]:
+    async def _total(
+        self, loads: Sequence[ModelLoad], *, read: bool, renew: bool = False
+    ) -> dict[ModelLoad, list[dict[str, int]]]:
         sums: dict[ModelLoad, list[dict[str, int]]] = defaultdict(list)
         remaining = [
             (shard, loads[first : first + LOADS_PER_CALL])
@@ -49,7 +63,7 @@ class Tallies:
             for first in range(0, len(loads), LOADS_PER_CALL)
         ]
         for _ in range(ROUNDS_MAX):
-            calls = [self._scripts.total(part, shard=shard, read=read) for shard, part in remaining]
+            calls = [self._scripts.total(part, shard=shard, read=read, renew=renew) for shard, part in remaining]
             outcomes = await self._scripts.run_all(calls)
             again: list[tuple[ShardId, Sequence[ModelLoad]]] = []
             for (shard, part), outcome in zip(remaining, outcomes, strict=True):

@@ -3,6 +3,7 @@
 -- KEYS   per load of a model version: its tally (list, see tally.lua), the tally of the requests that were refused
 --        without a load, its counts (hash)
 -- ARGV   1 how many packed counts to add up at most, over all   2 TTL of the counts, ms   3 1 to read them
+--        4 1 to renew the TTL also where nothing is added
 -- reply  how many packed counts were added up, then (if they are read) per load: its counts' fields and values
 -- atomic counts leave the tally when they are in the sum, so that nothing is added twice, however often this is called.
 -- If fewer were added up than asked for, every tally is empty now.
@@ -41,14 +42,23 @@ local function add_up(tally, counts, room)
   return #packed
 end
 
+local tallies = {}
+for i = 1, #KEYS, 3 do
+  tallies[#tallies + 1] = KEYS[i]
+  tallies[#tallies + 1] = KEYS[i + 1]
+end
+-- One command for all: of many models few are used in a second.
+local has_counts = redis.call('EXISTS', unpack(tallies)) > 0
+
 local room, results = tonumber(ARGV[1]), { 0 }
 for i = 1, #KEYS, 3 do
-  for tally = i, i + 1 do
+  local before = results[1]
+  for tally = i, has_counts and i + 1 or 0 do
     if room > results[1] then
       results[1] = results[1] + add_up(KEYS[tally], KEYS[i + 2], room - results[1])
     end
   end
-  redis.call('PEXPIRE', KEYS[i + 2], ARGV[2])
+  if ARGV[4] == '1' or results[1] > before then redis.call('PEXPIRE', KEYS[i + 2], ARGV[2]) end
   if ARGV[3] == '1' then results[#results + 1] = redis.call('HGETALL', KEYS[i + 2]) end
 end
 return results

@@ -11,6 +11,7 @@ import pytest
 from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, statistics_of, success
+from shared.store import totals
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import (
@@ -221,6 +222,36 @@ async def test_tallies_and_counts_have_a_time_to_live(mesh: ScriptedMesh) -> Non
     await Tallies(mesh.scripts, mesh.keys).add_up([LOAD])
     assert 0 == await redis.exists(mesh.keys.tally(*place))
     assert 0 < await redis.pttl(mesh.keys.counts(*place)) <= COUNTS_TTL_MS
+
+
+async def test_counts_to_which_nothing_is_added_are_renewed_now_and_then(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await commit(mesh, await delivered(mesh, 1))
+    counts, tallies = mesh.keys.counts(SHARD, "sum", "1", "0"), Tallies(mesh.scripts, mesh.keys)
+    await tallies.add_up([LOAD])
+    await mesh.redis.pexpire(counts, 5_000)
+
+    await tallies.add_up([LOAD])
+    await tallies.read([LOAD])
+    assert await mesh.redis.pttl(counts) <= 5_000
+    monkeypatch.setattr(totals, "RENEWAL_S", 0)
+    await tallies.add_up([LOAD])
+    assert 5_000 < await mesh.redis.pttl(counts)
+
+
+async def test_many_models_without_requests_are_one_command_for_redis(mesh: ScriptedMesh) -> None:
+    async def commands() -> int:
+        statistics = await mesh.redis.info("commandstats")
+        return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("lrange", "pexpire"))
+
+    tallies = Tallies(mesh.scripts, mesh.keys)
+    loads = [ModelLoad(f"m{number}", "1", "0") for number in range(200)]
+    await tallies.add_up(loads)
+    before = await commands()
+    await tallies.add_up(loads)
+
+    assert before == await commands()
 
 
 async def test_another_load_of_the_model_begins_at_zero(mesh: ScriptedMesh) -> None:
