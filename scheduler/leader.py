@@ -193,7 +193,7 @@ class Leader:
             logs.warning("sequences lost", model=self.model, sequences=len(lost), named=named)
 
     def _withdrawn(self, poll: Poll) -> list[Event]:
-        waited_for = [version for version, backlog in self.state.backlogs.items() if backlog.first() is not None]
+        waited_for = [version for version, backlog in self.state.backlogs.items() if len(backlog)]
         versions = poll.withdrawn(self.model, waited_for) if waited_for else ()
         return [VersionsWithdrawn(self.model, versions, "unloaded")] if versions else []
 

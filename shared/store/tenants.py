@@ -14,21 +14,30 @@ from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
 POLL_INTERVAL_S = 0.5
+TOLD_MAX = 20
+"""Tenants whose new limits one line of the log tells: there may be thousands."""
 
 
 class StoredTenants:
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
         self._keys = keys
+        self._raw: dict[bytes, bytes] = {}
+        self._read = NO_TENANTS
 
     async def read(self) -> Tenants:
-        """The limits of all tenants. Those that cannot be read are left out."""
-        key, named = self._keys.tenants, dict[str, TenantLimits]()
-        for field, encoded in (await self._redis.hgetall(key)).items():
-            limits = value_of(key, encoded, _limits, field=text_of(field))
-            if limits is not None:
-                named[text_of(field)] = limits
-        return Tenants(named)
+        """The limits of all tenants: the same object while nothing has changed. Those that cannot be read are left
+        out.
+        """
+        key, raw = self._keys.tenants, await self._redis.hgetall(self._keys.tenants)
+        if raw != self._raw:
+            named: dict[str, TenantLimits] = {}
+            for field, encoded in raw.items():
+                limits = value_of(key, encoded, _limits, field=text_of(field))
+                if limits is not None:
+                    named[text_of(field)] = limits
+            self._raw, self._read = raw, Tenants(named)
+        return self._read
 
     async def set(self, name: str, limits: TenantLimits) -> None:
         """Sets a tenant's limits, which were checked."""
@@ -78,9 +87,12 @@ class KnownTenants:
     async def refresh(self) -> None:
         """Reads the limits. Raises what redis-py raises."""
         read = await self._stored.read()
-        if read != self.now:
-            self.now = read
-            logs.info("limits of tenants", **{name: _said(limits) for name, limits in sorted(read.named.items())})
+        if read is self.now:
+            return
+        before, self.now = self.now, read
+        changed = [name for name in sorted({*before.named, *read.named}) if before.of(name) != read.of(name)]
+        told = "; ".join(f"{name}: {_said(read.of(name))}" for name in changed[:TOLD_MAX])
+        logs.info("limits of tenants", tenants=len(read.named), changed=len(changed), limits=told)
 
 
 def _said(limits: TenantLimits) -> str:

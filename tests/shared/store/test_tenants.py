@@ -22,7 +22,7 @@ from shared.store.membership import Membership
 from shared.store.script_values import Ending, SubmitCode, Submitted
 from shared.store.sequence_status import Wanted
 from shared.store.sequences import Sequences
-from shared.store.tenants import KnownTenants, StoredTenants
+from shared.store.tenants import TOLD_MAX, KnownTenants, StoredTenants
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE = ExecutorId("alice-1")
@@ -214,3 +214,34 @@ async def test_a_process_knows_the_limits_that_were_set_and_garbage_is_left_out(
     await known.refresh()
     assert NO_LIMITS == known.now.of("acme")
     assert Reason.QUOTA in set(Reason)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines about limits."""
+    return [vars(record)["fields"] for record in caplog.records if record.getMessage() == "limits of tenants"]
+
+
+async def test_limits_are_read_anew_and_told_when_they_have_changed_and_only_those(
+    mesh: ScriptedMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stored = StoredTenants(mesh.redis, mesh.keys)
+    known = KnownTenants(stored)
+    for number in range(2 * TOLD_MAX):
+        await stored.set(f"tenant{number:02d}", TenantLimits(live_max=5))
+    await known.refresh()
+    first = known.now
+    for _ in range(3):
+        await known.refresh()
+    assert first is known.now
+    assert [(2 * TOLD_MAX, 2 * TOLD_MAX, TOLD_MAX)] == [
+        (line["tenants"], line["changed"], line["limits"].count("tenant")) for line in told(caplog)
+    ]
+
+    caplog.clear()
+    await stored.set("tenants", TenantLimits(live_max=7))
+    await stored.remove("tenant00")
+    await known.refresh()
+    assert [
+        {"tenants": 2 * TOLD_MAX, "changed": 2, "limits": "tenant00: share 1; tenants: live_max 7, share 1"}
+    ] == told(caplog)
