@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
 
 from gateway.models import metrics
 from gateway.models.catalog import Catalog, CatalogView
+from gateway.models.exposition import Family
 from gateway.models.metrics import Metrics
 from gateway.models.observation import Observation
 from gateway.models.statistics import Statistics
@@ -25,6 +28,43 @@ from shared.store.totals import Tallies
 from tests.embedded_redis import EmbeddedRedis
 
 RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5-0")
+
+
+async def test_requests_are_answered_while_a_page_is_made(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a thousand models takes most of a second."""
+    keys = Keyspace(key_prefix)
+    catalog = Catalog(Membership(redis, keys))
+    observation = Observation(redis, keys, catalog)
+    statistics = Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation)
+    begun, others_ran = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def slow(*_: object) -> list[Family]:
+        begun.set()
+        waited.append(others_ran.wait(20))
+        return [SlowFamily("slow", "gauge", "", [])]
+
+    class SlowFamily(Family):
+        def lines(self) -> Iterable[str]:
+            others_ran.clear()
+            slow()
+            return []
+
+    async def others() -> None:
+        while True:
+            if begun.is_set():
+                begun.clear()
+                others_ran.set()
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(metrics, "inference_families", slow)
+    other = asyncio.create_task(others())
+    await Metrics(catalog, statistics, observation, [], MetricsConfig()).render()
+    other.cancel()
+
+    assert [True, True] == waited
 
 
 async def test_statistics_survive_a_redis_without_memory(
