@@ -183,10 +183,11 @@ class Scheduler:
             try:
                 async with asyncio.timeout(max(self._settings.lease_ms / 1000, 1.0) + block_s):
                     await turn()
+                if failures:
+                    logs.info("redis is back", loop=name, failures=failures)
                 failures = 0
             except (*CONNECTION_LOST, ResponseError) as error:
-                if not failures:
-                    logs.warning("redis out of reach", loop=name, cause=error)
+                logs.warning("redis out of reach", loop=name, cause=error)
                 failures += 1
             self._give_up_expired()
             await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))

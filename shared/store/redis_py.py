@@ -222,7 +222,11 @@ class _TcpConnection(BoundedConnection, Connection):
 
 
 class _TlsConnection(BoundedConnection, SSLConnection):
-    pass
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        """As redis-py's. Files of certificates are read again for each connection: they are replaced while services
+        run."""
+        self.ssl_context.context = None
+        return super()._connection_arguments()
 
 
 class _UnixConnection(BoundedConnection, UnixDomainSocketConnection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import subprocess
 import sys
@@ -298,8 +299,12 @@ async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
 
 
 @pytest.mark.leaves_sequences
-async def test_leader_survives_a_restart_of_redis(private_server: EmbeddedRedis) -> None:
-    """It rebuilds its picture, and slots that were given stay given."""
+async def test_leader_survives_a_restart_of_redis(
+    private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It rebuilds its picture, and slots that were given stay given. The log says that Redis was away, for as long as it
+    was, and that it is back."""
+    caplog.set_level(logging.INFO, "seqmesh")
     stage = Stage(private_server.url, "restart")
     await stage.publish()
     await stage.join("e1", slots=4)
@@ -307,8 +312,9 @@ async def test_leader_survives_a_restart_of_redis(private_server: EmbeddedRedis)
         await stage.submit(1, start=True)
         before = await stage.live(1)
         await asyncio.to_thread(private_server.kill)
-        await asyncio.sleep(0.2)
+        await stage.until(lambda: told_times(caplog, "redis out of reach", "watch", at_least=3))
         await asyncio.to_thread(private_server.start)
+        await stage.until(lambda: told_times(caplog, "redis is back", "watch"))
         await stage.submit(2, start=True)
         after = await stage.live(1, 2)
         assert [MODEL] == list(scheduler.leaders)
@@ -316,6 +322,12 @@ async def test_leader_survives_a_restart_of_redis(private_server: EmbeddedRedis)
 
     assert before[0] == after[0]
     assert "1" == after[1]["sl"]
+
+
+async def told_times(caplog: pytest.LogCaptureFixture, event: str, loop: str, *, at_least: int = 1) -> bool:
+    """Whether a loop of the scheduler has logged an event so often."""
+    told = [vars(record)["fields"].get("loop") for record in caplog.records if record.getMessage() == event]
+    return told.count(loop) >= at_least
 
 
 async def test_redis_without_memory_finishes_what_was_accepted(private_server: EmbeddedRedis) -> None:

@@ -1,8 +1,10 @@
-"""A link to a server behind TLS, on both event loops: its replies take the place of redis-py's stream there as well."""
+"""Connections to a server behind TLS: a link on both event loops, whose replies take the place of redis-py's stream there
+as well, and certificates that are replaced."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -74,3 +76,23 @@ def test_a_link_over_tls_exchanges_and_connects_again(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(talk())
+
+
+async def test_certificates_are_read_again_for_each_connection(redis_server: str, tmp_path: Path) -> None:
+    """They are renewed while a service runs: what it read at its start would lock it out when it connects again."""
+    trusted = tmp_path / "ca.pem"
+    shutil.copy(TLS / "ca.pem", trusted)
+    async with behind_tls(redis_server) as (url, clients):
+        redis = connect(url.replace(str(TLS / "ca.pem"), str(trusted)), retries=0)
+        assert await redis.ping()
+
+        trusted.write_text("half a file")
+        clients[0].transport.abort()
+        # The first finds its connection closed.
+        for _ in range(2):
+            with pytest.raises(RedisConnectionError):
+                await redis.ping()
+
+        shutil.copy(TLS / "ca.pem", trusted)
+        assert await redis.ping()
+        await redis.aclose()
