@@ -302,8 +302,8 @@ async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
 async def test_leader_survives_a_restart_of_redis(
     private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It rebuilds its picture, and slots that were given stay given. The log says that Redis was away, for as long as it
-    was, and that it is back."""
+    """It rebuilds its picture, and slots that were given stay given. The log says that Redis is away, as long as it
+    is, and that it is back."""
     caplog.set_level(logging.INFO, "seqmesh")
     stage = Stage(private_server.url, "restart")
     await stage.publish()

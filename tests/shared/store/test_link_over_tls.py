@@ -1,5 +1,5 @@
-"""Connections to a server behind TLS: a link on both event loops, whose replies take the place of redis-py's stream there
-as well, and certificates that are replaced."""
+"""Connections to a server behind TLS: a link on both event loops, whose replies take the place of redis-py's stream
+there as well, and certificates that are replaced."""
 
 from __future__ import annotations
 
