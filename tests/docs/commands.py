@@ -205,8 +205,11 @@ def options_of_module(module: str) -> frozenset[str]:
 
 
 def check_docker(arguments: Sequence[str]) -> None:
-    """Files, services, options and volumes of the compose file."""
+    """Files, services, options and volumes of the compose file; what runs in a container as what is typed here."""
     match list(arguments):
+        case ["compose", "exec", service, *words]:
+            assert service in COMPOSE["services"]
+            check(Line({}, tuple(words)))
         case ["compose", *rest]:
             while rest[0] == "-f":
                 assert (ROOT / rest[1]).exists()
