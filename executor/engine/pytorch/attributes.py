@@ -83,7 +83,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileChanges:
     """What the code of a TorchScript file says.
 
     kinds                   path of an attribute that forward changes -> its type
@@ -108,7 +108,7 @@ class Found:
         return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self.more_problems])))
 
 
-def script_changes(module: torch.jit.ScriptModule) -> Found:
+def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
     """What the forward of a loaded TorchScript module changes. The module must be in evaluation mode.
 
     The pass leaves the module's tensors behind as constants, which live as long as the module, even if it is given
@@ -119,7 +119,7 @@ def script_changes(module: torch.jit.ScriptModule) -> Found:
         frozen = cast("Any", torch)._C._freeze_module(inner, [], True, False)  # noqa: FBT003, SLF001
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
-        return Found({}, (f"what forward changes in the module cannot be told: {reason}",))
+        return FileChanges({}, (f"what forward changes in the module cannot be told: {reason}",))
     return _Reading(inner, frozen).found()
 
 
@@ -170,9 +170,9 @@ class _Reading:
         for node in _nodes(graph):
             self._see(node)
 
-    def found(self) -> Found:
+    def found(self) -> FileChanges:
         kinds = {path: kind for path, kind in self._kept.items() if not self._only_reads(path, kind)}
-        return Found(kinds, tuple(self._unclear), tuple(self._shared_writes()))
+        return FileChanges(kinds, tuple(self._unclear), tuple(self._shared_writes()))
 
     def _only_reads(self, path: str, kind: Any) -> bool:
         """Whether a tensor is neither set nor written to."""

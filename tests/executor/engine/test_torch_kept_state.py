@@ -281,8 +281,8 @@ def test_two_instances_with_shared_weights_keep_their_states_apart(workshop: Wor
 
 def test_a_second_instance_with_shared_weights_takes_no_memory_for_its_own(workshop: Workshop) -> None:
     """Nor does what was asked of the file leave a copy behind."""
-    workshop.script("wide", torch.nn.Linear(2500, 2500, bias=False))  # 25 MB
-    x, y = TensorSpec("input", "FP32", (2500,)), TensorSpec("y", "FP32", (2500,))
+    workshop.script("wide", torch.nn.Linear(3200, 3200, bias=False))  # 41 MB: such memory goes back at once
+    x, y = TensorSpec("input", "FP32", (3200,)), TensorSpec("y", "FP32", (3200,))
     config = plain_config("wide", "pytorch", inputs=[x], outputs=[y])
     config = msgspec.structs.replace(config, parameters={"ENABLE_WEIGHT_SHARING": "true"})
     workshop.load(config)
@@ -291,7 +291,7 @@ def test_a_second_instance_with_shared_weights_takes_no_memory_for_its_own(works
     for _ in range(4):
         workshop.load(config)
 
-    assert psutil.Process().memory_info().rss - before < 25_000_000
+    assert psutil.Process().memory_info().rss - before < 41_000_000
 
 
 def test_without_weight_sharing_each_instance_has_weights_of_its_own(workshop: Workshop) -> None:
