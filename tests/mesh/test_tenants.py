@@ -58,7 +58,7 @@ async def limited(mesh: RunningMesh, tenant: str, *limits: str) -> AsyncGenerato
     await seqmesh(mesh, "tenants", "set", tenant, *limits)
     # Services look twice a second. One look may be under way.
     logs = [*mesh.names("gateway"), *mesh.names("scheduler")]
-    await eventually(lambda: all(f" {tenant}=" in mesh.log(name) for name in logs), "every service knows the limits")
+    await eventually(lambda: all(f"{tenant}: " in mesh.log(name) for name in logs), "every service knows the limits")
     try:
         yield tenant
     finally:
