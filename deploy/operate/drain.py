@@ -31,7 +31,7 @@ model knows (model parameter sequence_recovery) cannot be moved, and stay until 
 then.
 
 \b
-  seqmesh drain --list             who holds how many sequences; --json for scripts
+  seqmesh drain --list             who holds how many; --json for scripts
   seqmesh drain executor-2         before its machine is taken away
   seqmesh drain executor-2 --undo  it serves again
 """

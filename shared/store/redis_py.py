@@ -226,7 +226,7 @@ class _TlsConnection(BoundedConnection, SSLConnection):
         """As redis-py's. Files of certificates are read again for each connection: they are replaced while services
         run."""
         self.ssl_context.context = None
-        return cast("Mapping[str, Any]", super()._connection_arguments())
+        return cast("Any", super())._connection_arguments()  # noqa: SLF001 -- redis-py's own
 
 
 class _UnixConnection(BoundedConnection, UnixDomainSocketConnection):

@@ -7,10 +7,10 @@ import inspect
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
@@ -49,6 +49,15 @@ def test_no_other_module_uses_the_insides_of_redis_py() -> None:
 @pytest.mark.parametrize("method", ["connect", "disconnect", "send_command", "on_connect", "_connect"])
 def test_a_connection_has_the_coroutine(method: str) -> None:
     assert inspect.iscoroutinefunction(getattr(AbstractConnection, method, None)), f"redis-py's connection: {method}"
+
+
+def test_a_connection_over_tls_makes_its_context_where_we_make_it_anew() -> None:
+    connection = SSLConnection()
+    made = connection.ssl_context.get()
+
+    assert made is cast("Any", connection)._connection_arguments()["ssl"]
+    connection.ssl_context.context = None
+    assert made is not connection.ssl_context.get()
 
 
 def test_a_connection_takes_the_arguments() -> None:
