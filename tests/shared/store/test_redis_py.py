@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
@@ -52,10 +52,10 @@ def test_a_connection_has_the_coroutine(method: str) -> None:
 
 
 def test_a_connection_over_tls_makes_its_context_where_we_make_it_anew() -> None:
-    connection = SSLConnection()
+    connection: Any = SSLConnection()
     made = connection.ssl_context.get()
 
-    assert made is cast("Any", connection)._connection_arguments()["ssl"]
+    assert made is connection._connection_arguments()["ssl"]
     connection.ssl_context.context = None
     assert made is not connection.ssl_context.get()
 
