@@ -51,7 +51,7 @@ def test_a_connection_has_the_coroutine(method: str) -> None:
     assert inspect.iscoroutinefunction(getattr(AbstractConnection, method, None)), f"redis-py's connection: {method}"
 
 
-def test_a_connection_over_tls_makes_its_context_where_we_make_it_anew() -> None:
+def test_a_connection_over_tls_makes_its_context_where_we_have_it_made_again() -> None:
     connection: Any = SSLConnection()
     made = connection.ssl_context.get()
 
