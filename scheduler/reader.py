@@ -9,7 +9,6 @@ its positions with it: the new leader reads the streams from their beginning.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from scheduler.leader import Leader
@@ -30,7 +29,6 @@ class StreamReader:
     def __init__(self, redis: Redis) -> None:
         self._link = Link(redis)
         self._leaders: list[Leader] = []
-        self._reading: asyncio.Timeout | None = None
 
     @property
     def has_room(self) -> bool:
@@ -41,7 +39,7 @@ class StreamReader:
         """Reads for this leader too, from now on."""
         self._leaders.append(leader)
         # The leader's streams are not in the read that is under way.
-        self._look_again()
+        self._link.cut_short()
 
     def drop(self, leader: Leader) -> None:
         self._leaders.remove(leader)
@@ -66,31 +64,10 @@ class StreamReader:
         if not owners:
             return False
         command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *last_read)
-        # Never runs out by itself; `_look_again` makes it run out at once.
-        self._reading = reading = asyncio.timeout(None)
-        try:
-            async with reading:
-                await self._link.connect()
-                (reply,) = await self._link.exchange([command], blocking_s=block_ms / 1000)
-        except TimeoutError:
-            # Expired means `_look_again`; any other timeout is a connection that does not answer.
-            if not reading.expired():
-                raise
-            return True
-        finally:
-            self._reading = None
-        if isinstance(reply, Exception):
-            raise reply
-        for stream, entries in reply or ():
+        for stream, entries in await self._link.wait(command, blocking_s=block_ms / 1000) or ():
             name = stream.decode()
             owners[name].deliver(name, [(entry, _fields(flat)) for entry, flat in entries])
         return True
-
-    def _look_again(self) -> None:
-        """Ends the read that is under way."""
-        if self._reading is not None:
-            self._reading.reschedule(0)
-            self._reading = None
 
     async def close(self) -> None:
         await self._link.close()

@@ -106,9 +106,7 @@ class Inbox:
             self._again = False
         head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
         command = (*head, *self._positions, *self._positions.values())
-        (read,) = await link.exchange([command], blocking_s=INBOX_BLOCK_MS / 1000)
-        if isinstance(read, Exception):
-            raise read
+        (read,) = await link.ask([command], blocking_s=INBOX_BLOCK_MS / 1000)
         found: Read = {stream.decode(): entries for stream, entries in read or ()}
         if found:
             largest = max(sum(map(len, flat)) for entries in found.values() for _, flat in entries)
@@ -123,9 +121,7 @@ class Inbox:
         """
         for name, entries in read.items():
             if done := self._done[name]:
-                (removed,) = await link.exchange([("XDEL", name, *done)])
-                if isinstance(removed, Exception):
-                    raise removed
+                await link.ask([("XDEL", name, *done)])
                 done.clear()
             # After the removal: if that fails, the same entries are read, and removed, again.
             self._positions[name] = entries[-1][0].decode()

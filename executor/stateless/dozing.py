@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -40,7 +39,6 @@ class Dozing:
         self._link = Link(redis)
         self._dozers: dict[str, Dozer] = {}
         self._any = asyncio.Event()
-        self._popping: asyncio.Timeout | None = None
 
     async def doze(self, queue: WorkKeys) -> bool:
         """Returns when there may be a request in the queue: True if its token was taken, False if it lies there
@@ -50,9 +48,7 @@ class Dozing:
         self._dozers[queue.wake] = dozer
         self._any.set()
         # The pop that is under way does not name it.
-        if self._popping is not None:
-            self._popping.reschedule(0)
-            self._popping = None
+        self._link.cut_short()
         try:
             return await dozer.woken
         finally:
@@ -85,34 +81,19 @@ class Dozing:
         """Wakes the queues that are not empty."""
         dozers = list(self._asleep().values())
         # One command for all: hardly ever is one of them not empty.
-        if dozers and await self._ask(("EXISTS", *(dozer.queue for dozer in dozers))):
-            for dozer in dozers:
-                if await self._ask(("EXISTS", dozer.queue)) and not dozer.woken.done():
-                    dozer.woken.set_result(False)
+        if not dozers or await self._link.ask([("EXISTS", *(dozer.queue for dozer in dozers))]) == [0]:
+            return
+        filled = await self._link.ask([("EXISTS", dozer.queue) for dozer in dozers])
+        for dozer, is_filled in zip(dozers, filled, strict=True):
+            if is_filled and not dozer.woken.done():
+                dozer.woken.set_result(False)
 
     async def _pop(self) -> None:
         """Waits for a token, and wakes its queue."""
         dozers = self._asleep()
         if not dozers:
             return
-        # Never runs out by itself; `doze` makes it run out at once.
-        self._popping = popping = asyncio.timeout(None)
-        try:
-            async with popping:
-                popped = await self._ask(("BLPOP", *dozers, LOOK_S), blocking_s=LOOK_S)
-        except TimeoutError:
-            # Expired means `doze`; any other timeout is a connection that does not answer. A token that was taken just
-            # then is lost, and `_look` finds its queue.
-            if not popping.expired():
-                raise
-            return
-        finally:
-            self._popping = None
+        # Of a token that was taken when the pop was cut short, `_look` finds the queue.
+        popped = await self._link.wait(("BLPOP", *dozers, LOOK_S), blocking_s=LOOK_S)
         if popped is not None and not (woken := dozers[text_of(popped[0])].woken).done():
             woken.set_result(True)
-
-    async def _ask(self, command: tuple[object, ...], *, blocking_s: float = 0.0) -> Any:
-        (reply,) = await self._link.exchange([command], blocking_s=blocking_s)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply

@@ -61,13 +61,13 @@ class WorkModel:
         self.version = served.version
         self.config = served.config
         self._executor = executor
-        self.queue = connections.keys.work_queue(self.model, self.version)
         self._tracing = tracing
         self._answer_bytes_max = connections.value_bytes_max
         self._statistics = served.statistics
         self._rules = BatchRules.of(served.config)
         self._strategy = served.strategy
         self._source = WorkSource(served.statistics.load, executor, connections, dozing)
+        self.queue = self._source.queue
         lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
         text = f"request to model '{self.model}' was given up: {lost}"
         self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)

@@ -38,13 +38,13 @@ RETRY_DELAY_S = 0.2
 
 
 class WorkSource:
-    """The queue of one load of a model version, for one executor."""
+    """The queue of one load of a model version, for one executor. queue: its keys"""
 
     def __init__(self, load: ModelLoad, executor: ExecutorId, connections: RedisConnections, dozing: Dozing) -> None:
         self._load = load
         self._executor = executor
         self._work = WorkScripts(connections.keys)
-        self._keys = connections.keys.work_queue(load.model, load.version)
+        self.queue = connections.keys.work_queue(load.model, load.version)
         self._carrier = Carrier(connections.scripts, connections.links, f"work of {load.model}")
         self._blocking = Link(connections.blocking)
         self._dozing = dozing
@@ -151,14 +151,10 @@ class WorkSource:
         if self._vain_pops >= VAIN_POPS_MAX:
             await self._blocking.close()
             self._vain_pops = 0
-            return await self._dozing.doze(self._keys)
+            return await self._dozing.doze(self.queue)
         try:
             await self._blocking.connect()
-            (popped,) = await self._blocking.exchange(
-                [("BLPOP", self._keys.wake, WAKE_BLOCK_S)], blocking_s=WAKE_BLOCK_S
-            )
-            if isinstance(popped, Exception):
-                raise popped
+            (popped,) = await self._blocking.ask([("BLPOP", self.queue.wake, WAKE_BLOCK_S)], blocking_s=WAKE_BLOCK_S)
         except (*CONNECTION_LOST, ResponseError) as error:
             logs.warning("wake-ups delayed", queue=self._load.model, cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)

@@ -240,9 +240,7 @@ class Dispatch:
 
     async def _tell_forgotten(self, requests: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
         asked = [("HMGET", self._keys.sequence(sequence_of(pending)).record, BIRTH, ACCEPTED) for pending in requests]
-        for pending, record in zip(requests, await link.exchange(asked) if asked else (), strict=True):
-            if isinstance(record, Exception):
-                raise record
+        for pending, record in zip(requests, await link.ask(asked) if asked else (), strict=True):
             assert pending.accepted is not None
             birth, newest = record
             step: int | None = value_of(self._keys.sequence(sequence_of(pending)).record, newest or b"0", int)

@@ -33,6 +33,7 @@ class Link:
 
     def __init__(self, redis: Redis) -> None:
         self._connection = new_connection(redis.connection_pool)
+        self._waiting: asyncio.Timeout | None = None
 
     async def connect(self) -> None:
         """Connects unless connected. Raises one of `redis_py.CONNECTION_LOST`: then nothing has been sent."""
@@ -66,6 +67,39 @@ class Link:
         if UnfitServerError in map(type, replies):
             await connection.disconnect(nowait=True)
         return replies
+
+    async def ask(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
+        """As `exchange`, but raises the first error among the replies."""
+        replies = await self.exchange(commands, blocking_s=blocking_s)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def wait(self, command: Iterable[Any], *, blocking_s: float) -> Any:
+        """Connects, and returns the reply to a command that blocks. None if it was cut short: what the server gave just
+        then is lost. Raises as `connect` and `ask`.
+        """
+        # Never runs out by itself; `cut_short` makes it run out at once.
+        self._waiting = waiting = asyncio.timeout(None)
+        try:
+            async with waiting:
+                await self.connect()
+                (reply,) = await self.ask([command], blocking_s=blocking_s)
+                return reply
+        except TimeoutError:
+            # Expired means `cut_short`; any other timeout is a connection that does not answer.
+            if not waiting.expired():
+                raise
+            return None
+        finally:
+            self._waiting = None
+
+    def cut_short(self) -> None:
+        """Ends the `wait` that is under way, if there is one. Any task may call it."""
+        if self._waiting is not None:
+            self._waiting.reschedule(0)
+            self._waiting = None
 
     async def _mend(
         self, commands: Sequence[Iterable[Any]], packed: Sequence[bytes], replies: list[Any], limit_s: float
@@ -111,15 +145,11 @@ class SharedLinks:
             self._free.put_nowait(link)
 
     async def ask(self, commands: Sequence[Iterable[Any]]) -> list[Any]:
-        """Sends the commands in one round trip. Raises as `Link.exchange`, and the first error among the replies."""
+        """Sends the commands in one round trip. Raises as `Link.ask`."""
         if not commands:
             return []
         async with self.connected() as link:
-            replies = await link.exchange(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+            return await link.ask(commands)
 
     async def close(self) -> None:
         """Closes the connections. Nobody may be using one."""
