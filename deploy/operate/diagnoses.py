@@ -14,7 +14,7 @@ import msgspec
 from deploy.operate.texts import counted, size
 from shared.store.company import ServiceLine
 from shared.store.membership import Member
-from shared.store.redis_client import UnfitRedisError, check_server_info, risks
+from shared.store.redis_client import NO_EVICTION, UnfitRedisError, check_server_info, risks
 from shared.store.release import FORMAT, RELEASE
 from shared.store.waiting_line import WaitingLine
 
@@ -109,9 +109,9 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
 
 
 def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
-    policy = config.get("maxmemory-policy", "noeviction")
-    if policy != "noeviction":
-        yield fail("redis", f"maxmemory-policy {policy} may drop live sequences", "set it to noeviction")
+    policy = config.get("maxmemory-policy", NO_EVICTION)
+    if policy != NO_EVICTION:
+        yield fail("redis", f"maxmemory-policy {policy} may drop live sequences", f"set it to {NO_EVICTION}")
     for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
             yield fail("redis", f"{name} is {info[name]}", "look into the server's log: its disk may be full")
@@ -119,8 +119,8 @@ def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Dia
     for what, remedy in told:
         yield warn("redis", what.removeprefix("redis "), remedy)
     if not config:
-        yield warn("redis", "does not tell its configuration", "make sure that maxmemory-policy is noeviction")
-    elif not told and policy == "noeviction":
+        yield warn("redis", "does not tell its configuration", f"make sure that maxmemory-policy is {NO_EVICTION}")
+    elif not told and policy == NO_EVICTION:
         yield ok("redis", "keeps what it is given (append-only file, no eviction)")
 
 

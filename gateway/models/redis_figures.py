@@ -9,10 +9,10 @@ from typing import Any
 from redis.exceptions import NoPermissionError
 
 from shared.store.commands import Redis
+from shared.store.redis_client import NO_EVICTION
 
 SECTIONS = ("server", "clients", "memory", "persistence", "commandstats")
 COMMAND = "cmdstat_"
-NO_EVICTION = "noeviction"
 
 
 @dataclass(frozen=True, slots=True)

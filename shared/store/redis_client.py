@@ -76,6 +76,8 @@ RESHARDING = 0
 
 POLICIES = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 """Names of the server's settings that decide what it may lose (`risks`)."""
+NO_EVICTION = "noeviction"
+"""The one maxmemory-policy by which the server drops no key where it has no memory left."""
 
 RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
 
@@ -310,12 +312,12 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
         config: dict[str, str] = await redis.config_get(*POLICIES)
     except ResponseError:
         # Managed services forbid CONFIG; then only the operator can know the policy.
-        logs.warning("redis config unreadable", remedy="make sure that maxmemory-policy is noeviction")
+        logs.warning("redis config unreadable", remedy=f"make sure that maxmemory-policy is {NO_EVICTION}")
         return
-    policy = config.get("maxmemory-policy", "noeviction")
-    if policy != "noeviction":
+    policy = config.get("maxmemory-policy", NO_EVICTION)
+    if policy != NO_EVICTION:
         raise UnfitRedisError(
-            f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to noeviction"
+            f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to {NO_EVICTION}"
         )
     for event, remedy in risks(config, replicas=replicas):
         logs.warning(event, remedy=remedy)
