@@ -130,13 +130,20 @@ class ModelRepository:
         """Why repositories could not be read at the last look."""
         return [source.problem for source in self._sources if source.problem is not None]
 
-    def listed(self) -> dict[str, ModelSource]:
+    def listed(self, *, readable_alone: bool = False) -> dict[str, ModelSource]:
         """The repository of each model, by the model's name: the first one that has it. Each is listed once, whatever
         it holds. Raises OSError if one cannot be read.
+
+        readable_alone  leaves out a repository that cannot be read, and logs it, in place of the error
         """
         listed: dict[str, ModelSource] = {}
         for source in reversed(self._sources):
-            listed |= dict.fromkeys(source.names(), source)
+            try:
+                listed |= dict.fromkeys(source.names(), source)
+            except OSError as error:
+                if not readable_alone:
+                    raise
+                logs.warning("models not listed", cause=str(error))
         return listed
 
     def names(self) -> list[str]:
@@ -224,25 +231,18 @@ class ModelRepository:
 
     def index(self, in_use: Collection[ServedVersion] = ()) -> tuple[RepositoryEntry, ...]:
         """What the repository index says of this executor's models. in_use: versions that have not ended yet."""
-        problems = self._problems_of_models()
-        names = {*problems, *self.loaded, *self.unloaded, *self.failures, *self.loading}
+        # What was loaded from a repository that cannot be read is served, and stays in the index.
+        listed = self.listed(readable_alone=True)
+        names = {*listed, *self.loaded, *self.unloaded, *self.failures, *self.loading}
         ending = {(served.config.name, served.version) for served in in_use}
-        return tuple(line for name in sorted(names) for line in self._lines(name, problems.get(name, ""), ending))
+        return tuple(line for name in sorted(names) for line in self._lines(name, listed.get(name), ending))
 
-    def _problems_of_models(self) -> dict[str, str]:
-        """Why the repository of each model could not be read the last time, or ""; by model."""
-        problems: dict[str, str] = {}
-        for source in reversed(self._sources):
-            try:
-                problems |= dict.fromkeys(source.names(), str(source.problem or ""))
-            except OSError as error:
-                # What was loaded from it is served, and stays in the index.
-                logs.warning("models not listed", cause=str(error))
-        return problems
-
-    def _lines(self, name: str, problem: str, ending: Collection[tuple[str, str]]) -> list[RepositoryEntry]:
-        """The lines of one model. problem: why its repository could not be read the last time"""
+    def _lines(
+        self, name: str, source: ModelSource | None, ending: Collection[tuple[str, str]]
+    ) -> list[RepositoryEntry]:
+        """The lines of one model. source: its repository, if it can be listed"""
         model = self.loaded.get(name)
+        problem = str(source.problem or "") if source is not None else ""
         ready = model.record.versions if model else ()
         lines = [RepositoryEntry(name, version, "READY", problem) for version in ready]
         for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
