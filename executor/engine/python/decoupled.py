@@ -18,6 +18,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, cast
 
 from executor.engine.base import Answers, BatchResult, LoadRequest, Row, RowError, RowResult, Timings
@@ -147,17 +148,16 @@ class DecoupledEngine(PythonEngine):
             result = cast("RowResult | RowError", results[0])
         if one.states is None or one.row.slot is None:
             return MadeAnswer(result)
-        states = cast("States", one.answers.before)
-        if isinstance(result, RowResult):
-            following = self._last_states(one)
-            if isinstance(following, RowError):
-                result = following
-            else:
-                states = following
-                if one.wanted:
-                    result = RowResult(result.outputs, states, parameters=result.parameters, empty=result.empty)
         slot = one.row.slot
-        return MadeAnswer(result, lambda: self._states.put(slot, states))
+        stays = partial(self._states.put, slot, cast("States", one.answers.before))
+        if isinstance(result, RowError):
+            return MadeAnswer(result, stays)
+        states = self._last_states(one)
+        if isinstance(states, RowError):
+            return MadeAnswer(states, stays)
+        if one.wanted:
+            result = RowResult(result.outputs, states, parameters=result.parameters, empty=result.empty)
+        return MadeAnswer(result, partial(self._states.put, slot, states))
 
     def _answer(self, one: OpenPass, response: interface.InferenceResponse | None) -> RowResult | RowError:
         if response is None:
