@@ -114,8 +114,8 @@ async def test_clients_that_do_not_take_their_answers_leave_nothing(process: Gat
         writer.close()
     await until(lambda: process.http_connections == 0)
 
-    # Of ten answers and their requests; some memory stays with the allocator.
-    assert process.memory_bytes - before < 7 * ANSWER_BYTES
+    # Of ten. The last one's goes back a moment after its connection.
+    await until(lambda: process.memory_bytes - before < 5 * ANSWER_BYTES)
     async with clients(process.ports["http"], 5, BULKY):
         assert await status(process.ports["http"], HEALTH) == 200
 
