@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gateway.grpc.polling import read_in_one_thread
 from gateway.settings import GatewaySettings
 from shared.process import lifecycle, logs
 from shared.process.cpu_policy import schedule_by
@@ -20,7 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("gateway"))
     schedule_by(settings.cpu_policy)
-    read_in_one_thread()
     # Imported here because it takes a while, in which a stop is to be heard.
     from gateway.service import serve  # noqa: PLC0415
 

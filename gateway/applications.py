@@ -9,10 +9,10 @@ from starlette.routing import Router
 
 from gateway.access.restrictions import Restriction
 from gateway.exposure import Exposure
-from gateway.http.seats import Share
 from gateway.models.metrics import Gauge, Metrics
 from gateway.models.repository import RepositoryControl
 from gateway.parts import GatewayParts
+from gateway.ports.seats import Share
 from gateway.requests.regions import Regions
 from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
 from gateway.rest.body import BodyBounds

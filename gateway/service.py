@@ -20,10 +20,10 @@ from gateway.call_address import call_address
 from gateway.exposure import Exposure
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served
 from gateway.parts import GatewayParts, running_parts
 from gateway.ports.listening import listen
+from gateway.ports.seats import Share
 from gateway.ports.sharing import PortShare, SharedPorts, sharing
 from gateway.requests.region_folder import RegionFolder
 from gateway.requests.regions import REGIONS_MAX, Regions
@@ -190,8 +190,8 @@ async def _servers(
         regions=regions,
     )
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
-    # The second relief: the servicer's own, which ends calls with unfinished messages, is asked before it.
-    parts.memory.reliefs.append(parts.unread.relieve)
+    # In this order: messages that are on their way go before answers that are made.
+    parts.memory.reliefs += [grpc.relieve, parts.unread.relieve]
     http = HttpServer(
         Served(served.of_http, http_share),
         Served(served.of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),

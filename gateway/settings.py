@@ -258,7 +258,8 @@ class GatewaySettings(MetricsSettings):
     )
     grpc_max_connections: int = setting(
         0,
-        help="Connections of the gRPC port at once; the transport closes one more. 0: as --http-max-connections.",
+        help="Connections of the gRPC port at once. At the bound a new connection takes the place of the one that has "
+        "been without a call for longest; where all have calls, it is closed. 0: as --http-max-connections.",
         group="Bounds",
         minimum=0,
         maximum=INT32_MAX - 1,

@@ -7,7 +7,7 @@ says when it is worth trying again (RetryInfo).
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NamedTuple
 from urllib.parse import quote
 
 import grpc
@@ -15,8 +15,9 @@ from google.protobuf.any_pb2 import Any as AnyProto
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
-from google.rpc.status_pb2 import Status
+from google.rpc.status_pb2 import Status as RichStatus
 
+from gateway.grpc.wire.opening import PLAIN, Metadata
 from gateway.requests.status import GRPC_STATUS, grpc_details
 from shared.contract.errors import Code, MeshError, SequenceError, shortened
 
@@ -29,19 +30,21 @@ DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "seqmesh"
 """The `domain` of the reasons in status details."""
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-STATUS: dict[Code, grpc.StatusCode] = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
+NUMBERS: dict[Code, int] = {code: grpc.StatusCode[name].value[0] for code, name in GRPC_STATUS.items()}
 
 
-async def abort(context: Any, error: MeshError) -> NoReturn:
-    """Ends a call with the status of an error. Raises the exception by which grpc.aio unwinds a handler."""
+class RpcStatus(NamedTuple):
+    """How a call ends. code: of gRPC's statuses"""
+
+    code: int
+    text: str
+    metadata: Metadata
+
+
+def status_of(error: MeshError) -> RpcStatus:
+    """The status of an error."""
     text = status_text(error.message)
-    try:
-        await context.abort(STATUS[error.code], text, (*grpc_details(error), *status_details(error, text)))
-    finally:
-        # The call keeps the exception and, in its traceback, this frame. Without `del` the frame would keep the call:
-        # a cycle that holds the request's memory until the next garbage collection.
-        del context, error
-    raise AssertionError("context.abort returned")
+    return RpcStatus(NUMBERS[error.code], text, (*grpc_details(error), *status_details(error, text)))
 
 
 def status_details(error: MeshError, text: str) -> tuple[tuple[str, bytes], ...]:
@@ -62,15 +65,14 @@ def status_details(error: MeshError, text: str) -> tuple[tuple[str, bytes], ...]
         details.append(AnyProto())
         details[-1].Pack(one)
     # Clients refuse details whose code or text differs from the call's own.
-    number: int = STATUS[error.code].value[0]
-    status = Status(code=number, message=text, details=details)
+    status = RichStatus(code=NUMBERS[error.code], message=text, details=details)
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 
 def status_text(message: str) -> str:
     """The message as a status text. The middle of a message that is too long for a header is left out."""
     kept, text = len(message), message
-    while len(quote(text, safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}")) > DETAILS_BYTES_MAX:
+    while len(quote(text, safe=PLAIN)) > DETAILS_BYTES_MAX:
         kept = kept * 3 // 4
         text = shortened(message, kept)
     return text

@@ -11,8 +11,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.grpc.wire.rpc import Rpc
+from shared.contract.errors import Code, RequestError
 
 OVERALL = ""
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -59,13 +61,13 @@ class Health(_base):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  (the rpc's name)
+    async def Check(self, request: Any, context: Rpc) -> Any:  # noqa: N802  (the rpc's name)
         """The status of a service; NOT_FOUND for an unknown one."""
         if request.service not in SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
+            raise RequestError(f"unknown service '{request.service}'", Code.NOT_FOUND)
         return _messages.HealthCheckResponse(status=self.status())
 
-    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  (the rpc's name)
+    async def Watch(self, request: Any, context: Rpc) -> None:  # noqa: N802  (the rpc's name)
         """The status of a service now and after every change, until the client leaves or the server stops."""
         known = request.service in SERVICES
         told: int | None = None
@@ -74,7 +76,7 @@ class Health(_base):
             status = self.status() if known else SERVICE_UNKNOWN
             if status != told:
                 told = status
-                await context.write(_messages.HealthCheckResponse(status=status))
+                await context.write(_messages.HealthCheckResponse(status=status).SerializeToString())
             if self._stopping:
                 return
             # If the event was replaced during the write, the status may have changed: look again without waiting.

@@ -1,13 +1,9 @@
-"""Receives the messages of gRPC calls within bounds: of the process's memory, and of what they unpack and decode to.
+"""Receives the messages of calls within bounds: of the process's memory, and of what they unpack and decode to.
 
-Receiving. Until the gateway asks for a message, the transport receives no more of it than a stream's window. Then the
-transport receives all of it, up to the port's largest size, and does not show its progress. So the gateway asks freely
-while the process is far from its memory bound (`gateway.bounds.memory`). Near the bound, the connections with the most
-undelivered bytes lose their calls (`gateway.grpc.arrivals`). At the bound, no request is received.
-
-Unpacking. The transport would unpack compressed messages before their bytes could be counted, so it is told not to.
-Whether a message is compressed shows in its first byte. No message of the protocols begins like gzip's or zlib's data,
-which would be the tags of a field 3 with an unknown wire type and of a field 15.
+A call receives no more than its window before it is asked for a message; then it receives all of that message, up to
+the port's largest size. So the gateway asks freely while the process is far from its memory bound
+(`gateway.bounds.memory`). Near the bound, the calls that keep the largest parts of messages end
+(`gateway.grpc.server`). At the bound, no request is received.
 """
 
 from __future__ import annotations
@@ -18,63 +14,54 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from gateway.bounds.byte_budget import ByteBudget
-from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.inflate import EITHER_WINDOW, gathered, inflated
 from gateway.bounds.memory import MemoryBound
-from gateway.grpc.arrivals import END_OF_REQUESTS, Arrivals
-from gateway.grpc.pb import AnyMessage, Context
+from gateway.grpc.pb import AnyMessage
 from gateway.grpc.weight import CARRIED, decoding_bytes
+from gateway.grpc.wire.messages import Packed
+from gateway.grpc.wire.rpc import Rpc
 from shared.contract.errors import Code, MeshError, RequestError
 
 SMALL_BYTES = 64 << 10
 """A message up to this size is decoded without counting the memory that decoding takes."""
 PLAIN_BYTES_MAX = 1 << 20
 """Largest message that is neither an inference request nor a load request."""
-PACKED = frozenset({b"\x1f", b"\x78"})
-"""First byte of gzip's and of zlib's data."""
 
 
 class Intake:
-    """Receives the messages of one port.
+    """Receives the messages of one port. message_bytes_max: largest message, unpacked"""
 
-    message_bytes_max  largest message, unpacked
-    patience_s         how long a unary call's message may take to come. The gateway does not see how much of it has
-                       come, so the time is that of the largest message for all
-    """
-
-    def __init__(self, budget: ByteBudget, memory: MemoryBound, arrivals: Arrivals, *, message_bytes_max: int) -> None:
+    def __init__(self, budget: ByteBudget, memory: MemoryBound, *, message_bytes_max: int) -> None:
         self._budget = budget
         self._memory = memory
-        self._arrivals = arrivals
         self._message_bytes_max = message_bytes_max
-        self.patience_s = PATIENCE_S + message_bytes_max / SLOWEST_BYTES_S
 
-    async def only_message(self, context: Context, kind: Any) -> AnyMessage:
-        """The message of a unary call.
+    async def only_message(self, rpc: Rpc, kind: Any) -> AnyMessage:
+        """The message of a call that has one.
 
         kind    the message's class
-        raises  UnavailableError when there is no memory for it; RequestError when it is malformed or too large. A call
-                whose message does not come is ended by `Arrivals`
+        raises  UnavailableError when there is no memory for it, or it does not come; RequestError when it is malformed
+                or too large
         """
         if self._memory.is_full and kind.DESCRIPTOR.name in CARRIED:
             raise self._memory.refusal()
-        raw = await self._arrivals.read(context, self.patience_s)
-        if raw is END_OF_REQUESTS:
+        raw = await rpc.read(is_awaited=True)
+        if raw is None:
             raise RequestError(f"failed to parse the request: there is no {kind.DESCRIPTOR.full_name}")
         return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
 
-    def messages(self, context: Context, kind: Any) -> Callable[[], Awaitable[AnyMessage]]:
-        """Reads the messages of a stream: each call returns the next one, or END_OF_REQUESTS.
+    def messages(self, rpc: Rpc, kind: Any) -> Callable[[], Awaitable[AnyMessage | None]]:
+        """Reads the messages of a stream: each call returns the next one, None when there is none any more.
 
         Waits while memory is full. Raises as `only_message`.
         """
 
-        async def next_message() -> AnyMessage:
+        async def next_message() -> AnyMessage | None:
             if self._memory.is_full:
                 await self._memory.eased()
-            raw = await self._arrivals.read(context)
-            if raw is END_OF_REQUESTS:
-                return raw
+            raw = await rpc.read()
+            if raw is None:
+                return None
             return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
 
         return next_message
@@ -83,7 +70,7 @@ class Intake:
         """A message that must be counted while it is unpacked or decoded."""
         with self._budget.reserve() as reservation:
             reservation.hold(len(raw))
-            if raw[:1] in PACKED:
+            if isinstance(raw, Packed):
                 pieces = inflated(raw, EITHER_WINDOW, self._message_bytes_max, self._too_large)
                 raw = await gathered(pieces, len(raw), reservation)
             if len(raw) > SMALL_BYTES:
@@ -101,7 +88,7 @@ class Intake:
 
 def is_small(raw: bytes) -> bool:
     """Whether a message is as the client wrote it, and takes little memory to decode."""
-    return len(raw) <= SMALL_BYTES and raw[:1] not in PACKED
+    return len(raw) <= SMALL_BYTES and not isinstance(raw, Packed)
 
 
 def decoded(raw: bytes, kind: Any) -> AnyMessage:

@@ -39,9 +39,7 @@ NO_METADATA = CallMetadata({})
 """Most calls have none of the keys. They share this value, which is never changed."""
 
 
-def call_metadata(
-    pairs: Iterable[tuple[str, str | bytes]] | None, forward: re.Pattern[str] | None = None
-) -> CallMetadata:
+def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[str] | None = None) -> CallMetadata:
     """Reads a call's metadata. Binary values (of keys that end in -bin) are ignored.
 
     forward  keys that match this pattern become parameters
@@ -53,7 +51,7 @@ def call_metadata(
     session_id: str | None = None
     tenant = ""
     status_on_error = False
-    texts = [(key, value) for key, value in pairs or () if isinstance(value, str)]
+    texts = [(key, value) for key, value in pairs if isinstance(value, str)]
     for key, value in texts:
         if key in TRACE_KEYS:
             trace[key] = value

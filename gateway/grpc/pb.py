@@ -27,5 +27,3 @@ InferParameter = Any
 """inference.InferParameter"""
 AnyMessage = Any
 """Another message; the method's name says which."""
-Context = Any
-"""grpc.aio.ServicerContext; its methods carry no types."""

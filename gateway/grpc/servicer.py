@@ -13,20 +13,18 @@ import functools
 import time
 from typing import Any
 
-import grpc
-
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc.arrivals import Arrivals
 from gateway.grpc.codec import decode_request, encode_answer, requested_forms
-from gateway.grpc.connections import GrpcConnections
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with_deadline
-from gateway.grpc.pb import AnyMessage, Context, InferRequest, InferResponse, pb, pb_grpc
+from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
 from gateway.grpc.repository import load_parameters, unloads_dependents
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
 from gateway.grpc.stream import BULKY_BYTES, InferStream
+from gateway.grpc.wire.messages import DEFLATE, GZIP, IDENTITY
+from gateway.grpc.wire.rpc import Rpc
 from gateway.models.catalog import Catalog
 from gateway.models.metadata import (
     extensions_of,
@@ -55,12 +53,7 @@ OUTSTANDING_MAX = 1024
 futures take about a megabyte."""
 COUNTED_BYTES = 64 << 10
 """Unary answers up to this size are not counted as unread: the number of calls is bounded."""
-COMPRESSION: dict[str, grpc.Compression | None] = {
-    "none": None,
-    "low": grpc.Compression.Gzip,
-    "medium": grpc.Compression.Deflate,
-    "high": grpc.Compression.Deflate,
-}
+COMPRESSION = {"none": IDENTITY, "low": GZIP, "medium": DEFLATE, "high": DEFLATE}
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""
 
 _base: Any = pb_grpc.GRPCInferenceServiceServicer
@@ -99,10 +92,7 @@ class InferenceServicer(_base):
         self._regions = regions
         self._forward = settings.metadata_forward_regex
         self._compression = COMPRESSION[settings.grpc_infer_response_compression_level]
-        self.connections = GrpcConnections()
-        arrivals = Arrivals(self.connections)
-        memory.reliefs.append(arrivals.relieve)
-        self.intake = Intake(inference.budget, memory, arrivals, message_bytes_max=settings.grpc_max_input_size)
+        self.intake = Intake(inference.budget, memory, message_bytes_max=settings.grpc_max_input_size)
         self._unread = unread
         self._streams: set[InferStream] = set()
         self._leaving = False
@@ -127,58 +117,53 @@ class InferenceServicer(_base):
 
     # -- inference --------------------------------------------------------------------------------------------------
 
-    async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
-        """One request, one answer. When the client leaves, or its deadline passes, grpc.aio cancels this handler, and
-        with it the request."""
+    async def ModelInfer(self, request: InferRequest, rpc: Rpc) -> InferResponse:
+        """One request, one answer. When the client leaves, or its deadline passes, this is cancelled, and with it the
+        request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call = decode_request(request, self._metadata_of(context), self._regions)
+        call = decode_request(request, self._metadata_of(rpc), self._regions)
         forms = requested_forms(request, self._regions)
-        del request  # its tensors are in the call: keeping both would double them while the answer is awaited
+        del request  # its tensors are in `call`: keeping both would double them while the answer is awaited
         if has_many_strings(call):
             call = await asyncio.to_thread(with_strings_read, call)
         try:
             answer = await self._inference.submit(call)
         except MeshError as error:
             if call.origin is not None and (error.accepted or isinstance(error, NotReadyError)):
-                context.set_trailing_metadata(((ANSWERED_KEY, ACCEPTED if error.accepted else REFUSED),))
+                rpc.trailing = ((ANSWERED_KEY, ACCEPTED if error.accepted else REFUSED),)
             raise
         if answer.session_id is not None:
-            context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
+            rpc.trailing = ((SESSION_KEY, answer.session_id),)
         size = sum([len(output.raw) for output in answer.message.outputs])
         if forms and size > BULKY_BYTES:
             response = await asyncio.to_thread(encode_answer, answer, forms)
         else:
             response = encode_answer(answer, forms)
-        del answer
         if size > COUNTED_BYTES:
-            self._unread.add(context, size, functools.partial(self._cut, context))
-            context.add_done_callback(functools.partial(self._unread.took, size=size))
-        if self._compression is not None:
-            context.set_compression(self._compression)
-            # grpc.aio forgets the algorithm of a unary call when it sends the metadata together with the message.
-            await context.send_initial_metadata(())
+            self._unread.add(rpc, size, rpc.cut)
+            rpc.when_ended(functools.partial(self._unread.took, rpc, size))
+        rpc.compress(self._compression)
         return response
 
-    async def ModelStreamInfer(self, context: Context) -> None:
+    async def ModelStreamInfer(self, rpc: Rpc) -> None:
         """A stream of requests for any models; see `gateway.grpc.stream`."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        if self._compression is not None:
-            context.set_compression(self._compression)
-        metadata = self._metadata_of(context)
+        rpc.compress(self._compression)
+        metadata = self._metadata_of(rpc)
         connection = self._inference.connection()
 
         def submit(call: InferCall, on_open: OnOpen) -> asyncio.Future[Answer]:
             return self._inference.submit(call, connection, on_open)
 
         stream = InferStream(
-            context,
-            self.intake.messages(context, pb.ModelInferRequest),
+            rpc.write,
+            self.intake.messages(rpc, pb.ModelInferRequest),
             submit,
             metadata,
             unread=self._unread,
-            cut=functools.partial(self._cut, context),
+            cut=rpc.cut,
             outstanding_max=self._outstanding_max,
             regions=self._regions,
         )
@@ -189,62 +174,59 @@ class InferenceServicer(_base):
             self._streams.discard(stream)
             connection.end()
 
-    def _metadata_of(self, context: Context) -> CallMetadata:
-        metadata = call_metadata(context.invocation_metadata(), self._forward)
+    def _metadata_of(self, rpc: Rpc) -> CallMetadata:
+        metadata = call_metadata(rpc.opening.metadata, self._forward)
         if metadata.call is None:
             return metadata
-        return with_deadline(metadata, context.time_remaining(), time.time_ns())
-
-    def _cut(self, context: Context) -> None:
-        self.connections.cut(self.connections.client(context))
+        return with_deadline(metadata, rpc.time_left_s(), time.time_ns())
 
     # -- server and models ------------------------------------------------------------------------------------------
 
-    async def ServerLive(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ServerLive(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Always live: a process that does not run its event loop cannot answer."""
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ServerReady(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         return pb.ServerReadyResponse(ready=self.is_ready())
 
-    async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ModelReady(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Whether a model is ready. An unknown model is not ready, which is no error."""
         ready = not self._leaving and self._catalog.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
-    async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ServerMetadata(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         extensions = extensions_of(shared_memory=self._regions.is_allowed)
         return pb.ServerMetadataResponse(name=self._server_name, version=RELEASE, extensions=extensions)
 
-    async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ModelMetadata(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         return pb.ModelMetadataResponse(**model_metadata(*self._catalog.record(request.name, request.version)))
 
-    async def ModelConfig(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ModelConfig(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """The configuration as the executor completed it."""
         record, _ = self._catalog.record(request.name, request.version)
         return pb.ModelConfigResponse(config=config_proto(record.config_json))
 
-    async def ModelStatistics(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def ModelStatistics(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Counters of READY versions, summed over the executors."""
         statistics = await self._statistics.read(request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=map(statistics_document, statistics))
 
     # -- repository -------------------------------------------------------------------------------------------------
 
-    async def RepositoryIndex(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def RepositoryIndex(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Every model version that an executor knows of."""
         refuse_repository_name(request)
         entries = self._repository.index(ready_only=request.ready)
         return pb.RepositoryIndexResponse(models=map(index_line, entries))
 
-    async def RepositoryModelLoad(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def RepositoryModelLoad(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Returns when every executor has loaded the model."""
         refuse_repository_name(request)
         config_json, files = load_parameters(request.parameters)
         await self._repository.load(request.model_name, config_json=config_json, files=files)
         return pb.RepositoryModelLoadResponse()
 
-    async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def RepositoryModelUnload(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Returns when no executor has the model any more."""
         refuse_repository_name(request)
         dependents = unloads_dependents(request.parameters)
@@ -253,7 +235,7 @@ class InferenceServicer(_base):
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 
-    async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def SystemSharedMemoryStatus(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._regions.status(request.name):
             shown = response.regions[region.name]
@@ -261,38 +243,38 @@ class InferenceServicer(_base):
             shown.offset, shown.byte_size = region.offset, region.byte_size
         return response
 
-    async def SystemSharedMemoryRegister(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def SystemSharedMemoryRegister(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         self._regions.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
-    async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def SystemSharedMemoryUnregister(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """One region, or all of them."""
         self._regions.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def CudaSharedMemoryStatus(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Never a region: a gateway has no GPU."""
         if request.name:
             raise RequestError(f"Unable to find cuda shared memory region: '{request.name}'", Code.NOT_FOUND)
         return pb.CudaSharedMemoryStatusResponse()
 
-    async def CudaSharedMemoryRegister(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def CudaSharedMemoryRegister(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         raise cuda_refusal(request.name)
 
-    async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def CudaSharedMemoryUnregister(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """There is nothing to do."""
         return pb.CudaSharedMemoryUnregisterResponse()
 
     # -- settings of the whole mesh ---------------------------------------------------------------------------------
 
-    async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def TraceSetting(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Reads, and changes when the request says so, what is traced."""
-        by = f"gRPC client {context.peer()}"
+        by = f"gRPC client {rpc.peer}"
         return trace_response(await self._runtime_settings.traces(request.model_name, trace_changes(request), by))
 
-    async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
+    async def LogSettings(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Reads, and changes when the request says so, what is logged."""
-        return log_response(await self._runtime_settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
+        return log_response(await self._runtime_settings.logs(log_changes(request), f"gRPC client {rpc.peer}"))
 
 
 def refuse_repository_name(request: AnyMessage) -> None:

@@ -8,9 +8,8 @@ One reader and one writer per stream, and no task per message:
              early waits for those before it (head-of-line, as Triton does). The answers of decoupled models, any number
              for each request, are written as they come, beside the others
 
-The writer runs in the call's handler, the reader in a task that the handler starts. A read is never cancelled: gRPC's
-core would still write into the buffers of the cancelled read. A read ends by itself when the client half-closes or
-leaves, and when the call ends.
+The writer runs in the call's handler, the reader in a task that the handler starts. It ends by itself when the client
+half-closes or leaves, and when the call ends.
 
 Unanswered requests are bounded by their number, and by the bytes of their tensors and of answers that are not written
 yet. At the bound the stream is not read, and HTTP/2 flow control makes the client wait. The number must be well above
@@ -33,7 +32,6 @@ from functools import partial
 import msgspec
 
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc.arrivals import END_OF_REQUESTS
 from gateway.grpc.codec import (
     RAW_OUTPUTS,
     OutputForms,
@@ -42,9 +40,9 @@ from gateway.grpc.codec import (
     encode_stream_error,
     requested_forms,
 )
-from gateway.grpc.errors import SHUTTING_DOWN, abort
+from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
-from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
+from gateway.grpc.pb import AnyMessage, InferRequest
 from gateway.requests.forms import has_many_strings, with_strings_read
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.regions import NO_REGIONS, Regions
@@ -64,7 +62,8 @@ ENTRY_BYTES = 2048
 """Memory of an answer besides its tensors."""
 
 Submit = Callable[[InferCall, OnOpen], asyncio.Future[Answer]]
-Read = Callable[[], Awaitable[AnyMessage]]
+Read = Callable[[], Awaitable[AnyMessage | None]]
+Write = Callable[[bytes], Awaitable[None]]
 
 
 class Outstanding(msgspec.Struct):
@@ -106,14 +105,15 @@ class Part(msgspec.Struct):
 class InferStream:
     """The state of one stream, shared by its reader and its writer.
 
-    read    gives the next request, or END_OF_REQUESTS (`gateway.grpc.intake`)
+    write   sends an answer; returns when the client has room for it
+    read    gives the next request, None when there is none any more (`gateway.grpc.intake`)
     unread  counts the answers until they are written
     cut     closes the stream's connection
     """
 
     def __init__(
         self,
-        context: Context,
+        write: Write,
         read: Read,
         submit: Submit,
         metadata: CallMetadata,
@@ -124,7 +124,7 @@ class InferStream:
         regions: Regions = NO_REGIONS,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
     ) -> None:
-        self._context = context
+        self._write = write
         self._read = read
         self._unread = unread
         self._cut = cut
@@ -203,8 +203,8 @@ class InferStream:
                 # error, such as a malformed message, ends the reader and with it the call.
                 self._queue(Outstanding("", "", full.released(), RAW_OUTPUTS, 0))
                 continue
-            self._half_closed = request is END_OF_REQUESTS
-            if self._half_closed or self._closed or self._stopping:
+            self._half_closed = request is None
+            if request is None or self._closed or self._stopping:
                 return
             await self._accept(request)
 
@@ -325,7 +325,7 @@ class InferStream:
     # -- writer -----------------------------------------------------------------------------------------------------
 
     async def _write_responses(self) -> None:
-        write, outstanding, reader = self._context.write, self._outstanding, self._reader
+        write, outstanding, reader = self._write, self._outstanding, self._reader
         assert reader is not None, "the reader starts before the writer"
         while True:
             part = self._parts.popleft() if self._parts else None
@@ -333,12 +333,12 @@ class InferStream:
                 await self._write_part(part)
             request = outstanding[0] if outstanding else None
             if request is not None and request.is_answered:
-                response = await self._response_to(request, request.answer, request.size)
+                message = await self._message_of(request, request.answer, request.size)
                 outstanding.popleft()
                 self._outstanding_bytes -= request.size
                 self._wake(self._room)
                 try:
-                    await write(response)
+                    await write(message)
                 finally:
                     self._unread.took(self, request.unread)
             elif part is not None:
@@ -352,7 +352,7 @@ class InferStream:
                 self._work = self._loop.create_future()
                 await self._work
         if self._leaving and not self._half_closed:
-            await abort(self._context, UnavailableError(SHUTTING_DOWN))
+            raise UnavailableError(SHUTTING_DOWN)
 
     async def _write_part(self, part: Part) -> None:
         request, content = part.request, part.content
@@ -362,33 +362,33 @@ class InferStream:
             if part.is_news and isinstance(request.answer, asyncio.Future) and request.answer.done():
                 return
             if isinstance(content, MeshError) or not content.message.empty or request.wants_empty_final:
-                await self._context.write(await self._response_to(request, content, part.size, is_last=part.is_last))
+                await self._write(await self._message_of(request, content, part.size, is_last=part.is_last))
         finally:
             self._unread.took(self, part.unread)
 
-    async def _response_to(
+    async def _message_of(
         self,
         request: Outstanding,
         given: asyncio.Future[Answer] | Answer | MeshError,
         size: int,
         *,
         is_last: bool = True,
-    ) -> StreamInferResponse:
+    ) -> bytes:
         error = given
         if not isinstance(error, MeshError):
             try:
                 answer = error if isinstance(error, Answer) else error.result()
                 if request.forms and size > BULKY_BYTES:
-                    return await asyncio.to_thread(encode_stream_answer, answer, request.forms)
-                return encode_stream_answer(answer, request.forms)
+                    return await asyncio.to_thread(stream_message, answer, request.forms)
+                return stream_message(answer, request.forms)
             except MeshError as failure:
                 error = failure.released()
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
                 logs.error("request failed unexpectedly", failure, model=request.model)
                 error = ModelError(f"internal error in the gateway: {type(failure).__name__}")
         if error.accepted and self._metadata.status_on_error:
-            await abort(self._context, error)
-        return encode_stream_error(error, request.request_id, request.model, is_last=is_last)
+            raise error
+        return encode_stream_error(error, request.request_id, request.model, is_last=is_last).SerializeToString()
 
     def _abandon(self) -> None:
         """Cancels all unanswered requests in one turn of the loop, so that no step is sent whose predecessor is
@@ -402,3 +402,8 @@ class InferStream:
         self._outstanding.clear()
         self._parts.clear()
         self._open.clear()
+
+
+def stream_message(answer: Answer, forms: OutputForms) -> bytes:
+    """The message of an answer."""
+    return encode_stream_answer(answer, forms).SerializeToString()

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import orjson
 
-from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
+from gateway.bounds.clients import CROWDED, PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.http.seats import Seat
+from gateway.ports.seats import Seat
 
 KEEP_ALIVE_S = 600.0
 """How long a connection without a request stays open. Long, so that a client's pool does not find its connection closed
@@ -136,6 +136,10 @@ class Connection(ABC):
         """Ends the connection if it has no request."""
         if self._seat.is_waiting and self._abort_at is None:
             self.end(HTTPStatus.SERVICE_UNAVAILABLE, "Server exiting")
+
+    def crowd_out(self) -> None:
+        """Ends the connection: another one gets its seat."""
+        self.end(HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
 
     def end(self, status: int, error: str) -> None:
         """Ends the connection, whatever it is at. A client in the middle of a request is told why."""

@@ -17,7 +17,7 @@ from gateway.bounds.clients import PATIENCE_S
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.http.connection import KEEP_ALIVE_S, Connection
 from gateway.http.hypercorn_protocol import Applications, Exchange, Http1
-from gateway.http.seats import Seat
+from gateway.ports.seats import Seat
 
 READ_BYTES = 64 << 10
 

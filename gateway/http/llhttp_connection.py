@@ -37,7 +37,7 @@ from gateway.http.connection import (
     origin_form,
 )
 from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, refused
-from gateway.http.seats import Seat
+from gateway.ports.seats import Seat
 from shared.process import logs
 
 SPLITTING = re.compile(rb"[\0\r\n]")

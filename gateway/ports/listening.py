@@ -74,7 +74,8 @@ def bound(host: str, port: int, *, option: str = "--http-port", is_shared: bool 
 
 
 def _refused(host: str, port: int, option: str, error: OSError) -> UnavailableError:
-    return UnavailableError(f"HTTP cannot listen on {host}:{port}: {error} ({option} names another port)")
+    what = "gRPC" if option == "--grpc-port" else "HTTP"
+    return UnavailableError(f"{what} cannot listen on {host}:{port}: {error} ({option} names another port)")
 
 
 async def quieten(listening: socket.socket) -> None:

@@ -17,7 +17,6 @@ import pytest
 import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from gateway.grpc import connections
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.ids import sequence_id
@@ -122,35 +121,51 @@ async def test_who_is_not_answered_within_the_grace_is_told_so_over_both_protoco
         assert "the gateway has stopped: it is not known whether the step of sequence" in text
 
 
-async def test_a_grpc_client_is_told_to_leave_before_its_connection_is_closed(
+SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 4, 6, 7, 8
+NEWEST, NONE = bytes.fromhex("7fffffff 00000000"), bytes(8)
+"""What a GOAWAY without an error says: every call is served; no further call is."""
+
+
+async def frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
+    """Kind, flags and content of the next frame."""
+    head = await reader.readexactly(9)
+    return head[3], head[4], await reader.readexactly(int.from_bytes(head[:3], "big"))
+
+
+async def test_a_grpc_client_is_told_to_leave_and_served_until_it_goes(
     gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
-    """What it sent before it heard that is still read. A client that does not go is cut off in the end."""
-    monkeypatch.setattr(connections, "HEARD_S", 60.0)
-    settings, ping, window_update = 4, 6, 8
+    monkeypatch.setattr("gateway.grpc.server.HEARD_S", 60.0)
     async with gateway_running(gateway_settings) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.grpc_port)
-
-        async def frame() -> tuple[int, int, bytes]:
-            head = await reader.readexactly(9)
-            return head[3], head[4], await reader.readexactly(int.from_bytes(head[:3], "big"))
-
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, settings, 0, 0, 0, 0, 0)))
-        assert settings == (await frame())[0]
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0)))
+        assert (await frame(reader))[0] == SETTINGS
         stopping = asyncio.create_task(gateway.stop())
-        while (said := await frame())[0] in (settings, ping, window_update):
+        while (said := await frame(reader))[0] in (SETTINGS, WINDOW_UPDATE):
             pass
-        writer.write(bytes((0, 0, 8, ping, 0, 0, 0, 0, 0)) + b"the ping")
-        answers = [await frame()]
-        monkeypatch.setattr(connections, "HEARD_S", 0.0)
-        while not reader.at_eof():
-            with contextlib.suppress(asyncio.IncompleteReadError):
-                answers.append(await frame())
+        writer.write(bytes((0, 0, 8, PING, 0, 0, 0, 0, 0)) + b"the ping")
+        answer = await frame(reader)
         writer.close()
         await stopping
 
-    assert (7, 0, bytes.fromhex("7fffffff 00000000")) == said, "GOAWAY: no error, and no stream is refused"
-    assert (ping, 1, b"the ping") == answers[0]
+    assert said == (GOAWAY, 0, NEWEST)
+    assert answer == (PING, 1, b"the ping")
+
+
+async def test_a_grpc_client_that_does_not_go_is_cut_off(gateway_settings: GatewaySettings, executor: FakeExecutor):
+    async with gateway_running(gateway_settings) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.grpc_port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0)))
+        assert (await frame(reader))[0] == SETTINGS
+        stopping = asyncio.create_task(gateway.stop())
+        said: list[tuple[int, int, bytes]] = []
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                said.append(await frame(reader))
+        writer.close()
+        await stopping
+
+    assert [content for kind, _, content in said if kind == GOAWAY] == [NEWEST, NONE]
 
 
 async def is_known(executor: FakeExecutor, sequence: int) -> bool:

@@ -8,7 +8,7 @@ from shared.contract.calls import CALL_KEY, CallOrigin, call_value
 
 def test_metadata_without_meaning_gives_the_shared_empty_value() -> None:
     assert call_metadata((("user-agent", "grpc-python"), ("x-bin", b"\x00"))) is NO_METADATA
-    assert call_metadata(None) is NO_METADATA
+    assert call_metadata(()) is NO_METADATA
 
 
 def test_trace_context_session_and_error_mode_are_read() -> None:

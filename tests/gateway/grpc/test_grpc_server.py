@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.grpc.connections import GONE, client_port
 from gateway.grpc.pb import pb, pb_grpc
-from gateway.grpc.server import GrpcServer, channel_options, serve_grpc
+from gateway.grpc.server import GrpcServer, connection_rules, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.stream import END_OF_REQUESTS
+from gateway.grpc.wire.pings import PingRules
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 
+aio: Any = grpc.aio  # the checker does not see all that it exports
 messages: Any = health_pb2
 Status: Any = messages.HealthCheckResponse
 Servicers = Callable[[], InferenceServicer]
@@ -68,10 +68,16 @@ async def test_every_watcher_is_told_of_a_change_also_when_another_has_left(
         assert Status.NOT_SERVING == (await second.read()).status
 
 
-async def test_stopping_tells_the_watchers_and_serves_what_comes_until_its_connections_are_quiet(
-    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings
+async def test_stopping_tells_the_watchers_and_answers_what_comes_until_the_clients_have_heard(
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin.respond = twin.hold
+    closes = asyncio.Event()
+
+    async def quieten(_listening: socket.socket) -> None:
+        await closes.wait()
+
+    monkeypatch.setattr("gateway.ports.serving.quieten", quieten)
     server = await serve_grpc(make_servicer(), grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
@@ -83,9 +89,10 @@ async def test_stopping_tells_the_watchers_and_serves_what_comes_until_its_conne
         stopping = asyncio.create_task(server.stop(60))
 
         assert Status.NOT_SERVING == (await watch.read()).status
-        assert await watch.read() is END_OF_REQUESTS
+        assert await watch.read() is aio.EOF
         late = stub.ModelInfer(pb.ModelInferRequest(id="late"))
         await twin.wait_for_calls(2)
+        closes.set()
         twin.finish(0)
         assert (await before).id == "before"
         assert not stopping.done()
@@ -146,38 +153,6 @@ async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
         assert (await call).id == "r1"
         await stopping
     await other.stop(0)
-
-
-@pytest.mark.parametrize(
-    ("peer", "port"), [("ipv4:127.0.0.1:50000", 50000), ("ipv6:%5B::1%5D:50000", 50000), ("", GONE), ("unknown", GONE)]
-)
-def test_the_port_of_a_calls_client_is_found_or_its_connection_is_lost(peer: str, port: int) -> None:
-    class Call:
-        @staticmethod
-        def peer() -> str:
-            return peer
-
-    assert port == client_port(Call())
-
-
-async def test_stopping_answers_what_was_accepted_where_the_system_does_not_show_the_sockets(
-    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("gateway.grpc.connections.OPEN_FILES", tmp_path / "absent")
-    twin.respond = twin.hold
-    server = await serve_grpc(make_servicer(), grpc_settings)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
-        await twin.wait_for_calls(1)
-        stopping = asyncio.create_task(server.stop(60))
-        async with asyncio.timeout(60):
-            while await accepts_connections(server.port):
-                await asyncio.sleep(0.01)
-
-        assert not stopping.done()
-        twin.finish(0)
-        assert "r1" == (await call).id
-        await stopping
 
 
 async def accepts_connections(port: int) -> bool:
@@ -277,24 +252,9 @@ async def test_a_port_that_is_taken_is_refused(
 
 
 def test_keepalive_is_tritons_by_default() -> None:
-    options = dict(channel_options(GatewaySettings(redis_url="").bounded(), 4096))
+    rules = connection_rules(GatewaySettings(redis_url="").bounded())
 
-    assert (7_200_000, 20_000) == (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"])
-    assert (0, 2) == (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"])
-    assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] == 300_000
-    assert options["grpc.http2.max_ping_strikes"] == 2
-    assert "grpc.max_connection_age_ms" not in options
-
-
-def test_connections_may_be_given_an_age_and_pings() -> None:
-    settings = GatewaySettings(
-        redis_url="",
-        grpc_keepalive_permit_without_calls=True,
-        grpc_max_connection_age=1000,
-        grpc_max_connection_age_grace=2000,
+    assert rules.pings == PingRules(
+        time_s=7200.0, timeout_s=20.0, without_rpcs=False, without_data=2, client_pause_s=300.0, strikes_max=2
     )
-
-    options = dict(channel_options(settings.bounded(), 4096))
-
-    assert options["grpc.keepalive_permit_without_calls"] == 1
-    assert (1000, 2000) == (options["grpc.max_connection_age_ms"], options["grpc.max_connection_age_grace_ms"])
+    assert not rules.age_s

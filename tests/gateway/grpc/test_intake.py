@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Hashable
@@ -17,9 +16,8 @@ from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc import weight
-from gateway.grpc.arrivals import MUCH_BYTES
 from gateway.grpc.pb import pb
-from gateway.grpc.server import GrpcServer, serve_grpc
+from gateway.grpc.server import MUCH_BYTES, GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
@@ -78,6 +76,7 @@ async def server(
     settings = replace(grpc_settings, grpc_max_input_size=MESSAGE_MAX)
     twin.budget = budget
     server = await serve_grpc(make_servicer(settings, memory, unread), settings)
+    memory.reliefs.append(server.relieve)
     yield server
     await server.stop(0)
 
@@ -135,23 +134,24 @@ async def test_a_message_that_unpacks_to_more_than_the_bound_is_refused(
     assert f"Decompressed message larger than max ({seen} vs. {MESSAGE_MAX})" == refused.details()
 
 
-async def test_what_is_unpacked_takes_its_place_in_the_room(channel: Any, budget: ByteBudget) -> None:
+async def test_what_is_unpacked_takes_its_place_in_the_room(server: GrpcServer, budget: ByteBudget) -> None:
     """Where others have taken most of it, it is refused before it is whole; in a stream by a message."""
     budget.take(ROOM - (2 << 20))
-    packed = gzip.compress(sized(3 << 20))
+    message = sized(3 << 20)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", compression=grpc.Compression.Gzip) as packing:
+        channel: Any = packing
+        refused = await refusal(channel.unary_unary(INFER)(message))
+        assert Status.UNAVAILABLE == refused.code()
+        stream = channel.stream_stream(STREAM)()
+        await stream.write(message)
+        assert "bytes in flight" in pb.ModelStreamInferResponse.FromString(await stream.read()).error_message
+        assert ROOM - (2 << 20) == budget.taken
 
-    refused = await refusal(channel.unary_unary(INFER)(packed))
-    assert Status.UNAVAILABLE == refused.code()
-    stream = channel.stream_stream(STREAM)()
-    await stream.write(packed)
-    assert "bytes in flight" in pb.ModelStreamInferResponse.FromString(await stream.read()).error_message
-    assert ROOM - (2 << 20) == budget.taken
-
-    budget.give_back(ROOM - (2 << 20))
-    await stream.write(packed)
-    assert "0" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
-    stream.cancel()
-    assert 0 == budget.taken
+        budget.give_back(ROOM - (2 << 20))
+        await stream.write(message)
+        assert "0" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+        stream.cancel()
+        assert 0 == budget.taken
 
 
 # -- decoding -------------------------------------------------------------------------------------------------------
@@ -260,9 +260,9 @@ async def test_a_call_whose_message_does_not_come_ends(
     make_servicer: Callable[[], InferenceServicer], grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream may wait for its next message as long as it likes, and its connection serves others."""
-    servicer = make_servicer()
-    monkeypatch.setattr(servicer.intake, "patience_s", 0.2)
-    server = await serve_grpc(servicer, grpc_settings)
+    monkeypatch.setattr("gateway.grpc.wire.connection.PATIENCE_S", 0.2)
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         untyped: Any = channel
         stream = untyped.stream_stream(STREAM)()

@@ -23,12 +23,13 @@ from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.stream import END_OF_REQUESTS, InferStream
+from gateway.grpc.stream import InferStream
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
 
+aio: Any = grpc.aio  # the checker does not see all that it exports
 # The clients have no types.
 triton: Any = triton_grpc
 triton_aio: Any = triton_grpc_aio
@@ -62,7 +63,7 @@ def broken_at(request_id: str, twin: Any) -> Callable[[InferCall], Answer | Mesh
 
 async def read_all(call: Any) -> list[Any]:
     responses: list[Any] = []
-    while (response := await call.read()) is not END_OF_REQUESTS:
+    while (response := await call.read()) is not aio.EOF:
         responses.append(response)
     return responses
 
@@ -246,9 +247,9 @@ async def test_a_refusal_never_ends_the_stream(stub: Any, twin: Any) -> None:
 async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
     """One larger than the bound is let through alone; the next is read when it has been answered."""
     twin.respond = twin.hold
-    context = ContextTwin()
+    call = CallTwin()
 
-    stream = stream_of(context, reads_of(3), twin, outstanding_bytes_max=3)
+    stream = stream_of(call, reads_of(3), twin, outstanding_bytes_max=3)
     running = asyncio.create_task(stream.run())
     for number in range(3):
         await twin.wait_for_calls(number + 1)
@@ -257,22 +258,22 @@ async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
         twin.finish(number)
     await running
 
-    assert ["0", "1", "2"] == ids(context.written)
+    assert ["0", "1", "2"] == ids(call.written)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_answers_that_a_client_does_not_read_count_until_they_are_written(twin: Any, at_once: bool) -> None:
     """Requests and answers have four bytes each: with room for twenty, three wait behind the one that is written."""
     twin.respond = twin.answer if at_once else twin.hold
-    context = ContextTwin()
+    call = CallTwin()
     reads = asyncio.Event()
 
-    async def write(response: Any) -> None:
+    async def write(message: bytes) -> None:
         await reads.wait()
-        context.written.append(response)
+        call.written.append(pb.ModelStreamInferResponse.FromString(message))
 
-    context.write = write
-    stream = stream_of(context, reads_of(20), twin, outstanding_bytes_max=20)
+    call.write = write
+    stream = stream_of(call, reads_of(20), twin, outstanding_bytes_max=20)
     running = asyncio.create_task(stream.run())
     for _ in range(100):
         await asyncio.sleep(0)
@@ -285,22 +286,22 @@ async def test_answers_that_a_client_does_not_read_count_until_they_are_written(
     twin.respond = twin.answer
     reads.set()
     await running
-    assert [str(number) for number in range(20)] == ids(context.written)
+    assert [str(number) for number in range(20)] == ids(call.written)
 
 
 async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other(twin: Any) -> None:
     """It is counted before it is written, so that nothing stays counted afterwards."""
     twin.respond = twin.hold
-    context = ContextTwin()
+    call = CallTwin()
 
-    async def write(response: Any) -> None:
-        context.written.append(response)
-        if len(context.written) == 1:
+    async def write(message: bytes) -> None:
+        call.written.append(pb.ModelStreamInferResponse.FromString(message))
+        if len(call.written) == 1:
             twin.finish(1)
 
-    context.write = write
+    call.write = write
     unread = UnreadAnswers(1 << 20)
-    stream = stream_of(context, reads_of(3), twin, unread=unread)
+    stream = stream_of(call, reads_of(3), twin, unread=unread)
     running = asyncio.create_task(stream.run())
     await twin.wait_for_calls(3)
     twin.finish(0)
@@ -309,7 +310,7 @@ async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other
     twin.finish(2)
     await running
 
-    assert ["0", "1", "2"] == ids(context.written)
+    assert ["0", "1", "2"] == ids(call.written)
     assert unread.taken == 0
 
 
@@ -345,14 +346,14 @@ async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
     assert threading.get_ident() not in readers
 
 
-class ContextTwin:
+class CallTwin:
     """What a stream needs of its call."""
 
     def __init__(self) -> None:
         self.written: list[Any] = []
 
-    async def write(self, response: Any) -> None:
-        self.written.append(response)
+    async def write(self, message: bytes) -> None:
+        self.written.append(pb.ModelStreamInferResponse.FromString(message))
 
 
 def reads_of(count: int) -> Callable[[], Awaitable[Any]]:
@@ -361,13 +362,13 @@ def reads_of(count: int) -> Callable[[], Awaitable[Any]]:
 
     async def read() -> Any:
         number = next(numbers, None)
-        return END_OF_REQUESTS if number is None else request(number)
+        return None if number is None else request(number)
 
     return read
 
 
 def stream_of(
-    context: ContextTwin,
+    call: CallTwin,
     read: Any,
     twin: Any,
     *,
@@ -375,7 +376,7 @@ def stream_of(
     unread: UnreadAnswers = NO_BOUND,
 ) -> InferStream:
     return InferStream(
-        context,
+        call.write,
         read,
         lambda call, _on_open: twin.submit(call),
         NO_METADATA,

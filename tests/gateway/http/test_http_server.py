@@ -15,9 +15,9 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
+from gateway.ports.seats import Share
 from gateway.rest.reply import send_bytes
 from gateway.settings import GatewaySettings, HttpParser
 
@@ -257,7 +257,7 @@ async def test_what_an_application_does_not_read_is_not_taken(monkeypatch: pytes
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that have little patience with heads and bodies."""
-    monkeypatch.setattr("gateway.http.server.CHECK_S", 0.02)
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
     for name in ("gateway.http.server.HEAD_S", "gateway.http.connection.HEAD_S", "gateway.http.connection.PATIENCE_S"):
         monkeypatch.setattr(name, 0.1)
 
@@ -336,7 +336,7 @@ async def test_a_connection_that_cannot_be_accepted_is_accepted_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For want of descriptors: no loop spins, and the log says so once."""
-    monkeypatch.setattr("gateway.http.server.ACCEPT_PAUSE_S", 0.05)
+    monkeypatch.setattr("gateway.ports.serving.ACCEPT_PAUSE_S", 0.05)
     loop = asyncio.get_running_loop()
     accept = loop.sock_accept
     attempts = 0

@@ -12,9 +12,9 @@ from typing import Any, get_args
 import pytest
 
 from gateway.http.llhttp_request import HEADERS_MAX
-from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
+from gateway.ports.seats import Share
 from gateway.rest.reply import send_bytes
 from gateway.settings import HttpParser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.seats import SETTLED_S, Seat, Share, client_of
+from gateway.ports.seats import SETTLED_S, Seat, Share, client_of
 
 PATIENCE_S = 30.0
 LATER = 2 * SETTLED_S

@@ -1,0 +1,81 @@
+"""Serves calls by the methods of servicers: finds the method, refuses who may not call it, decodes and encodes.
+
+Every MeshError, also of a malformed message, ends its call with the error's status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from google.protobuf import message_factory
+
+from gateway.access.restrictions import Restriction
+from gateway.grpc.errors import status_of
+from gateway.grpc.intake import Intake
+from gateway.grpc.restricted import refuse_restricted
+from gateway.grpc.wire.rpc import Rpc
+from shared.contract.errors import Code, MeshError, RequestError
+from shared.process import logs
+
+Method = Callable[[Rpc], Awaitable[None]]
+
+
+class Rpcs:
+    """The methods that a port serves, by path.
+
+    Of the client's messages, a method that takes one gets it decoded, and the call; one that takes a stream gets the
+    call alone. It returns its answer, or, of a method that answers with a stream, writes its answers to the call.
+
+    restrictions  what closes parts of the protocol, by category
+    """
+
+    def __init__(self, intake: Intake, restrictions: Mapping[str, Restriction]) -> None:
+        self._intake = intake
+        self._restrictions = restrictions
+        self._methods: dict[str, Method] = {}
+
+    def add(self, service: Any, servicer: Any) -> None:
+        """Serves every rpc of a service by the servicer's method of the same name. service: protobuf's descriptor"""
+        for method in service.methods:
+            work: Callable[..., Awaitable[Any]] = getattr(servicer, method.name)
+            if not method.client_streaming:
+                work = self._with_message(work, message_factory.GetMessageClass(method.input_type))
+            if not method.server_streaming:
+                work = with_answer(work)
+            self._methods[f"/{service.full_name}/{method.name}"] = work
+
+    async def serve(self, rpc: Rpc) -> None:
+        """Serves a call to its end."""
+        try:
+            refuse_restricted(rpc.opening, self._restrictions)
+            method = self._methods.get(rpc.opening.path)
+            if method is None:
+                raise RequestError("Method not found!", Code.UNSUPPORTED)
+            await method(rpc)
+            rpc.end()
+        except MeshError as error:
+            # Released, and not kept by this frame: its own frames would keep the request.
+            rpc.end(*status_of(error.released()))
+        except Exception as error:  # noqa: BLE001  of this call alone
+            logs.error("grpc call failed unexpectedly", error, path=rpc.opening.path)
+            failure = MeshError(f"internal error in the gateway: {type(error).__name__}", Code.INTERNAL)
+            rpc.end(*status_of(failure))
+
+    def _with_message(self, work: Callable[[Any, Rpc], Awaitable[Any]], kind: Any) -> Callable[[Rpc], Awaitable[Any]]:
+        """Reads the call's message, then calls `work`. kind: the message's class"""
+
+        async def read_and_work(rpc: Rpc) -> Any:
+            return await work(await self._intake.only_message(rpc, kind), rpc)
+
+        return read_and_work
+
+
+def with_answer(work: Callable[[Rpc], Awaitable[Any]]) -> Method:
+    """Calls `work`, then writes the message that it returns."""
+
+    async def work_and_answer(rpc: Rpc) -> None:
+        # In one expression, so that nothing keeps the answer while its bytes wait for the client.
+        await rpc.write((await work(rpc)).SerializeToString())
+
+    return work_and_answer

@@ -1,0 +1,515 @@
+"""One client's HTTP/2 connection: its calls, who may send how much, and how it ends.
+
+The protocol itself is h2's, a state machine without input and output (`gateway.grpc.wire.http2`). Here are the
+transport, the calls, and the order in which they send: what is ready in one turn of the event loop leaves in one write.
+
+Receiving. A call receives no more than WINDOW_BYTES before its server asks for a message; then it receives all of that
+message. Calls do not share a window, so none of them keeps the others waiting.
+
+Sending. What a window or a full transport holds back waits at its call; the calls take turns. While the transport is
+full, nothing is read either, so a client that reads nothing cannot have answers to its pings pile up.
+
+Ending. A client is told first: the frame GOAWAY says that the connection takes no new call, and clients open another
+one without a word to their callers. What was on its way is still served. HEARD_S later a second frame names the last
+call that is served, later ones are refused so that clients repeat them elsewhere, and the connection ends with its last
+call.
+
+Source: RFC 9113, above all sections 5.2, 6.8 and 10.5; gRPC over HTTP/2 (doc/PROTOCOL-HTTP2.md of grpc).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    PingReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import FlowControlError, FrameTooLargeError, ProtocolError, StreamClosedError
+from hyperframe.frame import GoAwayFrame
+
+from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
+from gateway.grpc.wire.http2 import WINDOW_BYTES, Http2
+from gateway.grpc.wire.messages import ENCODINGS, IDENTITY
+from gateway.grpc.wire.opening import BEGIN, Headers, NoRpcError, Opening, read_opening
+from gateway.grpc.wire.pings import PingRules, Pings
+from gateway.grpc.wire.rpc import Rpc
+from gateway.ports.seats import Seat
+from shared.contract.errors import UnavailableError
+from shared.process import logs
+
+CONNECTION_WINDOW_BYTES = (1 << 31) - 1
+"""The largest there is: the windows of the calls bound what is received."""
+HEARD_S = 0.5
+"""How long a client is served as before after it was told to leave."""
+LINGER_S = 2.0
+"""How long the client of a connection that has ended may take to close it. What it sends meanwhile is dropped."""
+SLICE_BYTES = 16 << 10
+TURN_S = 0.01
+"""A client whose bytes take longer than this waits for its next turn of the event loop after each SLICE_BYTES."""
+WRITE_BYTES = 128 << 10
+"""So much is handed to the transport at once, which then says whether it is full."""
+AGE_SPREAD = 0.1
+"""Connections that were opened together do not reach their age together: they vary by this part of it."""
+NEWEST = (1 << 31) - 1
+"""Stands for the last call in a GOAWAY that refuses none."""
+
+Serve = Callable[[Rpc], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class RpcLimit:
+    """The open calls of a port, and their bound."""
+
+    most: int
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRules:
+    """What holds for the connections of a port.
+
+    message_bytes_max  largest message as it comes
+    idle_s             how long a connection without a call stays open
+    age_s, grace_s     age at which a connection is to end, and how long its calls may take then; 0: any
+    """
+
+    pings: PingRules
+    message_bytes_max: int
+    idle_s: float
+    age_s: float = 0.0
+    grace_s: float = 0.0
+
+
+class GrpcConnection(asyncio.Protocol):
+    """One connection. `serve` serves a call to its end."""
+
+    def __init__(self, serve: Serve, seat: Seat, rules: ConnectionRules, limit: RpcLimit) -> None:
+        self._serve = serve
+        self._seat = seat
+        self._rules = rules
+        self._limit = limit
+        self.loop = asyncio.get_running_loop()
+        self._now = self.loop.time
+        self._http2 = Http2()
+        self._pings = Pings(rules.pings, self._now())
+        self._transport: asyncio.Transport
+        self.rpcs: dict[int, Rpc] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[Rpc, None] = {}
+        """Calls whose answers cannot be sent yet, in the order of their turns."""
+        self._hears: dict[type[Event], Callable[[Any], None]] = {
+            RequestReceived: self._begins,
+            DataReceived: self._came,
+            StreamEnded: self._half_closed,
+            StreamReset: self._left,
+            WindowUpdated: self._may_send,
+            RemoteSettingsChanged: self._may_send,
+            PingReceived: self._pinged,
+            ConnectionTerminated: self._leaves,
+        }
+        self._known: tuple[Headers, Opening] | None = None
+        self._rest = b""
+        self._unwritten = 0
+        self._is_flushing = self._is_full = self._has_begun = self._is_seen_off = False
+        self._last = 0
+        self._told_at: float | None = None
+        self._end_at: float | None = None
+        spread = random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
+        self._old_at = self._now() + rules.age_s * spread if rules.age_s else None
+        self._lost = asyncio.Event()
+        self.peer = ""
+
+    # -- what the transport calls -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.peer = peer_text(transport.get_extra_info("peername"))
+        self._http2.initiate_connection()
+        self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        began = self._now()
+        if self._end_at is not None:
+            return
+        self._pings.heard(began)
+        for begin in range(0, len(data), SLICE_BYTES):
+            self._receive(data[begin : begin + SLICE_BYTES])
+            end = begin + SLICE_BYTES
+            if end < len(data) and self._end_at is None and self._now() - began > TURN_S:
+                self._rest = data[end:]
+                self._look_whether_to_read()
+                self.loop.call_soon(self._go_on)
+                return
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self._look_whether_to_read()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._look_whether_to_read()
+        self._send_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._end_at = self._now()
+        self._rest = b""
+        for rpc in list(self.rpcs.values()):
+            self._gone(rpc)
+        self._lost.set()
+
+    # -- what the server calls ----------------------------------------------------------------------------------------
+
+    @property
+    def protocol(self) -> asyncio.Protocol:
+        return self
+
+    async def run(self, transport: asyncio.Transport) -> None:
+        """Serves the connection, which is open now. Returns when it is closed and its calls are not served any more."""
+        try:
+            await self._lost.wait()
+        finally:
+            transport.abort()
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def check(self, now: float, left_at: float | None) -> None:
+        """Ends the connection, or calls of it, when their time is over."""
+        del left_at
+        if (self._end_at is not None and now >= self._end_at) or self._pings.is_dead(now):
+            self._transport.abort()
+            return
+        if self._seat.is_waiting and now >= self._seat.until:
+            if self._has_begun:
+                self.leave()
+            else:
+                self._transport.abort()
+        if self._old_at is not None and now >= self._old_at:
+            self.leave()
+            if self._rules.grace_s and now >= self._old_at + self._rules.grace_s:
+                self._transport.abort()
+        if self._told_at is not None and now >= self._told_at + HEARD_S:
+            self.see_off()
+        if self._pings.is_due(now, has_rpcs=bool(self.rpcs)):
+            self._http2.ping(b"keptlive")
+            self._flush()
+        for rpc in self.rpcs.values():
+            if rpc.is_awaited and now > rpc.since + PATIENCE_S + rpc.messages.held / SLOWEST_BYTES_S:
+                rpc.fail(UnavailableError("the message does not come: try again"))
+
+    def leave(self) -> None:
+        """Tells the client that the connection takes no new call, and goes on serving it."""
+        if self._told_at is None and self._end_at is None:
+            self._told_at = self._now()
+            self._go_away(NEWEST)
+
+    def see_off(self) -> None:
+        """Refuses calls that come from now on. The connection ends with its last call."""
+        if self._is_seen_off or self._end_at is not None:
+            return
+        self._is_seen_off = True
+        self._go_away(self._last)
+        if not self.rpcs:
+            self._close()
+
+    def crowd_out(self) -> None:
+        """Ends the connection: another one gets its seat."""
+        self._go_away(self._last)
+        self._close()
+
+    def give_up_largest(self) -> int:
+        """Ends the call that keeps the largest part of a message that is on its way. Returns how large that is."""
+        rpc = max(self.rpcs.values(), key=lambda rpc: rpc.messages.held, default=None)
+        if rpc is None:
+            return 0
+        size = rpc.messages.held
+        rpc.fail(UnavailableError("the gateway has no memory for the message, which was on its way: try again later"))
+        return size
+
+    @property
+    def held_bytes(self) -> int:
+        """The largest part of a message that is on its way."""
+        return max([rpc.messages.held for rpc in self.rpcs.values()], default=0)
+
+    # -- what calls ask for -------------------------------------------------------------------------------------------
+
+    def credit(self, rpc: Rpc) -> None:
+        if rpc.uncredited and (rpc.messages.held or rpc.uncredited > WINDOW_BYTES // 4) and rpc.is_reading:
+            self._http2.acknowledge_received_data(rpc.uncredited, rpc.number)
+            rpc.uncredited = 0
+            self._flush_soon()
+
+    def put(self, rpc: Rpc, data: bytes) -> None:
+        try:
+            if not rpc.has_begun:
+                rpc.has_begun = True
+                encoding = [] if rpc.encoding == IDENTITY else [(b"grpc-encoding", rpc.encoding.encode())]
+                self._http2.send_headers(rpc.number, [*BEGIN, *encoding])
+            if not (self._is_full or rpc.unsent):
+                self._http2.send_data(rpc.number, data)
+                self._wrote(len(data))
+                return
+        except (FlowControlError, FrameTooLargeError):
+            pass  # it waits, and goes in parts
+        except StreamClosedError:
+            self._gone(rpc)
+            return
+        rpc.unsent.append(memoryview(data))
+        self._waiting[rpc] = None
+        self._send_waiting()
+
+    def finish(self, rpc: Rpc) -> None:
+        if rpc.unsent or rpc.last_headers is None:
+            return
+        head = rpc.last_headers if rpc.has_begun else [*BEGIN[:2], *rpc.last_headers]
+        try:
+            self._http2.send_headers(rpc.number, head, end_stream=True)
+            if not rpc.is_half_closed:
+                # The client need not send the rest of what it has to say.
+                self._http2.reset_stream(rpc.number, ErrorCodes.NO_ERROR)
+        except StreamClosedError:
+            self._gone(rpc)
+            return
+        self._wrote(0)
+        self._forget(rpc)
+
+    def cut(self) -> None:
+        self._transport.abort()
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            events = self._http2.receive_data(data)
+        except ProtocolError:
+            # h2 has told the client why.
+            self._flush()
+            self._close()
+            return
+        for event in events:
+            if (hear := self._hears.get(type(event))) is not None:
+                hear(event)
+        self._flush_soon()
+
+    def _go_on(self) -> None:
+        data, self._rest = self._rest, b""
+        self._look_whether_to_read()
+        self.data_received(data)
+
+    def _look_whether_to_read(self) -> None:
+        if self._is_full or self._rest:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _begins(self, event: RequestReceived) -> None:
+        if self._is_seen_off:
+            self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        self._last = event.stream_id
+        headers = cast("Headers", event.headers)
+        try:
+            if self._known is None or self._known[0] != headers:
+                self._known = headers, read_opening(headers)
+        except NoRpcError as error:
+            self._answer(event.stream_id, error)
+            return
+        opening = self._known[1]
+        until = None if opening.timeout_s is None else self._now() + opening.timeout_s
+        rpc = Rpc(self, event.stream_id, opening, self._rules.message_bytes_max, until)
+        if not self.rpcs:
+            self._seat.work()
+        self.rpcs[rpc.number] = rpc
+        self._limit.open += 1
+        if self._limit.open > self._limit.most:
+            rpc.end(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+        elif opening.encoding not in ENCODINGS:
+            accepted = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
+            rpc.end(UNIMPLEMENTED, f"Compression algorithm '{opening.encoding}' is not supported", accepted)
+        else:
+            rpc.task = self.loop.create_task(self._serve(rpc))
+            self._tasks.add(rpc.task)
+            rpc.task.add_done_callback(partial(self._served, rpc))
+            if opening.timeout_s is not None:
+                rpc.expiry = self.loop.call_later(opening.timeout_s, self._expire, rpc)
+
+    def _answer(self, number: int, error: NoRpcError) -> None:
+        status = str(error.status.value).encode()
+        try:
+            self._http2.send_headers(number, [(b":status", status), (b"content-length", b"0")], end_stream=True)
+        except StreamClosedError:
+            return
+        self._flush_soon()
+
+    def _came(self, event: DataReceived) -> None:
+        rpc = self.rpcs.get(event.stream_id)
+        if rpc is None:
+            self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            return
+        rpc.uncredited += event.flow_controlled_length
+        rpc.came(event.data)
+        self.credit(rpc)
+
+    def _half_closed(self, event: StreamEnded) -> None:
+        if (rpc := self.rpcs.get(event.stream_id)) is not None:
+            rpc.half_closed()
+
+    def _left(self, event: StreamReset) -> None:
+        if (rpc := self.rpcs.get(event.stream_id)) is not None:
+            self._gone(rpc)
+
+    def _pinged(self, _event: PingReceived) -> None:
+        if self._pings.are_too_many(self._now(), has_rpcs=bool(self.rpcs)):
+            self._go_away(self._last, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+            self._close()
+
+    def _may_send(self, event: WindowUpdated | RemoteSettingsChanged) -> None:
+        if not self._has_begun and isinstance(event, RemoteSettingsChanged):
+            self._has_begun = True
+            if self._seat.is_waiting:
+                self._seat.wait(self._now(), self._rules.idle_s)
+        self._send_waiting()
+
+    def _leaves(self, _event: ConnectionTerminated) -> None:
+        self.see_off()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def _send_waiting(self) -> None:
+        """Sends what windows and transport take now, of one call after the other."""
+        for rpc in list(self._waiting):
+            if self._is_full:
+                return
+            del self._waiting[rpc]
+            try:
+                self._send_some(rpc)
+            except StreamClosedError:
+                self._gone(rpc)
+            if rpc.unsent:
+                self._waiting[rpc] = None
+            elif not rpc.is_over:
+                rpc.sent()
+                self.finish(rpc)
+
+    def _send_some(self, rpc: Rpc) -> None:
+        unsent = rpc.unsent
+        while unsent and not self._is_full:
+            window = self._http2.local_flow_control_window(rpc.number)
+            size = min(window, self._http2.max_outbound_frame_size, len(unsent[0]))
+            if size <= 0:
+                return
+            self._http2.send_data(rpc.number, bytes(unsent[0][:size]))
+            if size == len(unsent[0]):
+                unsent.popleft()
+            else:
+                unsent[0] = unsent[0][size:]
+            self._wrote(size)
+
+    def _wrote(self, size: int) -> None:
+        self._pings.wrote()
+        self._unwritten += size
+        if self._unwritten > WRITE_BYTES:
+            self._flush()
+        else:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        self._unwritten = 0
+        data = self._http2.data_to_send()
+        if data and self._end_at is None:
+            self._transport.write(data)
+
+    def _go_away(self, last: int, code: ErrorCodes = ErrorCodes.NO_ERROR, why: bytes = b"") -> None:
+        self._flush()
+        if self._end_at is None:
+            frame = GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=why)
+            self._transport.write(frame.serialize())
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _expire(self, rpc: Rpc) -> None:
+        """The caller waits no longer."""
+        self._break(rpc, DEADLINE_EXCEEDED, "Deadline Exceeded")
+        if rpc.task is not None:
+            rpc.task.cancel()
+
+    def _break(self, rpc: Rpc, code: int, text: str) -> None:
+        """Ends a call that is not served to its end."""
+        if rpc.unsent and not rpc.is_over:
+            # A part of a message may be sent, behind which no status can follow.
+            self._http2.reset_stream(rpc.number, ErrorCodes.CANCEL)
+            self._flush_soon()
+            self._forget(rpc)
+        rpc.end(code, text)
+
+    def _served(self, rpc: Rpc, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logs.error("grpc call failed unexpectedly", error)
+        if task.cancelled():
+            self._break(rpc, CANCELLED, "the call was cancelled")
+
+    def _gone(self, rpc: Rpc) -> None:
+        """The client has left the call."""
+        self._forget(rpc)
+        if rpc.task is not None:
+            rpc.task.cancel()
+
+    def _forget(self, rpc: Rpc) -> None:
+        if self.rpcs.pop(rpc.number, None) is None:
+            return
+        self._waiting.pop(rpc, None)
+        self._limit.open -= 1
+        rpc.over()
+        if not self.rpcs:
+            self._seat.wait(self._now(), self._rules.idle_s)
+            if self._is_seen_off:
+                self._close()
+
+    def _close(self) -> None:
+        """Ends the connection. Bytes that the client is sending are dropped for a while: otherwise the system would
+        reset the connection, and the client would lose what it was told last."""
+        if self._end_at is not None:
+            return
+        self._flush()
+        self._end_at = self._now() + LINGER_S
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+
+CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 1, 4, 8, 12
+"""Statuses of gRPC with which a connection ends calls itself."""
+
+
+def peer_text(address: tuple[Any, ...]) -> str:
+    """A client's address, as gRPC writes it: `ipv4:127.0.0.1:50000` or `ipv6:[::1]:50000`."""
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

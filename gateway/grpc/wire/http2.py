@@ -1,0 +1,80 @@
+"""The protocol of a connection: h2's state machine, which reads and writes bytes and frames, but has no transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, Event
+from h2.exceptions import FrameTooLargeError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import Frame, GoAwayFrame
+
+WINDOW_BYTES = 256 << 10
+"""How much of a call is received before it is read. With 64 KiB, requests of that size take 1.5 times as long."""
+STREAMS_MAX = (1 << 31) - 1
+"""The calls of all connections together are bounded (`gateway.grpc.wire.connection.RpcLimit`)."""
+SWEEP_AT_LEAST = 16
+SIZE_BYTES = 3
+"""With which each frame begins."""
+HEADER_FRAMES_MAX = 8
+"""Frames in which the headers of one call may come: twice as many as the largest headers need."""
+
+# h2 makes the text of each frame that it reads, for a log that nobody keeps: a sixth of what reading a frame takes.
+Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
+
+
+class Http2(H2Connection):
+    """h2's server side of a connection. It differs from h2's own where each method says so."""
+
+    MAX_CLOSED_STREAMS = 1 << 12
+    """Of h2's 65,536 streams that it remembers to have been closed, each takes 150 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                normalize_inbound_headers=False,
+                normalize_outbound_headers=False,
+                validate_outbound_headers=False,
+            )
+        )
+        mine = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
+            SettingCodes.MAX_HEADER_LIST_SIZE: self.DEFAULT_MAX_HEADER_LIST_SIZE,
+            SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+        }
+        self.local_settings = Settings(client=False, initial_values=mine)
+        self._sweep_at = SWEEP_AT_LEAST
+
+    def receive_data(self, data: Any) -> list[Event]:
+        """What the bytes say. Raises ProtocolError.
+
+        h2 looks at a frame's size when all of it has come, at the size of headers too. Here a frame that is too large
+        is refused before a client can fill the memory with it.
+        """
+        events = super().receive_data(data)
+        buffer: Any = self.incoming_buffer
+        size = int.from_bytes(buffer._data[:SIZE_BYTES])  # noqa: SLF001
+        if size > self.max_inbound_frame_size or len(buffer._headers_buffer) > HEADER_FRAMES_MAX:  # noqa: SLF001
+            self._terminate_connection(ErrorCodes.FRAME_SIZE_ERROR)
+            raise FrameTooLargeError("the frame is too large")
+        return events
+
+    @property
+    def open_inbound_streams(self) -> int:
+        """How many streams are open, or were not long ago.
+
+        h2 asks with each stream that begins, and then looks at all of them. Here it looks when they have doubled.
+        """
+        if len(self.streams) >= self._sweep_at:
+            self._sweep_at = SWEEP_AT_LEAST + 2 * super().open_inbound_streams
+        return len(self.streams)
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Any], list[Event]]:
+        """A client that leaves still gets the answers to what it has asked. For h2 the connection would be closed."""
+        del frame
+        return [], [ConnectionTerminated()]

@@ -1,0 +1,397 @@
+"""A connection, frame by frame: what is received and sent, what is refused, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from h2.errors import ErrorCodes
+from hyperframe.frame import ContinuationFrame, GoAwayFrame, HeadersFrame, PingFrame
+
+from gateway.grpc.pb import pb
+from gateway.grpc.server import GrpcServer, serve_grpc
+from gateway.grpc.servicer import InferenceServicer
+from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
+from gateway.settings import GatewaySettings
+from tests.gateway.grpc.test_stream import request
+from tests.gateway.grpc.wire.peer import INFER, LIVE, SOON_S, STREAM, Peer, peer_of
+
+Serving = Callable[..., contextlib.AbstractAsyncContextManager[GrpcServer]]
+NEWEST = (1 << 31) - 1
+FLOOD = 2_000
+UNFINISHED_BYTES_MAX = 4 << 20
+"""Of h2 alone, a connection may keep 16 MiB."""
+PINGS_MAX_BYTES = 64 << 20
+"""More than the system buffers in both directions."""
+
+
+@pytest.fixture
+def serving(
+    make_servicer: Callable[..., InferenceServicer], grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
+) -> Serving:
+    """Serves the twins, with settings that differ from the default, and looks after connections often."""
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
+
+    @contextlib.asynccontextmanager
+    async def serve(*, connections_max: int = 100, **changes: Any) -> AsyncGenerator[GrpcServer]:
+        settings = replace(grpc_settings, **changes)
+        server = await serve_grpc(make_servicer(settings), settings, connections_max=connections_max)
+        try:
+            yield server
+        finally:
+            await server.stop(0)
+
+    return serve
+
+
+@pytest.fixture
+async def peer(rpc_server: GrpcServer) -> AsyncIterator[Peer]:
+    async with peer_of(rpc_server.port) as peer:
+        yield peer
+
+
+def sized(size: int, number: int = 0) -> bytes:
+    made = request(number)
+    made.inputs[0].datatype, made.inputs[0].shape[:] = "UINT8", [size]
+    made.raw_input_contents[0] = bytes(size)
+    return made.SerializeToString()
+
+
+async def is_served(peer: Peer) -> bool:
+    number = peer.call(LIVE)
+    peer.say(number, b"")
+    return await peer.status(number) == ("0", "")
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_path_that_is_not_served_is_unimplemented(peer: Peer) -> None:
+    number = peer.call("/inference.GRPCInferenceService/Nothing")
+    peer.say(number, b"")
+
+    assert await peer.status(number) == ("12", "Method not found!")
+    assert await is_served(peer)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "status"), [({"content_type": "application/json"}, "415"), ({":method": "GET"}, "405")]
+)
+async def test_what_is_no_grpc_gets_a_status_of_http(peer: Peer, replaced: dict[str, Any], status: str) -> None:
+    number = peer.call(LIVE, end=True, **replaced)
+    await peer.until(lambda: number in peer.ended)
+
+    assert peer.headers[number][":status"] == status
+    assert await is_served(peer)
+
+
+async def test_an_encoding_that_is_not_known_is_refused_and_those_that_are_named(peer: Peer) -> None:
+    number = peer.call(INFER, grpc_encoding="zstd")
+    peer.say(number, b"")
+
+    code, text = await peer.status(number)
+    assert (code, "zstd" in text) == ("12", True)
+    assert peer.headers[number]["grpc-accept-encoding"] == "identity,deflate,gzip"
+
+
+async def test_a_call_ends_when_its_caller_waits_no_longer(peer: Peer, twin: Any) -> None:
+    twin.respond = twin.hold
+    number = peer.call(INFER, grpc_timeout="50m")
+    peer.say(number, sized(4))
+
+    assert await peer.status(number) == ("4", "Deadline Exceeded")
+    await peer.until(twin.futures[0].cancelled)
+
+
+async def test_a_call_that_its_client_resets_is_cancelled_alone(peer: Peer, twin: Any) -> None:
+    twin.respond = twin.hold
+    left, kept = peer.call(INFER), peer.call(INFER)
+    for number in (left, kept):
+        peer.say(number, sized(4, number))
+    await twin.wait_for_calls(2)
+
+    peer.h2.reset_stream(left, ErrorCodes.CANCEL)
+    peer.flush()
+    await asyncio.wait([twin.futures[0]], timeout=SOON_S)
+
+    assert twin.futures[0].cancelled()
+    twin.finish(1)
+    assert (await peer.status(kept))[0] == "0"
+
+
+async def test_a_call_that_is_answered_early_need_not_be_sent_to_its_end(peer: Peer) -> None:
+    number = peer.call("/nothing/Nothing")
+
+    assert (await peer.status(number))[0] == "12"
+    await peer.until(lambda: number in peer.reset)
+    assert peer.reset[number] == ErrorCodes.NO_ERROR
+    assert await is_served(peer)
+
+
+# -- flow -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_waits_for_its_client_and_others_pass_it(peer: Peer) -> None:
+    """Of a call's window, and of a frame's size: the large answer comes in parts, and whole."""
+    peer.credits = False
+    peer.h2.increment_flow_control_window(1 << 20)
+    large, size = peer.call(INFER), 200_000
+    for begin in range(0, len(whole := prefix(sized(size))), 16_000):
+        peer.h2.send_data(large, whole[begin : begin + 16_000], end_stream=begin + 16_000 >= len(whole))
+        peer.flush()
+        await peer.until(lambda: peer.h2.local_flow_control_window(large) >= 16_000)
+    await peer.until(lambda: len(peer.data.get(large, b"")) == 65_535)
+
+    assert await is_served(peer)
+    assert len(peer.data[large]) == 65_535
+    peer.h2.increment_flow_control_window(1 << 20, large)
+    peer.flush()
+
+    assert (await peer.status(large))[0] == "0"
+    answer = pb.ModelInferResponse.FromString(peer.data[large][5:])
+    assert answer.raw_output_contents[0] == bytes(size)
+
+
+def prefix(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4) + message
+
+
+async def test_no_more_than_a_window_is_received_of_a_stream_that_is_not_read(peer: Peer, twin: Any) -> None:
+    twin.respond = twin.hold
+    number, message = peer.call(STREAM), prefix(sized(10_000))
+    await peer.until(lambda: peer.h2.local_flow_control_window(number) == WINDOW_BYTES)
+    sent = 0
+    while peer.h2.local_flow_control_window(number) >= len(message):
+        peer.h2.send_data(number, message)
+        peer.flush()
+        sent += 1
+        await asyncio.sleep(0)
+    await twin.wait_for_calls(8)
+
+    assert sent * len(message) <= WINDOW_BYTES + (8 + 1) * len(message)
+    for answered in range(sent):
+        await twin.wait_for_calls(min(sent, answered + 8))
+        twin.finish(answered)
+    await peer.until(lambda: peer.data.get(number, b"").count(b"OUTPUT0") == sent)
+
+
+async def test_a_client_that_reads_nothing_is_not_read_either(serving: Serving) -> None:
+    """Else the answers to its pings would pile up."""
+    pings = 1000 * PingFrame(0, opaque_data=b"12345678").serialize()
+    loop = asyncio.get_running_loop()
+    async with serving(grpc_http2_max_ping_strikes=0) as server, peer_of(server.port) as peer:
+        with socket.create_connection(("127.0.0.1", server.port)) as deaf:
+            deaf.setblocking(False)
+            await loop.sock_sendall(deaf, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                while sent < PINGS_MAX_BYTES:
+                    async with asyncio.timeout(2):
+                        await loop.sock_sendall(deaf, pings)
+                    sent += len(pings)
+
+            assert sent < PINGS_MAX_BYTES
+            assert await is_served(peer)
+
+
+# -- floods -----------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_that_are_reset_at_once_keep_nobody_out_and_leave_nothing(serving: Serving, twin: Any) -> None:
+    """The rapid reset of CVE-2023-44487."""
+    async with serving() as server, peer_of(server.port) as flooding, peer_of(server.port) as other:
+        for count in range(FLOOD):
+            number = flooding.call(INFER)
+            flooding.h2.reset_stream(number, ErrorCodes.CANCEL)
+            flooding.flush()
+            if not count % 200:
+                await flooding.writer.drain()
+                assert await is_served(other)
+        assert await is_served(flooding)
+        assert twin.calls == []
+        await other.until(lambda: server.open_rpcs == 0)
+
+
+async def test_a_client_that_pings_without_end_is_told_to_calm_down(serving: Serving) -> None:
+    async with serving() as server, peer_of(server.port) as peer:
+        for _ in range(10):
+            peer.h2.ping(b"12345678")
+        peer.flush()
+        await peer.until(lambda: peer.closed)
+
+    assert peer.h2.goaways == [(0, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)) + bytes((0, 0, 0, 0, 0, 0, 0, 0, 9)),
+    ],
+    ids=["http/1.1", "garbage", "data before a call"],
+)
+async def test_what_is_no_http_2_loses_its_connection_alone(rpc_server: GrpcServer, peer: Peer, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", rpc_server.port)
+    writer.write(sent)
+    async with asyncio.timeout(SOON_S):
+        while await reader.read(1000):
+            pass
+    writer.close()
+
+    assert await is_served(peer)
+
+
+@pytest.mark.parametrize(
+    ("begin", "part"),
+    [
+        pytest.param(bytes((255, 255, 255, 0, 0, 0, 0, 0, 1)), bytes(16_000), id="one large frame"),
+        pytest.param(  # CVE-2024-27316
+            HeadersFrame(1, data=bytes(10)).serialize(),
+            ContinuationFrame(1, data=bytes(16_000)).serialize(),
+            id="headers without end",
+        ),
+    ],
+)
+async def test_what_is_never_whole_loses_its_connection_before_it_fills_the_memory(
+    rpc_server: GrpcServer, peer: Peer, begin: bytes, part: bytes
+) -> None:
+    sent = 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", rpc_server.port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    writer.write(begin)
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(SOON_S):
+            while not reader.at_eof():
+                writer.write(part)
+                sent += len(part)
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1 << 16), 0.01)
+    writer.close()
+
+    assert sent < UNFINISHED_BYTES_MAX
+    assert await is_served(peer)
+
+
+def test_the_protocol_forgets_calls_that_have_ended() -> None:
+    """And looks for them not at each call, or many open calls would make each further one dear."""
+    client, server = Peer().h2, Http2()
+    client.initiate_connection()
+    server.initiate_connection()
+    for _ in range(1000):
+        number = client.get_next_available_stream_id()
+        headers = [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "x")]
+        client.send_headers(number, headers, end_stream=True)
+        server.receive_data(client.data_to_send())
+        server.send_headers(number, [(b":status", b"200")], end_stream=True)
+        client.receive_data(server.data_to_send())
+
+    assert len(server.streams) <= SWEEP_AT_LEAST
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_ends_at_its_age(serving: Serving, twin: Any) -> None:
+    """Its client is told, and what it has asked before is answered."""
+    twin.respond = twin.hold
+    async with serving(grpc_max_connection_age=100) as server, peer_of(server.port) as peer:
+        number = peer.call(INFER)
+        peer.say(number, sized(4))
+        await twin.wait_for_calls(1)
+        await peer.until(lambda: len(peer.h2.goaways) == 2)
+        late = peer.call(LIVE)
+        await peer.until(lambda: late in peer.reset)
+        twin.finish(0)
+
+        assert (await peer.status(number))[0] == "0"
+        await peer.until(lambda: peer.closed)
+
+    assert peer.reset[late] == ErrorCodes.REFUSED_STREAM, "which clients repeat elsewhere"
+    assert peer.h2.goaways == [(NEWEST, 0, b""), (number, 0, b"")]
+
+
+async def test_the_calls_of_an_old_connection_have_a_grace(serving: Serving, twin: Any) -> None:
+    twin.respond = twin.hold
+    settings = {"grpc_max_connection_age": 50, "grpc_max_connection_age_grace": 100}
+    async with serving(**settings) as server, peer_of(server.port) as peer:
+        peer.say(peer.call(INFER), sized(4))
+        await twin.wait_for_calls(1)
+        await peer.until(lambda: peer.closed)
+        await asyncio.wait(twin.futures, timeout=SOON_S)
+
+        assert twin.futures[0].cancelled()
+
+
+async def test_an_idle_connection_ends(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.grpc.server.IDLE_S", 0.2)
+    async with serving() as server, peer_of(server.port) as peer:
+        assert await is_served(peer)
+        await peer.until(lambda: peer.closed)
+
+    assert [last for last, _, _ in peer.h2.goaways] == [NEWEST, 1]
+
+
+async def test_a_connection_that_does_not_begin_ends(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.grpc.server.FIRST_S", 0.1)
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(SOON_S):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1000):
+                    pass
+        writer.close()
+
+
+async def test_a_quiet_connection_is_pinged_and_a_dead_one_loses_its_calls(serving: Serving, twin: Any) -> None:
+    twin.respond = twin.hold
+    settings = {"grpc_keepalive_time": 50, "grpc_keepalive_timeout": 100}
+    async with serving(**settings) as server, peer_of(server.port) as alive, peer_of(server.port) as dead:
+        alive.say(alive.call(INFER), sized(4))
+        await twin.wait_for_calls(1)
+        dead.say(dead.call(INFER), sized(4))
+        await twin.wait_for_calls(2)
+        dead.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.wait([twin.futures[1]], timeout=SOON_S)
+
+        assert [False, True] == [future.cancelled() for future in twin.futures]
+        twin.finish(0)
+
+
+async def test_a_client_that_takes_its_leave_gets_what_it_has_asked_for(peer: Peer, twin: Any) -> None:
+    twin.respond = twin.hold
+    number = peer.call(INFER)
+    peer.say(number, sized(4))
+    await twin.wait_for_calls(1)
+    peer.writer.write(GoAwayFrame(0, last_stream_id=0).serialize())
+    await peer.until(lambda: bool(peer.h2.goaways))
+    twin.finish(0)
+
+    assert (await peer.status(number))[0] == "0"
+    await peer.until(lambda: peer.closed)
+
+
+async def test_a_full_port_gives_up_the_connection_that_was_idle_for_longest(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, twin: Any
+) -> None:
+    monkeypatch.setattr("gateway.ports.seats.SETTLED_S", 0.0)
+    twin.respond = twin.hold
+    async with serving(connections_max=2) as server, peer_of(server.port) as busy, peer_of(server.port) as idle:
+        number = busy.call(INFER)
+        busy.say(number, sized(4))
+        assert await is_served(idle)
+        await twin.wait_for_calls(1)
+
+        async with peer_of(server.port) as new:
+            assert await is_served(new)
+        await idle.until(lambda: idle.closed)
+        twin.finish(0)
+
+        assert (await busy.status(number))[0] == "0"
+    assert idle.h2.goaways == [(1, 0, b"")]
