@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ async def run(settings: OperatorSettings, shards: int) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     prefix = settings.key_prefix or DEFAULT_PREFIX
     async with redis_of(settings) as redis:
-        before = await Resharding(redis, prefix, shards).run()
+        before = await Resharding(redis, prefix, shards, tell=partial(click.echo, err=True)).run()
     click.echo(f"the mesh '{prefix}' has {shards} shards now" + (f"; it had {before}" if before else ""))
 
 
@@ -149,10 +149,15 @@ async def redis_of(settings: OperatorSettings) -> AsyncGenerator[Any]:
 
 
 class Resharding:
-    """The way of one mesh's keys to a number of shards. redis: typed loosely, for commands that no service uses"""
+    """The way of one mesh's keys to a number of shards.
 
-    def __init__(self, redis: Any, prefix: str, shards: int) -> None:
+    redis  typed loosely, for commands that no service uses
+    tell   hears what is done next: a large mesh takes minutes
+    """
+
+    def __init__(self, redis: Any, prefix: str, shards: int, *, tell: Callable[[str], object] = bool) -> None:
         self._redis = redis
+        self._tell = tell
         self._to = Keyspace(prefix, shards)
         self._key = re.compile(rf"{re.escape(prefix)}:{SCHEMA_VERSION}:\{{(\d+)\}}:([^:]+):?(.*)", re.DOTALL)
 
@@ -162,11 +167,14 @@ class Resharding:
         if before == self._to.shards:
             return before
         found = await self._keys()
+        self._tell(f"{len(found)} keys: sequences are taken from their executors")
         await self._take_from_executors(found)
+        self._tell("keys get their new names")
         await self._rename(await self._keys())
         await self._raise_epochs(await self._keys())
         found = await self._keys()
         for model in sorted({one.rest for one in found if one.kind in ("starts", "line", "deadlines")}):
+            self._tell(f"the sequences of '{model}' are divided")
             await self._divide_line(model, found)
             await self._divide_deadlines(model, found)
         await self._divide_tenants(found)

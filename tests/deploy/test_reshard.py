@@ -224,9 +224,15 @@ async def test_every_sequence_goes_on_in_its_new_shard(redis: Redis, before: int
     opened = await begun(redis, before)
     await statistics(redis, Keyspace("seqmesh", 4))
 
-    assert before == await Resharding(redis, "seqmesh", after).run()
+    told: list[str] = []
+
+    assert before == await Resharding(redis, "seqmesh", after, tell=told.append).run()
 
     await check(redis, after, opened)
+    assert ["sequences are taken from their executors", "the sequences of 'sum' are divided"] == [
+        told[0].partition(": ")[2],
+        told[-1],
+    ]
 
 
 @pytest.mark.timeout(300)
