@@ -52,7 +52,8 @@ from shared.contract.errors import UnavailableError
 from shared.process import logs
 
 CONNECTION_WINDOW_BYTES = (1 << 31) - 1
-"""The largest there is: the windows of the calls bound what is received."""
+"""The largest there is, and what comes makes it smaller for a while only: the windows of the calls bound what is
+received."""
 HEARD_S = 0.5
 """How long a client is served as before after it was told to leave."""
 LINGER_S = 2.0
@@ -124,6 +125,8 @@ class GrpcConnection(asyncio.Protocol):
         self._known: tuple[Headers, Opening] | None = None
         self._rest = b""
         self._unwritten = 0
+        self._uncredited = 0
+        """Bytes that have come on the connection since its window was opened last."""
         self._is_flushing = self._is_full = self._has_begun = self._is_seen_off = False
         self._last = 0
         self._told_at: float | None = None
@@ -137,7 +140,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.peer = peer_text(transport.get_extra_info("peername"))
+        self.peer = peer_text(transport.get_extra_info("peername") or UNKNOWN)
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
         self._flush()
@@ -254,8 +257,8 @@ class GrpcConnection(asyncio.Protocol):
     # -- what calls ask for -------------------------------------------------------------------------------------------
 
     def credit(self, rpc: Rpc) -> None:
-        if rpc.uncredited and (rpc.messages.held or rpc.uncredited > WINDOW_BYTES // 4) and rpc.is_reading:
-            self._http2.acknowledge_received_data(rpc.uncredited, rpc.number)
+        if rpc.is_reading and rpc.uncredited >= WINDOW_BYTES // 2:
+            self._http2.increment_flow_control_window(rpc.uncredited, rpc.number)
             rpc.uncredited = 0
             self._flush_soon()
 
@@ -283,10 +286,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         head = rpc.last_headers if rpc.has_begun else [*BEGIN[:2], *rpc.last_headers]
         try:
-            self._http2.send_headers(rpc.number, head, end_stream=True)
-            if not rpc.is_half_closed:
-                # The client need not send the rest of what it has to say.
-                self._http2.reset_stream(rpc.number, ErrorCodes.NO_ERROR)
+            self._end(rpc.number, head, is_half_closed=rpc.is_half_closed)
         except StreamClosedError:
             self._gone(rpc)
             return
@@ -332,7 +332,7 @@ class GrpcConnection(asyncio.Protocol):
             if self._known is None or self._known[0] != headers:
                 self._known = headers, read_opening(headers)
         except NoRpcError as error:
-            self._answer(event.stream_id, error)
+            self._answer(event, error)
             return
         opening = self._known[1]
         until = None if opening.timeout_s is None else self._now() + opening.timeout_s
@@ -353,22 +353,25 @@ class GrpcConnection(asyncio.Protocol):
             if opening.timeout_s is not None:
                 rpc.expiry = self.loop.call_later(opening.timeout_s, self._expire, rpc)
 
-    def _answer(self, number: int, error: NoRpcError) -> None:
+    def _answer(self, event: RequestReceived, error: NoRpcError) -> None:
         status = str(error.status.value).encode()
         try:
-            self._http2.send_headers(number, [(b":status", status), (b"content-length", b"0")], end_stream=True)
+            headers = [(b":status", status), (b"content-length", b"0")]
+            self._end(event.stream_id, headers, is_half_closed=event.stream_ended is not None)
         except StreamClosedError:
             return
         self._flush_soon()
 
     def _came(self, event: DataReceived) -> None:
+        self._uncredited += event.flow_controlled_length
+        if self._uncredited > CONNECTION_WINDOW_BYTES // 2:
+            self._http2.increment_flow_control_window(self._uncredited)
+            self._uncredited = 0
         rpc = self.rpcs.get(event.stream_id)
-        if rpc is None:
-            self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            return
-        rpc.uncredited += event.flow_controlled_length
-        rpc.came(event.data)
-        self.credit(rpc)
+        if rpc is not None:
+            rpc.uncredited += event.flow_controlled_length
+            rpc.came(event.data)
+            self.credit(rpc)
 
     def _half_closed(self, event: StreamEnded) -> None:
         if (rpc := self.rpcs.get(event.stream_id)) is not None:
@@ -451,6 +454,12 @@ class GrpcConnection(asyncio.Protocol):
             frame = GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=why)
             self._transport.write(frame.serialize())
 
+    def _end(self, number: int, headers: Headers, *, is_half_closed: bool) -> None:
+        """Ends a stream. is_half_closed: its client has said all that it had to say; else it need not go on"""
+        self._http2.send_headers(number, headers, end_stream=True)
+        if not is_half_closed:
+            self._http2.reset_stream(number, ErrorCodes.NO_ERROR)
+
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _expire(self, rpc: Rpc) -> None:
@@ -507,6 +516,10 @@ class GrpcConnection(asyncio.Protocol):
 
 CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 1, 4, 8, 12
 """Statuses of gRPC with which a connection ends calls itself."""
+
+
+UNKNOWN = ("unknown", 0)
+"""The address of a client that has left before its connection was looked at."""
 
 
 def peer_text(address: tuple[Any, ...]) -> str:

@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
 from h2.exceptions import FrameTooLargeError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame, GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
 WINDOW_BYTES = 256 << 10
 """How much of a call is received before it is read. With 64 KiB, requests of that size take 1.5 times as long."""
@@ -19,8 +19,14 @@ STREAMS_MAX = (1 << 31) - 1
 SWEEP_AT_LEAST = 16
 SIZE_BYTES = 3
 """With which each frame begins."""
-HEADER_FRAMES_MAX = 8
-"""Frames in which the headers of one call may come: twice as many as the largest headers need."""
+HEADER_BYTES_MAX = 16 << 10
+"""Largest headers of a call, as gRPC's own servers take them; each entry counts 32 bytes more. Unpacked, small entries
+take six times as much."""
+HEADER_FRAMES_MAX = 4
+"""Frames in which the headers of one call may come."""
+TABLE_BYTES_MAX = 4096
+"""Of the headers that the answers of a connection have had, so much is kept to be referred to, and looked through for
+each further header."""
 
 # h2 makes the text of each frame that it reads, for a log that nobody keeps: a sixth of what reading a frame takes.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
@@ -44,10 +50,11 @@ class Http2(H2Connection):
         )
         mine = {
             SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
-            SettingCodes.MAX_HEADER_LIST_SIZE: self.DEFAULT_MAX_HEADER_LIST_SIZE,
+            SettingCodes.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
             SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
         }
         self.local_settings = Settings(client=False, initial_values=mine)
+        self.decoder.max_header_list_size = HEADER_BYTES_MAX
         self._sweep_at = SWEEP_AT_LEAST
 
     def receive_data(self, data: Any) -> list[Event]:
@@ -73,6 +80,13 @@ class Http2(H2Connection):
         if len(self.streams) >= self._sweep_at:
             self._sweep_at = SWEEP_AT_LEAST + 2 * super().open_inbound_streams
         return len(self.streams)
+
+    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Any], list[Event]]:
+        """A client may allow a table of headers of 4 GiB. It need not be used, and h2 would use it."""
+        table = SettingCodes.HEADER_TABLE_SIZE
+        if table in frame.settings:
+            frame.settings[table] = min(frame.settings[table], TABLE_BYTES_MAX)
+        return super()._receive_settings_frame(frame)
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Any], list[Event]]:
         """A client that leaves still gets the answers to what it has asked. For h2 the connection would be closed."""

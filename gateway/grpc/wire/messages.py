@@ -34,23 +34,28 @@ class Messages:
     held      bytes that have come and are not in `ready`
     """
 
-    __slots__ = ("_encoding", "_need", "_pieces", "_size_max", "held", "ready")
+    __slots__ = ("_encoding", "_need", "_part", "_size_max", "ready")
 
     def __init__(self, size_max: int, encoding: str = IDENTITY) -> None:
         self.ready: deque[bytes] = deque()
-        self.held = 0
         self._size_max = size_max
         self._encoding = encoding
-        self._pieces: list[bytes] = []
+        self._part = bytearray()
+        """Bytes without an object for each piece: a client may send a message in pieces of one byte, or of none."""
         self._need = PREFIX_BYTES
+
+    @property
+    def held(self) -> int:
+        return len(self._part)
 
     def feed(self, data: bytes) -> None:
         """Takes in bytes that have come. Raises MeshError for what is no message, or one that is too large."""
-        self._pieces.append(data)
-        self.held += len(data)
-        if self.held < self._need:
-            return
-        whole = data if len(self._pieces) == 1 else b"".join(self._pieces)
+        part = self._part
+        if part or len(data) < self._need:
+            part += data
+            if len(part) < self._need:
+                return
+        whole = memoryview(part or data)
         begin, size = 0, len(whole)
         while True:
             if size - begin < PREFIX_BYTES:
@@ -63,15 +68,13 @@ class Messages:
                 self._need = end - begin
                 break
             message = whole[begin + PREFIX_BYTES : end]
-            self.ready.append(Packed(message) if whole[begin] else message)
+            self.ready.append(Packed(message) if whole[begin] else bytes(message))
             begin = end
-        self._pieces = [whole[begin:]] if begin < size else []
-        self.held = size - begin
+        self._part = bytearray(whole[begin:])
 
     def drop(self) -> None:
         """Forgets the part of a message that has come. Nothing more is to be fed."""
-        self._pieces.clear()
-        self.held = 0
+        self._part = bytearray()
 
     def _check(self, packed: int, length: int) -> None:
         if packed not in (0, 1):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 from hyperframe.frame import ContinuationFrame, GoAwayFrame, HeadersFrame, PingFrame
 
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
+from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, TABLE_BYTES_MAX, WINDOW_BYTES, Http2
 from gateway.settings import GatewaySettings
+from shared.contract.errors import RequestError
 from tests.gateway.grpc.test_stream import request
 from tests.gateway.grpc.wire.peer import INFER, LIVE, SOON_S, STREAM, Peer, peer_of
 
@@ -83,10 +86,13 @@ async def test_a_path_that_is_not_served_is_unimplemented(peer: Peer) -> None:
     ("replaced", "status"), [({"content_type": "application/json"}, "415"), ({":method": "GET"}, "405")]
 )
 async def test_what_is_no_grpc_gets_a_status_of_http(peer: Peer, replaced: dict[str, Any], status: str) -> None:
-    number = peer.call(LIVE, end=True, **replaced)
-    await peer.until(lambda: number in peer.ended)
+    for is_whole in (True, False):
+        number = peer.call(LIVE, end=is_whole, **replaced)
+        await peer.until(lambda number=number: number in peer.ended)
+        if not is_whole:  # nothing is kept for the rest
+            await peer.until(lambda number=number: peer.reset.get(number) == ErrorCodes.NO_ERROR)
 
-    assert peer.headers[number][":status"] == status
+        assert peer.headers[number][":status"] == status
     assert await is_served(peer)
 
 
@@ -199,6 +205,19 @@ async def test_a_client_that_reads_nothing_is_not_read_either(serving: Serving) 
             assert await is_served(peer)
 
 
+async def test_a_connection_receives_without_end(serving: Serving, monkeypatch: pytest.MonkeyPatch, twin: Any) -> None:
+    """Its window opens again for all that has come, also of calls that are over."""
+    monkeypatch.setattr("gateway.grpc.wire.connection.CONNECTION_WINDOW_BYTES", 200_000)
+    twin.fail(RequestError("no"))
+    async with serving() as server, peer_of(server.port) as peer:
+        for _ in range(100):
+            number = peer.call(INFER)
+            await peer.until(lambda: peer.h2.outbound_flow_control_window > 20_000)
+            peer.say(number, sized(10_000))
+
+            assert (await peer.status(number))[0] == "3"
+
+
 # -- floods -----------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +296,37 @@ async def test_what_is_never_whole_loses_its_connection_before_it_fills_the_memo
 
     assert sent < UNFINISHED_BYTES_MAX
     assert await is_served(peer)
+
+
+async def test_headers_that_are_too_large_lose_their_connection_alone(rpc_server: GrpcServer, peer: Peer) -> None:
+    async with peer_of(rpc_server.port) as other:
+        # One header, which is sent once and then named by a byte.
+        other.call(LIVE, [("seqmesh-tenant", "x" * 1000)] * 20)
+        await other.until(lambda: other.closed)
+
+        assert [ErrorCodes.ENHANCE_YOUR_CALM] == [code for _, code, _ in other.h2.goaways]
+    assert await is_served(peer)
+
+
+def test_a_client_cannot_make_the_table_of_headers_large() -> None:
+    client, server = Peer().h2, Http2()
+    client.initiate_connection()
+    server.initiate_connection()
+    client.update_settings({SettingCodes.HEADER_TABLE_SIZE: (1 << 32) - 1})
+    server.receive_data(client.data_to_send())
+
+    assert TABLE_BYTES_MAX == server.encoder.header_table_size
+
+
+async def test_a_client_that_has_left_before_it_was_accepted_is_no_failure(rpc_server: GrpcServer, peer: Peer) -> None:
+    failed = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", rpc_server.port)) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    assert await is_served(peer)
+    assert failed == []
 
 
 def test_the_protocol_forgets_calls_that_have_ended() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 import zlib
 
 import pytest
@@ -58,6 +59,19 @@ def test_what_is_no_message_or_too_large_is_refused_at_its_first_bytes(
 
     assert refused.value.code is code
     assert text in refused.value.message
+
+
+@pytest.mark.parametrize("piece", [b"", b"xy"])
+def test_a_message_in_tiny_pieces_takes_no_more_than_its_bytes(piece: bytes) -> None:
+    messages = Messages(1 << 20)
+    messages.feed(struct.pack(">BI", 0, 1 << 20))
+    tracemalloc.start()
+    for _ in range(100_000):
+        messages.feed(piece)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert taken < 100_000 * len(piece) * 3 // 2 + 10_000
 
 
 def test_what_is_dropped_takes_no_memory() -> None:
