@@ -21,6 +21,7 @@ from gateway.grpc.rpcs import Rpcs
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.connection import HEARD_S, ConnectionRules, GrpcConnection, RpcLimit
 from gateway.grpc.wire.pings import PingRules
+from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.listening import listen
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
@@ -58,6 +59,7 @@ class GrpcServer(PortServer):
         self._health = health
         self._rules = connection_rules(settings)
         self._limit = RpcLimit(settings.grpc_max_concurrent_rpcs)
+        self._turns = LoopTurns()
         self._health_task = asyncio.get_running_loop().create_task(self._watch_health(), name="grpc health")
 
     async def stop(self, grace_s: float, *, see_off_s: float | None = None) -> None:
@@ -95,7 +97,7 @@ class GrpcServer(PortServer):
 
     def _connection(self, share: Share, seat: Seat) -> GrpcConnection:
         del share
-        return GrpcConnection(self._rpcs.serve, seat, self._rules, self._limit)
+        return GrpcConnection(self._rpcs.serve, seat, self._rules, self._limit, self._turns)
 
     def _leave(self) -> None:
         for connection in self._grpc_connections():

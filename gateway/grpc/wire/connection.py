@@ -4,10 +4,13 @@ The protocol itself is h2's, a state machine without input and output (`gateway.
 transport, the calls, and the order in which they send: what is ready in one turn of the event loop leaves in one write.
 
 Receiving. A call receives no more than WINDOW_BYTES before its server asks for a message; then it receives all of that
-message. Calls do not share a window, so none of them keeps the others waiting.
+message. Calls do not share a window, so none of them keeps the others waiting. Frames are handled one by one, for a
+short time in each turn of the event loop (`gateway.grpc.wire.turns`), whatever a client sends; nothing is read while
+some of them wait.
 
-Sending. What a window or a full transport holds back waits at its call; the calls take turns. While the transport is
-full, nothing is read either, so a client that reads nothing cannot have answers to its pings pile up.
+Sending. What a window or a full transport holds back waits at its call; the calls take turns. A call that waits for its
+own window takes none. While the transport is full, nothing is read either, so a client that reads nothing cannot have
+answers to its pings pile up.
 
 Ending. A client is told first: the frame GOAWAY says that the connection takes no new call, and clients open another
 one without a word to their callers. What was on its way is still served. HEARD_S later a second frame names the last
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -38,15 +42,17 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import FlowControlError, FrameTooLargeError, ProtocolError, StreamClosedError
+from h2.exceptions import FlowControlError, FrameTooLargeError
+from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
 from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
-from gateway.grpc.wire.http2 import WINDOW_BYTES, Http2
+from gateway.grpc.wire.http2 import WINDOW_BYTES, Broken, Http2
 from gateway.grpc.wire.messages import ENCODINGS, IDENTITY
 from gateway.grpc.wire.opening import BEGIN, Headers, NoRpcError, Opening, read_opening
 from gateway.grpc.wire.pings import PingRules, Pings
 from gateway.grpc.wire.rpc import Rpc
+from gateway.grpc.wire.turns import TURN_S, LoopTurns
 from gateway.ports.seats import Seat
 from shared.contract.errors import UnavailableError
 from shared.process import logs
@@ -58,9 +64,6 @@ HEARD_S = 0.5
 """How long a client is served as before after it was told to leave."""
 LINGER_S = 2.0
 """How long the client of a connection that has ended may take to close it. What it sends meanwhile is dropped."""
-SLICE_BYTES = 16 << 10
-TURN_S = 0.01
-"""A client whose bytes take longer than this waits for its next turn of the event loop after each SLICE_BYTES."""
 WRITE_BYTES = 128 << 10
 """So much is handed to the transport at once, which then says whether it is full."""
 AGE_SPREAD = 0.1
@@ -96,13 +99,14 @@ class ConnectionRules:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One connection. `serve` serves a call to its end."""
+    """One connection. serve: serves a call to its end; turns: with the other connections of the port"""
 
-    def __init__(self, serve: Serve, seat: Seat, rules: ConnectionRules, limit: RpcLimit) -> None:
+    def __init__(self, serve: Serve, seat: Seat, rules: ConnectionRules, limit: RpcLimit, turns: LoopTurns) -> None:
         self._serve = serve
         self._seat = seat
         self._rules = rules
         self._limit = limit
+        self._turns = turns
         self.loop = asyncio.get_running_loop()
         self._now = self.loop.time
         self._http2 = Http2()
@@ -110,24 +114,27 @@ class GrpcConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self.rpcs: dict[int, Rpc] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: dict[Rpc, None] = {}
-        """Calls whose answers cannot be sent yet, in the order of their turns."""
+        self._waiting: OrderedDict[Rpc, None] = OrderedDict()
+        """Calls that have something to send, in the order of their turns; not those that wait for their own window."""
         self._hears: dict[type[Event], Callable[[Any], None]] = {
             RequestReceived: self._begins,
             DataReceived: self._came,
             StreamEnded: self._half_closed,
             StreamReset: self._left,
-            WindowUpdated: self._may_send,
-            RemoteSettingsChanged: self._may_send,
+            WindowUpdated: self._opened,
+            RemoteSettingsChanged: self._told,
             PingReceived: self._pinged,
             ConnectionTerminated: self._leaves,
+            Broken: self._broke,
         }
         self._known: tuple[Headers, Opening] | None = None
-        self._rest = b""
         self._unwritten = 0
         self._uncredited = 0
         """Bytes that have come on the connection since its window was opened last."""
         self._is_flushing = self._is_full = self._has_begun = self._is_seen_off = False
+        self._is_behind = False
+        """Frames that have come wait for a turn of the event loop; meanwhile nothing is read."""
+        self._sends_later = False
         self._last = 0
         self._told_at: float | None = None
         self._end_at: float | None = None
@@ -146,18 +153,9 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        began = self._now()
-        if self._end_at is not None:
-            return
-        self._pings.heard(began)
-        for begin in range(0, len(data), SLICE_BYTES):
-            self._receive(data[begin : begin + SLICE_BYTES])
-            end = begin + SLICE_BYTES
-            if end < len(data) and self._end_at is None and self._now() - began > TURN_S:
-                self._rest = data[end:]
-                self._look_whether_to_read()
-                self.loop.call_soon(self._go_on)
-                return
+        if self._end_at is None:
+            self._pings.heard(self._now())
+            self._receive(data)
 
     def eof_received(self) -> bool:
         return False
@@ -174,9 +172,7 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._end_at = self._now()
-        self._rest = b""
-        for rpc in list(self.rpcs.values()):
-            self._gone(rpc)
+        self._leave_calls()
         self._lost.set()
 
     # -- what the server calls ----------------------------------------------------------------------------------------
@@ -199,7 +195,11 @@ class GrpcConnection(asyncio.Protocol):
     def check(self, now: float, left_at: float | None) -> None:
         """Ends the connection, or calls of it, when their time is over."""
         del left_at
-        if (self._end_at is not None and now >= self._end_at) or self._pings.is_dead(now):
+        if self._end_at is not None:
+            if now >= self._end_at:
+                self._transport.abort()
+            return
+        if self._pings.is_dead(now):
             self._transport.abort()
             return
         if self._seat.is_waiting and now >= self._seat.until:
@@ -263,33 +263,27 @@ class GrpcConnection(asyncio.Protocol):
             self._flush_soon()
 
     def put(self, rpc: Rpc, data: bytes) -> None:
+        if not rpc.has_begun:
+            rpc.has_begun = True
+            encoding = [] if rpc.encoding == IDENTITY else [(b"grpc-encoding", rpc.encoding.encode())]
+            self._http2.send_headers(rpc.number, [*BEGIN, *encoding])
         try:
-            if not rpc.has_begun:
-                rpc.has_begun = True
-                encoding = [] if rpc.encoding == IDENTITY else [(b"grpc-encoding", rpc.encoding.encode())]
-                self._http2.send_headers(rpc.number, [*BEGIN, *encoding])
             if not (self._is_full or rpc.unsent):
                 self._http2.send_data(rpc.number, data)
                 self._wrote(len(data))
                 return
         except (FlowControlError, FrameTooLargeError):
             pass  # it waits, and goes in parts
-        except StreamClosedError:
-            self._gone(rpc)
-            return
         rpc.unsent.append(memoryview(data))
         self._waiting[rpc] = None
+        self._flush_soon()
         self._send_waiting()
 
     def finish(self, rpc: Rpc) -> None:
         if rpc.unsent or rpc.last_headers is None:
             return
         head = rpc.last_headers if rpc.has_begun else [*BEGIN[:2], *rpc.last_headers]
-        try:
-            self._end(rpc.number, head, is_half_closed=rpc.is_half_closed)
-        except StreamClosedError:
-            self._gone(rpc)
-            return
+        self._end(rpc.number, head, is_half_closed=rpc.is_half_closed)
         self._wrote(0)
         self._forget(rpc)
 
@@ -299,25 +293,30 @@ class GrpcConnection(asyncio.Protocol):
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
-        try:
-            events = self._http2.receive_data(data)
-        except ProtocolError:
-            # h2 has told the client why.
-            self._flush()
-            self._close()
-            return
-        for event in events:
-            if (hear := self._hears.get(type(event))) is not None:
-                hear(event)
+        until = self._now() + TURN_S
+        self._is_behind = False
+        for events in self._http2.receive(data):
+            for event in events:
+                if (hear := self._hears.get(type(event))) is not None:
+                    hear(event)
+            if self._end_at is not None:
+                return
+            if self._now() > until:
+                self._is_behind = True
+                self._turns.wait(self._go_on)
+                break
+        self._look_whether_to_read()
         self._flush_soon()
 
     def _go_on(self) -> None:
-        data, self._rest = self._rest, b""
-        self._look_whether_to_read()
-        self.data_received(data)
+        if self._end_at is None:
+            self._receive(b"")
+
+    def _broke(self, _event: Broken) -> None:
+        self._close()
 
     def _look_whether_to_read(self) -> None:
-        if self._is_full or self._rest:
+        if self._is_full or self._is_behind:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -355,12 +354,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _answer(self, event: RequestReceived, error: NoRpcError) -> None:
         status = str(error.status.value).encode()
-        try:
-            headers = [(b":status", status), (b"content-length", b"0")]
-            self._end(event.stream_id, headers, is_half_closed=event.stream_ended is not None)
-        except StreamClosedError:
-            return
-        self._flush_soon()
+        headers = [(b":status", status), (b"content-length", b"0")]
+        self._end(event.stream_id, headers, is_half_closed=event.stream_ended is not None)
 
     def _came(self, event: DataReceived) -> None:
         self._uncredited += event.flow_controlled_length
@@ -386,12 +381,21 @@ class GrpcConnection(asyncio.Protocol):
             self._go_away(self._last, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
             self._close()
 
-    def _may_send(self, event: WindowUpdated | RemoteSettingsChanged) -> None:
-        if not self._has_begun and isinstance(event, RemoteSettingsChanged):
+    def _told(self, event: RemoteSettingsChanged) -> None:
+        if not self._has_begun:
             self._has_begun = True
             if self._seat.is_waiting:
                 self._seat.wait(self._now(), self._rules.idle_s)
-        self._send_waiting()
+        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            self._waiting.update((rpc, None) for rpc in self.rpcs.values() if rpc.unsent)
+            self._send_waiting()
+
+    def _opened(self, event: WindowUpdated) -> None:
+        rpc = self.rpcs.get(event.stream_id or 0)
+        if rpc is not None and rpc.unsent:
+            self._waiting[rpc] = None
+        if rpc is not None or not event.stream_id:
+            self._send_waiting()
 
     def _leaves(self, _event: ConnectionTerminated) -> None:
         self.see_off()
@@ -399,34 +403,42 @@ class GrpcConnection(asyncio.Protocol):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def _send_waiting(self) -> None:
-        """Sends what windows and transport take now, of one call after the other."""
-        for rpc in list(self._waiting):
-            if self._is_full:
-                return
-            del self._waiting[rpc]
-            try:
-                self._send_some(rpc)
-            except StreamClosedError:
-                self._gone(rpc)
-            if rpc.unsent:
-                self._waiting[rpc] = None
-            elif not rpc.is_over:
-                rpc.sent()
-                self.finish(rpc)
+        """Sends what windows and transport take now, of one call after the other, for one turn of the event loop."""
+        until = self._now() + TURN_S
+        while self._can_send and not self._sends_later:
+            rpc, _ = self._waiting.popitem(last=False)
+            self._send_some(rpc)
+            if self._can_send and self._now() > until:
+                self._sends_later = True
+                self._turns.wait(self._send_rest)
+
+    def _send_rest(self) -> None:
+        self._sends_later = False
+        self._send_waiting()
+
+    @property
+    def _can_send(self) -> bool:
+        return bool(self._waiting) and not self._is_full and self._http2.outbound_flow_control_window > 0
 
     def _send_some(self, rpc: Rpc) -> None:
+        """Sends what there is of a call. Behind the last of it comes the call's end."""
         unsent = rpc.unsent
-        while unsent and not self._is_full:
+        while unsent:
+            if self._is_full or self._http2.outbound_flow_control_window <= 0:
+                self._waiting[rpc] = None
+                return
             window = self._http2.local_flow_control_window(rpc.number)
             size = min(window, self._http2.max_outbound_frame_size, len(unsent[0]))
             if size <= 0:
-                return
+                return  # until its own window opens
             self._http2.send_data(rpc.number, bytes(unsent[0][:size]))
             if size == len(unsent[0]):
                 unsent.popleft()
             else:
                 unsent[0] = unsent[0][size:]
             self._wrote(size)
+        rpc.sent()
+        self.finish(rpc)
 
     def _wrote(self, size: int) -> None:
         self._pings.wrote()
@@ -479,10 +491,15 @@ class GrpcConnection(asyncio.Protocol):
 
     def _served(self, rpc: Rpc, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logs.error("grpc call failed unexpectedly", error)
         if task.cancelled():
             self._break(rpc, CANCELLED, "the call was cancelled")
+        elif (error := task.exception()) is not None:
+            logs.error("grpc call failed unexpectedly", error)
+            self._break(rpc, INTERNAL, f"internal error in the gateway: {type(error).__name__}")
+
+    def _leave_calls(self) -> None:
+        for rpc in list(self.rpcs.values()):
+            self._gone(rpc)
 
     def _gone(self, rpc: Rpc) -> None:
         """The client has left the call."""
@@ -508,13 +525,15 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._flush()
         self._end_at = self._now() + LINGER_S
+        self._leave_calls()
+        self._transport.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._transport.close()
 
 
-CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 1, 4, 8, 12
+CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 4, 8, 12, 13
 """Statuses of gRPC with which a connection ends calls itself."""
 
 

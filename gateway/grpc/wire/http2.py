@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
-from h2.exceptions import FrameTooLargeError
+from h2.exceptions import FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
+from hyperframe.exceptions import InvalidPaddingError
 from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
 WINDOW_BYTES = 256 << 10
@@ -24,12 +26,13 @@ HEADER_BYTES_MAX = 16 << 10
 take six times as much."""
 HEADER_FRAMES_MAX = 4
 """Frames in which the headers of one call may come."""
-TABLE_BYTES_MAX = 4096
-"""Of the headers that the answers of a connection have had, so much is kept to be referred to, and looked through for
-each further header."""
 
 # h2 makes the text of each frame that it reads, for a log that nobody keeps: a sixth of what reading a frame takes.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
+
+
+class Broken(Event):
+    """What has come is no HTTP/2, and the client has been told why. Nothing more is to be received or sent."""
 
 
 class Http2(H2Connection):
@@ -57,19 +60,35 @@ class Http2(H2Connection):
         self.decoder.max_header_list_size = HEADER_BYTES_MAX
         self._sweep_at = SWEEP_AT_LEAST
 
-    def receive_data(self, data: Any) -> list[Event]:
-        """What the bytes say. Raises ProtocolError.
+    def receive(self, data: bytes) -> Iterator[list[Event]]:
+        """What the bytes say, frame by frame.
 
-        h2 looks at a frame's size when all of it has come, at the size of headers too. Here a frame that is too large
-        is refused before a client can fill the memory with it.
+        h2 would look at all frames before it tells of the first. Those that the caller does not ask for are kept until
+        the next call.
         """
-        events = super().receive_data(data)
+        buffer: Any = self.incoming_buffer
+        buffer.max_frame_size = self.max_inbound_frame_size
+        try:
+            buffer.add_data(data)
+            for frame in buffer:
+                yield self._receive_frame(frame)
+            self._refuse_large()
+        except InvalidPaddingError:
+            yield self._broken(ErrorCodes.PROTOCOL_ERROR)
+        except ProtocolError as error:
+            yield self._broken(error.error_code)
+
+    def _refuse_large(self) -> None:
+        """Refuses a frame that is too large before a client can fill the memory with it, and headers alike. h2 looks at
+        their size when all of them has come."""
         buffer: Any = self.incoming_buffer
         size = int.from_bytes(buffer._data[:SIZE_BYTES])  # noqa: SLF001
         if size > self.max_inbound_frame_size or len(buffer._headers_buffer) > HEADER_FRAMES_MAX:  # noqa: SLF001
-            self._terminate_connection(ErrorCodes.FRAME_SIZE_ERROR)
             raise FrameTooLargeError("the frame is too large")
-        return events
+
+    def _broken(self, code: ErrorCodes) -> list[Event]:
+        self._terminate_connection(code)
+        return [Broken()]
 
     @property
     def open_inbound_streams(self) -> int:
@@ -82,11 +101,14 @@ class Http2(H2Connection):
         return len(self.streams)
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Any], list[Event]]:
-        """A client may allow a table of headers of 4 GiB. It need not be used, and h2 would use it."""
-        table = SettingCodes.HEADER_TABLE_SIZE
-        if table in frame.settings:
-            frame.settings[table] = min(frame.settings[table], TABLE_BYTES_MAX)
-        return super()._receive_settings_frame(frame)
+        """The table of headers only becomes smaller. A client may allow 4 GiB, and h2 would use them; and of several
+        changes between two headers it forgets some, and tells of some that hold no longer."""
+        allowed = frame.settings.pop(SettingCodes.HEADER_TABLE_SIZE, self.encoder.header_table_size)
+        told = super()._receive_settings_frame(frame)
+        if allowed < self.encoder.header_table_size:
+            self.encoder.header_table_size = allowed
+            del self.encoder.table_size_changes[:-1]
+        return told
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Any], list[Event]]:
         """A client that leaves still gets the answers to what it has asked. For h2 the connection would be closed."""

@@ -18,7 +18,7 @@ from hyperframe.frame import ContinuationFrame, GoAwayFrame, HeadersFrame, PingF
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, TABLE_BYTES_MAX, WINDOW_BYTES, Http2
+from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
 from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError
 from tests.gateway.grpc.test_stream import request
@@ -117,9 +117,9 @@ async def test_a_call_ends_when_its_caller_waits_no_longer(peer: Peer, twin: Any
 async def test_a_call_that_its_client_resets_is_cancelled_alone(peer: Peer, twin: Any) -> None:
     twin.respond = twin.hold
     left, kept = peer.call(INFER), peer.call(INFER)
-    for number in (left, kept):
+    for count, number in enumerate((left, kept), 1):
         peer.say(number, sized(4, number))
-    await twin.wait_for_calls(2)
+        await twin.wait_for_calls(count)
 
     peer.h2.reset_stream(left, ErrorCodes.CANCEL)
     peer.flush()
@@ -246,6 +246,46 @@ async def test_a_client_that_pings_without_end_is_told_to_calm_down(serving: Ser
     assert peer.h2.goaways == [(0, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")]
 
 
+async def test_calls_of_a_client_that_breaks_the_protocol_are_cancelled_at_once(
+    peer: Peer, twin: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.grpc.wire.connection.LINGER_S", 1e9)
+    twin.respond = twin.hold
+    peer.say(peer.call(INFER), sized(4))
+    await twin.wait_for_calls(1)
+    peer.writer.write(bytes((0, 0, 0, 0, 0, 0, 0, 0, 0)))
+    await asyncio.wait(twin.futures, timeout=SOON_S)
+
+    assert twin.futures[0].cancelled()
+    assert "failed" not in caplog.text
+
+
+async def test_windows_that_open_wake_no_call_that_cannot_send(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client makes each of its frames as dear as it likes."""
+    looked = list[int]()
+    window = Http2.local_flow_control_window
+
+    def look(self: Http2, number: int) -> int:
+        looked.append(number)
+        return window(self, number)
+
+    monkeypatch.setattr(Http2, "local_flow_control_window", look)
+    async with serving() as server, peer_of(server.port) as peer:
+        peer.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        for _ in range(200):
+            peer.say(peer.call(LIVE), b"")
+        await peer.until(lambda: len(peer.headers) == 200)
+        for _ in range(200):
+            peer.h2.increment_flow_control_window(1)
+        peer.h2.increment_flow_control_window(1000, 1)
+        peer.flush()
+        await peer.status(1)
+
+        assert len(looked) < 10 * 200
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -315,7 +355,7 @@ def test_a_client_cannot_make_the_table_of_headers_large() -> None:
     client.update_settings({SettingCodes.HEADER_TABLE_SIZE: (1 << 32) - 1})
     server.receive_data(client.data_to_send())
 
-    assert TABLE_BYTES_MAX == server.encoder.header_table_size
+    assert 4096 == server.encoder.header_table_size
 
 
 async def test_a_client_that_has_left_before_it_was_accepted_is_no_failure(rpc_server: GrpcServer, peer: Peer) -> None:

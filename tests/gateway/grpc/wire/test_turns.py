@@ -1,0 +1,25 @@
+"""Connections that have much to do take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from gateway.grpc.wire.turns import LoopTurns
+
+
+async def test_one_connection_goes_on_in_each_turn_of_the_loop() -> None:
+    turns, went = LoopTurns(), list[list[str]]()
+
+    def go_on(name: str, times: int) -> None:
+        went[-1].append(name)
+        if times > 1:
+            turns.wait(partial(go_on, name, times - 1))
+
+    for name in "abc":
+        turns.wait(partial(go_on, name, 2))
+    while not went or went[-1]:
+        went.append([])
+        await asyncio.sleep(0)
+
+    assert ["a", "b", "c", "a", "b", "c"] == [name for (name,) in went[:-1]]
