@@ -35,8 +35,9 @@ IDLE_S = 600.0
 """How long a connection without a call stays open, as on the HTTP port. Clients silently open another one."""
 HEALTH_PERIOD_S = 0.25
 """Pause between two checks for a change of readiness, which watchers are told."""
-MUCH_BYTES = 1 << 20
-"""A call that keeps less than this of a message is left alone when memory is short."""
+LITTLE_BYTES = 16 << 10
+"""A call that keeps less than this is left alone when memory is short: its share of the bound allows for it
+(`gateway.settings.RPC_BYTES`)."""
 
 
 class GrpcServer(PortServer):
@@ -85,14 +86,18 @@ class GrpcServer(PortServer):
         return self._limit.open
 
     def relieve(self, excess: int) -> int:
-        """Gives memory of messages that are on their way back: ends the calls that keep most. Returns how many bytes
-        that is."""
-        given = 0
-        for connection in sorted(self._grpc_connections(), key=lambda one: -one.held_bytes):
-            while given < excess and connection.held_bytes >= MUCH_BYTES:
-                size = connection.give_up_largest()
-                logs.warning("memory is short, a call is ended", waiting_bytes=size, client=connection.peer)
-                given += size
+        """Gives memory of messages that are on their way back: ends the calls that keep most, however many connections
+        they are spread over. Returns how many bytes that is."""
+        rpcs = [rpc for connection in self._grpc_connections() for rpc in connection.rpcs.values()]
+        large = [rpc for rpc in rpcs if rpc.messages.kept_bytes >= LITTLE_BYTES]
+        given = count = 0
+        for rpc in sorted(large, key=lambda rpc: -rpc.messages.kept_bytes):
+            if given >= excess:
+                break
+            given += rpc.give_up()
+            count += 1
+        if count:
+            logs.warning("memory is short, calls are ended", calls=count, waiting_bytes=given)
         return given
 
     def _connection(self, share: Share, seat: Seat) -> GrpcConnection:

@@ -51,7 +51,7 @@ from shared.store.release import RELEASE
 OUTSTANDING_MAX = 1024
 """Unanswered requests of one stream. More than the sequences that one client may sensibly interleave; 1024 waiting
 futures take about a megabyte."""
-COUNTED_BYTES = 64 << 10
+COUNTED_BYTES = 4 << 10
 """Unary answers up to this size are not counted as unread: the number of calls is bounded."""
 COMPRESSION = {"none": IDENTITY, "low": GZIP, "medium": DEFLATE, "high": DEFLATE}
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""

@@ -252,8 +252,7 @@ class InferStream:
             self._outstanding.append(outstanding)
         self._outstanding_bytes += outstanding.size
         if isinstance(answer, MeshError):
-            outstanding.is_answered = True
-            self._wake(self._work)
+            self._has_come(outstanding, 0)
         elif answer.done():
             self._answered(outstanding, answer)
         else:
@@ -268,13 +267,18 @@ class InferStream:
             # Kept until the part is written, with the request's own bytes.
             self._put(request, answer.exception() or answer.result(), is_last=True)
             return
+        has_failed = answer.exception() is not None
+        self._has_come(
+            request, 0 if has_failed else sum([len(output.raw) for output in answer.result().message.outputs])
+        )
+
+    def _has_come(self, request: Outstanding, size: int) -> None:
+        """An answer or error is there. size: bytes of the answer's tensors"""
         request.is_answered = True
-        if answer.exception() is None:
-            size = sum([len(output.raw) for output in answer.result().message.outputs])
-            request.size += size
-            self._outstanding_bytes += size
-            request.unread = size + ENTRY_BYTES
-            self._unread.add(self, request.unread, self._cut_off)
+        request.size += size
+        self._outstanding_bytes += size
+        request.unread = size + ENTRY_BYTES
+        self._unread.add(self, request.unread, self._cut_off)
         if self._outstanding[0] is request:
             self._wake(self._work)
 

@@ -240,20 +240,6 @@ class GrpcConnection(asyncio.Protocol):
         self._go_away(self._last)
         self._close()
 
-    def give_up_largest(self) -> int:
-        """Ends the call that keeps the largest part of a message that is on its way. Returns how large that is."""
-        rpc = max(self.rpcs.values(), key=lambda rpc: rpc.messages.held, default=None)
-        if rpc is None:
-            return 0
-        size = rpc.messages.held
-        rpc.fail(UnavailableError("the gateway has no memory for the message, which was on its way: try again later"))
-        return size
-
-    @property
-    def held_bytes(self) -> int:
-        """The largest part of a message that is on its way."""
-        return max([rpc.messages.held for rpc in self.rpcs.values()], default=0)
-
     # -- what calls ask for -------------------------------------------------------------------------------------------
 
     def credit(self, rpc: Rpc) -> None:

@@ -15,6 +15,8 @@ from shared.contract.errors import Code, MeshError, RequestError
 IDENTITY, DEFLATE, GZIP = "identity", "deflate", "gzip"
 ENCODINGS = (IDENTITY, DEFLATE, GZIP)
 PREFIX_BYTES = 5
+OBJECT_BYTES = 48
+"""Memory of a message besides its bytes."""
 LEVEL = 6
 """Of compression: zlib's own default."""
 
@@ -30,14 +32,15 @@ class Messages:
 
     size_max  largest message as it comes
     encoding  of those that are compressed
-    ready     messages that are whole
+    ready     messages that are whole; `take` takes the first
     held      bytes that have come and are not in `ready`
     """
 
-    __slots__ = ("_encoding", "_need", "_part", "_size_max", "ready")
+    __slots__ = ("_encoding", "_need", "_part", "_ready_bytes", "_size_max", "ready")
 
     def __init__(self, size_max: int, encoding: str = IDENTITY) -> None:
         self.ready: deque[bytes] = deque()
+        self._ready_bytes = 0
         self._size_max = size_max
         self._encoding = encoding
         self._part = bytearray()
@@ -47,6 +50,16 @@ class Messages:
     @property
     def held(self) -> int:
         return len(self._part)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory of what has come and is not taken."""
+        return len(self._part) + self._ready_bytes + len(self.ready) * OBJECT_BYTES
+
+    def take(self) -> bytes:
+        message = self.ready.popleft()
+        self._ready_bytes -= len(message)
+        return message
 
     def feed(self, data: bytes) -> None:
         """Takes in bytes that have come. Raises MeshError for what is no message, or one that is too large."""
@@ -69,12 +82,19 @@ class Messages:
                 break
             message = whole[begin + PREFIX_BYTES : end]
             self.ready.append(Packed(message) if whole[begin] else bytes(message))
+            self._ready_bytes += length
             begin = end
         self._part = bytearray(whole[begin:])
 
     def drop(self) -> None:
         """Forgets the part of a message that has come. Nothing more is to be fed."""
         self._part = bytearray()
+
+    def clear(self) -> None:
+        """Forgets all that has come and is not taken. Nothing more is to be fed."""
+        self.drop()
+        self.ready.clear()
+        self._ready_bytes = 0
 
     def _check(self, packed: int, length: int) -> None:
         if packed not in (0, 1):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gateway.grpc.wire.messages import IDENTITY, Messages, prefixed
 from gateway.grpc.wire.opening import Headers, Metadata, Opening, trailers
-from shared.contract.errors import MeshError
+from shared.contract.errors import Code, MeshError
 
 OK = 0
 """The status of a call that has succeeded."""
@@ -131,7 +131,7 @@ class Rpc:
                 self._reading = None
                 self.is_awaited = False
         if ready:
-            return ready.popleft()
+            return self.messages.take()
         if self._error is not None:
             raise self._error
         return None
@@ -184,6 +184,15 @@ class Rpc:
         self._error = error
         self.messages.drop()
         self._wake(self._reading)
+
+    def give_up(self) -> int:
+        """Forgets what has come of the call's messages and nobody has read: memory is short. Returns how many
+        bytes that were."""
+        given = self.messages.kept_bytes
+        self.messages.clear()
+        # Not an UnavailableError, which is that of one message: behind this one no other can be read.
+        self.fail(MeshError("the gateway has no memory for the messages that are on their way", Code.UNAVAILABLE))
+        return given
 
     def half_closed(self) -> None:
         self.is_half_closed = True

@@ -23,7 +23,7 @@ from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.stream import InferStream
+from gateway.grpc.stream import ENTRY_BYTES, InferStream
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
@@ -312,6 +312,26 @@ async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other
 
     assert ["0", "1", "2"] == ids(call.written)
     assert unread.taken == 0
+
+
+async def test_refusals_that_nobody_reads_count_as_unread(twin: Any) -> None:
+    twin.fail(RequestError("no"))
+    call, unread = CallTwin(), UnreadAnswers(1 << 20)
+    reads = asyncio.Event()
+    written: list[int] = []
+
+    async def write(message: bytes) -> None:
+        await reads.wait()
+        written.append(len(message))
+
+    call.write = write
+    running = asyncio.create_task(stream_of(call, reads_of(50), twin, unread=unread).run())
+    await twin.wait_for_calls(50)
+    assert 50 * ENTRY_BYTES == unread.taken
+    reads.set()
+    await running
+
+    assert (50, 0) == (len(written), unread.taken)
 
 
 async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(

@@ -297,7 +297,7 @@ class AnyClient:
         if self.connection.rpcs:
             rpc = self.chance.choice(list(self.connection.rpcs.values()))
             self.left.add(rpc.number)
-            self.connection.give_up_largest()
+            rpc.give_up()
 
     def see_off(self) -> None:
         self.connection.leave()
