@@ -132,6 +132,8 @@ class GrpcConnection(asyncio.Protocol):
         self._uncredited = 0
         """Bytes that have come on the connection since its window was opened last."""
         self._is_flushing = self._is_full = self._has_begun = self._is_seen_off = False
+        self._turn, self._until = -1, 0.0
+        """The turn of the event loop in which frames were handled last, and until when they may be."""
         self._is_behind = False
         """Frames that have come wait for a turn of the event loop; meanwhile nothing is read."""
         self._sends_later = False
@@ -279,7 +281,8 @@ class GrpcConnection(asyncio.Protocol):
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
-        until = self._now() + TURN_S
+        if self._turn != (turn := self._turns.number):
+            self._turn, self._until = turn, self._now() + TURN_S
         self._is_behind = False
         for events in self._http2.receive(data):
             for event in events:
@@ -287,7 +290,7 @@ class GrpcConnection(asyncio.Protocol):
                     hear(event)
             if self._end_at is not None:
                 return
-            if self._now() > until:
+            if self._now() > self._until:
                 self._is_behind = True
                 self._turns.wait(self._go_on)
                 break

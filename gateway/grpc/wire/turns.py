@@ -17,12 +17,26 @@ class LoopTurns:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[], object]] = deque()
+        self._number = 0
+        self._is_counting = False
+
+    @property
+    def number(self) -> int:
+        """Another one in each turn of the loop, in which a transport may deliver many times what it reads at once."""
+        if not self._is_counting:
+            self._is_counting = True
+            self._loop.call_soon(self._count)
+        return self._number
 
     def wait(self, go_on: Callable[[], object]) -> None:
         """Calls `go_on` in a later turn of the loop. It takes no longer than TURN_S."""
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
             self._loop.call_soon(self._next)
+
+    def _count(self) -> None:
+        self._is_counting = False
+        self._number += 1
 
     def _next(self) -> None:
         go_on = self._waiting.popleft()

@@ -23,3 +23,12 @@ async def test_one_connection_goes_on_in_each_turn_of_the_loop() -> None:
         await asyncio.sleep(0)
 
     assert ["a", "b", "c", "a", "b", "c"] == [name for (name,) in went[:-1]]
+
+
+async def test_turns_of_the_loop_are_told_apart() -> None:
+    turns = LoopTurns()
+    first = turns.number
+    assert first == turns.number
+    await asyncio.sleep(0)
+
+    assert first != turns.number
