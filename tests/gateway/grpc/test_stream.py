@@ -219,9 +219,13 @@ async def test_at_the_bound_the_stream_is_read_no_further_until_an_answer_leaves
 
 async def test_on_request_the_first_error_of_a_model_ends_the_stream_with_its_status(stub: Any, twin: Any) -> None:
     call = stub.ModelStreamInfer(metadata=(("triton_grpc_error", "true"),))
-    twin.respond = broken_at("1", twin)
+    twin.respond = twin.hold
     for number in range(3):
         await call.write(request(number))
+    await twin.wait_for_calls(3)  # else the stream may have ended before the last of them is written
+    respond = broken_at("1", twin)
+    twin.finish(0)
+    twin.futures[1].set_exception(respond(twin.calls[1]))
 
     first = await call.read()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
