@@ -19,8 +19,9 @@ from gateway.grpc.health import Health
 from gateway.grpc.pb import pb
 from gateway.grpc.rpcs import Rpcs
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.wire.connection import HEARD_S, ConnectionRules, GrpcConnection, RpcLimit
+from gateway.grpc.wire.connection import HEARD_S, GrpcConnection
 from gateway.grpc.wire.pings import PingRules
+from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.listening import listen
 from gateway.ports.seats import Seat, Share

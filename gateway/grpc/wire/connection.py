@@ -1,21 +1,15 @@
-"""One client's HTTP/2 connection: its calls, who may send how much, and how it ends.
+"""One client's HTTP/2 connection: its calls, what it receives, and how it ends.
 
-The protocol itself is h2's, a state machine without input and output (`gateway.grpc.wire.http2`). Here are the
-transport, the calls, and the order in which they send: what is ready in one turn of the event loop leaves in one write.
+The protocol itself is h2's, a state machine without input and output (`gateway.grpc.wire.http2`).
 
-Receiving. A call receives no more than WINDOW_BYTES before its server asks for a message; then it receives all of that
-message. Calls do not share a window, so none of them keeps the others waiting. Frames are handled one by one, for a
-short time in each turn of the event loop (`gateway.grpc.wire.turns`), whatever a client sends; nothing is read while
-some of them wait.
+A call receives no more than WINDOW_BYTES before its server asks for a message; then it receives all of that message.
+Calls do not share a window, so none of them keeps the others waiting. When frames are handled is said in
+`gateway.grpc.wire.receiving`, when answers are sent in `gateway.grpc.wire.sending`.
 
-Sending. What a window or a full transport holds back waits at its call; the calls take turns. A call that waits for its
-own window takes none. While the transport is full, nothing is read either, so a client that reads nothing cannot have
-answers to its pings pile up.
-
-Ending. A client is told first: the frame GOAWAY says that the connection takes no new call, and clients open another
-one without a word to their callers. What was on its way is still served. HEARD_S later a second frame names the last
-call that is served, later ones are refused so that clients repeat them elsewhere, and the connection ends with its last
-call.
+A connection that ends tells its client first: the frame GOAWAY says that the connection takes no new call, and clients
+open another one without a word to their callers. What was on its way is still served. HEARD_S later a second frame
+names the last call that is served, later ones are refused so that clients repeat them elsewhere, and the connection
+ends with its last call.
 
 Source: RFC 9113, above all sections 5.2, 6.8 and 10.5; gRPC over HTTP/2 (doc/PROTOCOL-HTTP2.md of grpc).
 """
@@ -24,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -34,7 +26,6 @@ from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
-    Event,
     PingReceived,
     RemoteSettingsChanged,
     RequestReceived,
@@ -42,17 +33,18 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import FlowControlError, FrameTooLargeError
 from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame
 
 from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.grpc.wire.http2 import WINDOW_BYTES, Broken, Http2
 from gateway.grpc.wire.messages import ENCODINGS, IDENTITY
 from gateway.grpc.wire.opening import BEGIN, Headers, NoRpcError, Opening, read_opening
-from gateway.grpc.wire.pings import PingRules, Pings
+from gateway.grpc.wire.pings import Pings
+from gateway.grpc.wire.receiving import Hears, Receiving
 from gateway.grpc.wire.rpc import Rpc
-from gateway.grpc.wire.turns import TURN_S, LoopTurns
+from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
+from gateway.grpc.wire.sending import Sending
+from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Seat
 from shared.contract.errors import UnavailableError
 from shared.process import logs
@@ -64,38 +56,12 @@ HEARD_S = 0.5
 """How long a client is served as before after it was told to leave."""
 LINGER_S = 2.0
 """How long the client of a connection that has ended may take to close it. What it sends meanwhile is dropped."""
-WRITE_BYTES = 128 << 10
-"""So much is handed to the transport at once, which then says whether it is full."""
 AGE_SPREAD = 0.1
 """Connections that were opened together do not reach their age together: they vary by this part of it."""
 NEWEST = (1 << 31) - 1
 """Stands for the last call in a GOAWAY that refuses none."""
 
 Serve = Callable[[Rpc], Coroutine[Any, Any, None]]
-
-
-@dataclass(slots=True)
-class RpcLimit:
-    """The open calls of a port, and their bound."""
-
-    most: int
-    open: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionRules:
-    """What holds for the connections of a port.
-
-    message_bytes_max  largest message as it comes
-    idle_s             how long a connection without a call stays open
-    age_s, grace_s     age at which a connection is to end, and how long its calls may take then; 0: any
-    """
-
-    pings: PingRules
-    message_bytes_max: int
-    idle_s: float
-    age_s: float = 0.0
-    grace_s: float = 0.0
 
 
 class GrpcConnection(asyncio.Protocol):
@@ -106,17 +72,15 @@ class GrpcConnection(asyncio.Protocol):
         self._seat = seat
         self._rules = rules
         self._limit = limit
-        self._turns = turns
         self.loop = asyncio.get_running_loop()
         self._now = self.loop.time
         self._http2 = Http2()
         self._pings = Pings(rules.pings, self._now())
+        self._sending = Sending(self._http2, self._pings, turns, self._sent)
         self._transport: asyncio.Transport
         self.rpcs: dict[int, Rpc] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: OrderedDict[Rpc, None] = OrderedDict()
-        """Calls that have something to send, in the order of their turns; not those that wait for their own window."""
-        self._hears: dict[type[Event], Callable[[Any], None]] = {
+        hears: Hears = {
             RequestReceived: self._begins,
             DataReceived: self._came,
             StreamEnded: self._half_closed,
@@ -127,16 +91,11 @@ class GrpcConnection(asyncio.Protocol):
             ConnectionTerminated: self._leaves,
             Broken: self._broke,
         }
+        self._receiving = Receiving(self._http2, turns, self._sending, hears)
         self._known: tuple[Headers, Opening] | None = None
-        self._unwritten = 0
         self._uncredited = 0
-        """Bytes that have come on the connection since its window was opened last."""
-        self._is_flushing = self._is_full = self._has_begun = self._is_seen_off = False
-        self._turn, self._until = -1, 0.0
-        """The turn of the event loop in which frames were handled last, and until when they may be."""
-        self._is_behind = False
-        """Frames that have come wait for a turn of the event loop; meanwhile nothing is read."""
-        self._sends_later = False
+        """Bytes that count no longer, and for which the connection's window has not opened yet."""
+        self._has_begun = self._is_seen_off = False
         self._last = 0
         self._told_at: float | None = None
         self._end_at: float | None = None
@@ -149,31 +108,34 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._sending.transport = self._receiving.transport = self._transport
         self.peer = peer_text(transport.get_extra_info("peername") or UNKNOWN)
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
-        self._flush()
+        self._sending.flush()
 
     def data_received(self, data: bytes) -> None:
         if self._end_at is None:
             self._pings.heard(self._now())
-            self._receive(data)
+            self._receiving.handle(data)
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
-        self._is_full = True
-        self._look_whether_to_read()
+        self._sending.is_full = True
+        self._receiving.look_whether_to_read()
 
     def resume_writing(self) -> None:
-        self._is_full = False
-        self._look_whether_to_read()
-        self._send_waiting()
+        self._sending.is_full = False
+        self._receiving.look_whether_to_read()
+        self._sending.opened()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._end_at = self._now()
+        self._sending.finish()
+        self._receiving.finish()
         self._leave_calls()
         self._lost.set()
 
@@ -217,7 +179,7 @@ class GrpcConnection(asyncio.Protocol):
             self.see_off()
         if self._pings.is_due(now, has_rpcs=bool(self.rpcs)):
             self._http2.ping(b"keptlive")
-            self._flush()
+            self._sending.flush()
         for rpc in self.rpcs.values():
             if rpc.is_awaited and now > rpc.since + PATIENCE_S + rpc.messages.held / SLOWEST_BYTES_S:
                 rpc.fail(UnavailableError("the message does not come: try again"))
@@ -226,20 +188,20 @@ class GrpcConnection(asyncio.Protocol):
         """Tells the client that the connection takes no new call, and goes on serving it."""
         if self._told_at is None and self._end_at is None:
             self._told_at = self._now()
-            self._go_away(NEWEST)
+            self._sending.go_away(NEWEST)
 
     def see_off(self) -> None:
         """Refuses calls that come from now on. The connection ends with its last call."""
         if self._is_seen_off or self._end_at is not None:
             return
         self._is_seen_off = True
-        self._go_away(self._last)
+        self._sending.go_away(self._last)
         if not self.rpcs:
             self._close()
 
     def crowd_out(self) -> None:
         """Ends the connection: another one gets its seat."""
-        self._go_away(self._last)
+        self._sending.go_away(self._last)
         self._close()
 
     # -- what calls ask for -------------------------------------------------------------------------------------------
@@ -247,32 +209,22 @@ class GrpcConnection(asyncio.Protocol):
     def credit(self, rpc: Rpc) -> None:
         if rpc.is_reading and rpc.uncredited >= WINDOW_BYTES // 2:
             self._http2.increment_flow_control_window(rpc.uncredited, rpc.number)
+            self._took(rpc.uncredited)
             rpc.uncredited = 0
-            self._flush_soon()
+            self._sending.flush_soon()
 
     def put(self, rpc: Rpc, data: bytes) -> None:
         if not rpc.has_begun:
             rpc.has_begun = True
             encoding = [] if rpc.encoding == IDENTITY else [(b"grpc-encoding", rpc.encoding.encode())]
             self._http2.send_headers(rpc.number, [*BEGIN, *encoding])
-        try:
-            if not (self._is_full or rpc.unsent):
-                self._http2.send_data(rpc.number, data)
-                self._wrote(len(data))
-                return
-        except (FlowControlError, FrameTooLargeError):
-            pass  # it waits, and goes in parts
-        rpc.unsent.append(memoryview(data))
-        self._waiting[rpc] = None
-        self._flush_soon()
-        self._send_waiting()
+        self._sending.message(rpc, data)
 
     def finish(self, rpc: Rpc) -> None:
         if rpc.unsent or rpc.last_headers is None:
             return
         head = rpc.last_headers if rpc.has_begun else [*BEGIN[:2], *rpc.last_headers]
-        self._end(rpc.number, head, is_half_closed=rpc.is_half_closed)
-        self._wrote(0)
+        self._sending.end(rpc.number, head, is_half_closed=rpc.is_half_closed)
         self._forget(rpc)
 
     def cut(self) -> None:
@@ -280,35 +232,8 @@ class GrpcConnection(asyncio.Protocol):
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def _receive(self, data: bytes) -> None:
-        if self._turn != (turn := self._turns.number):
-            self._turn, self._until = turn, self._now() + TURN_S
-        self._is_behind = False
-        for events in self._http2.receive(data):
-            for event in events:
-                if (hear := self._hears.get(type(event))) is not None:
-                    hear(event)
-            if self._end_at is not None:
-                return
-            if self._now() > self._until:
-                self._is_behind = True
-                self._turns.wait(self._go_on)
-                break
-        self._look_whether_to_read()
-        self._flush_soon()
-
-    def _go_on(self) -> None:
-        if self._end_at is None:
-            self._receive(b"")
-
     def _broke(self, _event: Broken) -> None:
         self._close()
-
-    def _look_whether_to_read(self) -> None:
-        if self._is_full or self._is_behind:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
 
     def _begins(self, event: RequestReceived) -> None:
         if self._is_seen_off:
@@ -344,18 +269,24 @@ class GrpcConnection(asyncio.Protocol):
     def _answer(self, event: RequestReceived, error: NoRpcError) -> None:
         status = str(error.status.value).encode()
         headers = [(b":status", status), (b"content-length", b"0")]
-        self._end(event.stream_id, headers, is_half_closed=event.stream_ended is not None)
+        self._sending.end(event.stream_id, headers, is_half_closed=event.stream_ended is not None)
 
     def _came(self, event: DataReceived) -> None:
-        self._uncredited += event.flow_controlled_length
+        rpc = self.rpcs.get(event.stream_id)
+        if rpc is None:
+            self._took(event.flow_controlled_length)
+            return
+        rpc.uncredited += event.flow_controlled_length
+        rpc.came(event.data)
+        self.credit(rpc)
+
+    def _took(self, size: int) -> None:
+        """Bytes that have come count no longer: the connection's window may open for as many."""
+        self._uncredited += size
         if self._uncredited > CONNECTION_WINDOW_BYTES // 2:
             self._http2.increment_flow_control_window(self._uncredited)
             self._uncredited = 0
-        rpc = self.rpcs.get(event.stream_id)
-        if rpc is not None:
-            rpc.uncredited += event.flow_controlled_length
-            rpc.came(event.data)
-            self.credit(rpc)
+            self._sending.flush_soon()
 
     def _half_closed(self, event: StreamEnded) -> None:
         if (rpc := self.rpcs.get(event.stream_id)) is not None:
@@ -367,7 +298,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _pinged(self, _event: PingReceived) -> None:
         if self._pings.are_too_many(self._now(), has_rpcs=bool(self.rpcs)):
-            self._go_away(self._last, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+            self._sending.go_away(self._last, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
             self._close()
 
     def _told(self, event: RemoteSettingsChanged) -> None:
@@ -376,90 +307,20 @@ class GrpcConnection(asyncio.Protocol):
             if self._seat.is_waiting:
                 self._seat.wait(self._now(), self._rules.idle_s)
         if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
-            self._waiting.update((rpc, None) for rpc in self.rpcs.values() if rpc.unsent)
-            self._send_waiting()
+            self._sending.opened(self.rpcs.values())
 
     def _opened(self, event: WindowUpdated) -> None:
-        rpc = self.rpcs.get(event.stream_id or 0)
-        if rpc is not None and rpc.unsent:
-            self._waiting[rpc] = None
-        if rpc is not None or not event.stream_id:
-            self._send_waiting()
+        if not event.stream_id:
+            self._sending.opened()
+        elif (rpc := self.rpcs.get(event.stream_id)) is not None:
+            self._sending.opened([rpc])
 
-    def _leaves(self, _event: ConnectionTerminated) -> None:
-        self.see_off()
-
-    # -- sending ------------------------------------------------------------------------------------------------------
-
-    def _send_waiting(self) -> None:
-        """Sends what windows and transport take now, of one call after the other, for one turn of the event loop."""
-        until = self._now() + TURN_S
-        while self._can_send and not self._sends_later:
-            rpc, _ = self._waiting.popitem(last=False)
-            self._send_some(rpc)
-            if self._can_send and self._now() > until:
-                self._sends_later = True
-                self._turns.wait(self._send_rest)
-
-    def _send_rest(self) -> None:
-        self._sends_later = False
-        self._send_waiting()
-
-    @property
-    def _can_send(self) -> bool:
-        return bool(self._waiting) and not self._is_full and self._http2.outbound_flow_control_window > 0
-
-    def _send_some(self, rpc: Rpc) -> None:
-        """Sends what there is of a call. Behind the last of it comes the call's end."""
-        unsent = rpc.unsent
-        while unsent:
-            if self._is_full or self._http2.outbound_flow_control_window <= 0:
-                self._waiting[rpc] = None
-                return
-            window = self._http2.local_flow_control_window(rpc.number)
-            size = min(window, self._http2.max_outbound_frame_size, len(unsent[0]))
-            if size <= 0:
-                return  # until its own window opens
-            self._http2.send_data(rpc.number, bytes(unsent[0][:size]))
-            if size == len(unsent[0]):
-                unsent.popleft()
-            else:
-                unsent[0] = unsent[0][size:]
-            self._wrote(size)
+    def _sent(self, rpc: Rpc) -> None:
         rpc.sent()
         self.finish(rpc)
 
-    def _wrote(self, size: int) -> None:
-        self._pings.wrote()
-        self._unwritten += size
-        if self._unwritten > WRITE_BYTES:
-            self._flush()
-        else:
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        if not self._is_flushing:
-            self._is_flushing = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        self._unwritten = 0
-        data = self._http2.data_to_send()
-        if data and self._end_at is None:
-            self._transport.write(data)
-
-    def _go_away(self, last: int, code: ErrorCodes = ErrorCodes.NO_ERROR, why: bytes = b"") -> None:
-        self._flush()
-        if self._end_at is None:
-            frame = GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=why)
-            self._transport.write(frame.serialize())
-
-    def _end(self, number: int, headers: Headers, *, is_half_closed: bool) -> None:
-        """Ends a stream. is_half_closed: its client has said all that it had to say; else it need not go on"""
-        self._http2.send_headers(number, headers, end_stream=True)
-        if not is_half_closed:
-            self._http2.reset_stream(number, ErrorCodes.NO_ERROR)
+    def _leaves(self, _event: ConnectionTerminated) -> None:
+        self.see_off()
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -474,7 +335,7 @@ class GrpcConnection(asyncio.Protocol):
         if rpc.unsent and not rpc.is_over:
             # A part of a message may be sent, behind which no status can follow.
             self._http2.reset_stream(rpc.number, ErrorCodes.CANCEL)
-            self._flush_soon()
+            self._sending.flush_soon()
             self._forget(rpc)
         rpc.end(code, text)
 
@@ -499,7 +360,9 @@ class GrpcConnection(asyncio.Protocol):
     def _forget(self, rpc: Rpc) -> None:
         if self.rpcs.pop(rpc.number, None) is None:
             return
-        self._waiting.pop(rpc, None)
+        self._sending.forget(rpc)
+        if self._end_at is None:
+            self._took(rpc.uncredited)
         self._limit.open -= 1
         rpc.over()
         if not self.rpcs:
@@ -512,10 +375,10 @@ class GrpcConnection(asyncio.Protocol):
         reset the connection, and the client would lose what it was told last."""
         if self._end_at is not None:
             return
-        self._flush()
+        self._sending.finish()
         self._end_at = self._now() + LINGER_S
+        self._receiving.finish()
         self._leave_calls()
-        self._transport.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:

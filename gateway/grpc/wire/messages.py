@@ -68,7 +68,7 @@ class Messages:
             part += data
             if len(part) < self._need:
                 return
-        whole = memoryview(part or data)
+        whole = memoryview(part) if part else data
         begin, size = 0, len(whole)
         while True:
             if size - begin < PREFIX_BYTES:
@@ -84,7 +84,8 @@ class Messages:
             self.ready.append(Packed(message) if whole[begin] else bytes(message))
             self._ready_bytes += length
             begin = end
-        self._part = bytearray(whole[begin:])
+        if part or begin < size:
+            self._part = bytearray(whole[begin:])
 
     def drop(self) -> None:
         """Forgets the part of a message that has come. Nothing more is to be fed."""

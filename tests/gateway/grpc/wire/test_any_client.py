@@ -20,9 +20,10 @@ from h2.events import DataReceived, ResponseReceived, SettingsAcknowledged, Stre
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
-from gateway.grpc.wire.connection import ConnectionRules, GrpcConnection, RpcLimit
+from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
 from gateway.grpc.wire.rpc import Rpc
+from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Share
 from shared.contract.errors import MeshError
@@ -349,7 +350,7 @@ class AnyClient:
         """What holds whatever the client does; and of a legal one, that it got what was said."""
         connection = cast("Any", self.connection)
         assert (0, {}, set(), 0) == (
-            self.limit.open, connection.rpcs, connection._tasks, len(connection._waiting)
+            self.limit.open, connection.rpcs, connection._tasks, len(connection._sending._waiting)
         )  # fmt: skip
         if not self.is_legal:
             return

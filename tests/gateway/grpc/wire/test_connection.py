@@ -485,3 +485,35 @@ async def test_a_full_port_gives_up_the_connection_that_was_idle_for_longest(
 
         assert (await busy.status(number))[0] == "0"
     assert idle.h2.goaways == [(1, 0, b"")]
+
+
+@pytest.mark.parametrize("moment", ["message on its way", "model runs", "answer waits for its window", "idle"])
+async def test_a_stop_at_any_moment_leaves_nothing_and_a_second_one_changes_nothing(
+    serving: Serving, twin: Any, moment: str
+) -> None:
+    twin.respond = twin.hold if moment == "model runs" else twin.answer
+    async with serving() as server, peer_of(server.port) as peer:
+        peer.credits = False
+        if moment == "message on its way":
+            peer.h2.send_data(peer.call(INFER), prefix(sized(10_000))[:5_000])
+        elif moment == "answer waits for its window":
+            await peer.until(lambda: peer.h2.outbound_flow_control_window > 1 << 20)
+            for _ in range(3):
+                peer.say(peer.call(STREAM), sized(15_000))
+                peer.say(peer.call(INFER), sized(15_000))
+            await peer.until(lambda: sum(map(len, peer.data.values())) == 65_535)
+        elif moment == "model runs":
+            for path in (INFER, STREAM):
+                peer.say(peer.call(path), sized(4))
+            await twin.wait_for_calls(2)
+        else:
+            assert await is_served(peer)
+        peer.flush()
+        async with asyncio.timeout(SOON_S):
+            await asyncio.gather(server.stop(0.1, see_off_s=0.0), server.stop(0.1, see_off_s=0.0))
+            await server.stop(0)
+
+        assert server.open_rpcs == 0
+        assert list(server._connections()) == []
+        assert all(future.done() for future in twin.futures)
+        await peer.until(lambda: peer.closed)

@@ -1,0 +1,70 @@
+"""What a connection receives, and when it is handled.
+
+Frames are handled one by one, for a short time in each turn of the event loop, whatever a client sends. Nothing is read
+while some of them wait. Nor is it while the transport is full: a client that reads nothing cannot have answers to its
+pings pile up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from h2.events import Event
+
+from gateway.grpc.wire.http2 import Http2
+from gateway.grpc.wire.sending import Sending
+from gateway.grpc.wire.turns import TURN_S, LoopTurns
+
+Hears = Mapping[type[Event], Callable[[Any], None]]
+"""Who is told of an event, by its kind."""
+
+
+class Receiving:
+    """The receiving half of a connection. transport: set when the connection is made"""
+
+    def __init__(self, http2: Http2, turns: LoopTurns, sending: Sending, hears: Hears) -> None:
+        self.transport: asyncio.Transport
+        self._http2 = http2
+        self._turns = turns
+        self._sending = sending
+        self._hears = hears
+        self._now = asyncio.get_running_loop().time
+        self._turn, self._until = -1, 0.0
+        """The turn of the event loop in which frames were handled last, and until when they may be."""
+        self._is_behind = self._has_ended = False
+
+    def handle(self, data: bytes = b"") -> None:
+        """Bytes have come: handles them and those that came before, or as many as the turn has time for."""
+        if self._turn != (turn := self._turns.number):
+            self._turn, self._until = turn, self._now() + TURN_S
+        self._is_behind = False
+        now, until, hears = self._now, self._until, self._hears
+        for events in self._http2.receive(data):
+            for event in events:
+                if (hear := hears.get(type(event))) is not None:
+                    hear(event)
+            if self._has_ended:
+                return
+            if now() > until:
+                self._is_behind = True
+                self._turns.wait(self._go_on)
+                break
+        self.look_whether_to_read()
+        self._sending.flush_soon()
+
+    def look_whether_to_read(self) -> None:
+        if self._sending.is_full or self._is_behind:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def finish(self) -> None:
+        """Nothing more is handled."""
+        self._has_ended = True
+        self.transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if not self._has_ended:
+            self.handle()
