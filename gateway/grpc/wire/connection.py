@@ -38,7 +38,7 @@ from h2.settings import SettingCodes
 from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.grpc.wire.http2 import WINDOW_BYTES, Broken, Http2
 from gateway.grpc.wire.messages import ENCODINGS, IDENTITY
-from gateway.grpc.wire.opening import BEGIN, Headers, NoRpcError, Opening, read_opening
+from gateway.grpc.wire.opening import BEGIN, Headers, NoRpcError, Opening, read_opening, trailers
 from gateway.grpc.wire.pings import Pings
 from gateway.grpc.wire.receiving import Hears, Receiving
 from gateway.grpc.wire.rpc import Rpc
@@ -46,12 +46,14 @@ from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.sending import Sending
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Seat
-from shared.contract.errors import UnavailableError
+from shared.contract.errors import RequestError, UnavailableError
 from shared.process import logs
 
 CONNECTION_WINDOW_BYTES = (1 << 31) - 1
 """The largest there is, and what comes makes it smaller for a while only: the windows of the calls bound what is
 received."""
+CREDITS = 2048
+"""The connection's window opens by such a part of it, 1 MiB: many calls that are not read must not keep it shut."""
 HEARD_S = 0.5
 """How long a client is served as before after it was told to leave."""
 LINGER_S = 2.0
@@ -245,7 +247,10 @@ class GrpcConnection(asyncio.Protocol):
             if self._known is None or self._known[0] != headers:
                 self._known = headers, read_opening(headers)
         except NoRpcError as error:
-            self._answer(event, error)
+            self._refuse(event, [(b":status", str(error.status.value).encode()), (b"content-length", b"0")])
+            return
+        except RequestError as error:
+            self._refuse(event, [*BEGIN[:2], *trailers(RESOURCE_EXHAUSTED, error.message)])
             return
         opening = self._known[1]
         until = None if opening.timeout_s is None else self._now() + opening.timeout_s
@@ -266,9 +271,7 @@ class GrpcConnection(asyncio.Protocol):
             if opening.timeout_s is not None:
                 rpc.expiry = self.loop.call_later(opening.timeout_s, self._expire, rpc)
 
-    def _answer(self, event: RequestReceived, error: NoRpcError) -> None:
-        status = str(error.status.value).encode()
-        headers = [(b":status", status), (b"content-length", b"0")]
+    def _refuse(self, event: RequestReceived, headers: Headers) -> None:
         self._sending.end(event.stream_id, headers, is_half_closed=event.stream_ended is not None)
 
     def _came(self, event: DataReceived) -> None:
@@ -283,7 +286,7 @@ class GrpcConnection(asyncio.Protocol):
     def _took(self, size: int) -> None:
         """Bytes that have come count no longer: the connection's window may open for as many."""
         self._uncredited += size
-        if self._uncredited > CONNECTION_WINDOW_BYTES // 2:
+        if self._uncredited > CONNECTION_WINDOW_BYTES // CREDITS:
             self._http2.increment_flow_control_window(self._uncredited)
             self._uncredited = 0
             self._sending.flush_soon()

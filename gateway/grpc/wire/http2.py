@@ -14,6 +14,8 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.exceptions import InvalidPaddingError
 from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
+from gateway.grpc.wire.opening import HEADER_BYTES_MAX
+
 WINDOW_BYTES = 256 << 10
 """How much of a call is received before it is read. With 64 KiB, requests of that size take 1.5 times as long."""
 STREAMS_MAX = (1 << 31) - 1
@@ -21,11 +23,8 @@ STREAMS_MAX = (1 << 31) - 1
 SWEEP_AT_LEAST = 16
 SIZE_BYTES = 3
 """With which each frame begins."""
-HEADER_BYTES_MAX = 16 << 10
-"""Largest headers of a call, as gRPC's own servers take them; each entry counts 32 bytes more. Unpacked, small entries
-take six times as much."""
-HEADER_FRAMES_MAX = 4
-"""Frames in which the headers of one call may come."""
+HEADER_FRAMES_MAX = 8
+"""Frames in which the headers of one call may come: twice as many as the largest headers need that h2 reads, 64 KiB."""
 
 # h2 makes the text of each frame that it reads, for a log that nobody keeps: a sixth of what reading a frame takes.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
@@ -57,7 +56,6 @@ class Http2(H2Connection):
             SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
         }
         self.local_settings = Settings(client=False, initial_values=mine)
-        self.decoder.max_header_list_size = HEADER_BYTES_MAX
         self._sweep_at = SWEEP_AT_LEAST
 
     def receive(self, data: bytes) -> Iterator[list[Event]]:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from gateway.grpc.wire.messages import ENCODINGS, IDENTITY
+from shared.contract.errors import Code, RequestError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -26,6 +27,10 @@ RESERVED = frozenset({"content-type", "te"})
 CONTENT_TYPE = b"application/grpc"
 PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 """What stands for itself in a status text, beside letters, digits and `-_.~`."""
+HEADER_BYTES_MAX = 16 << 10
+"""Largest headers of a call, as gRPC's own servers take them. Read, small entries take six times as much."""
+ENTRY_BYTES = 32
+"""What an entry counts beside its name and its value (RFC 9113, section 6.5.2)."""
 BEGIN: Headers = (
     (b":status", b"200"),
     (b"content-type", CONTENT_TYPE),
@@ -61,7 +66,12 @@ class NoRpcError(Exception):
 
 
 def read_opening(headers: Headers) -> Opening:
-    """Reads the headers that open a call. Raises NoCallError."""
+    """Reads the headers that open a call. Raises NoRpcError, and RequestError for too many of them."""
+    size = sum([len(name) + len(value) + ENTRY_BYTES for name, value in headers])
+    if size > HEADER_BYTES_MAX:
+        raise RequestError(
+            f"the metadata of the call has {size} bytes, of at most {HEADER_BYTES_MAX}", Code.RESOURCE_EXHAUSTED
+        )
     path, kind, method = "", b"", b""
     metadata: list[tuple[str, str | bytes]] = []
     timeout_s: float | None = None

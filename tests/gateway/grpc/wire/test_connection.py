@@ -338,10 +338,18 @@ async def test_what_is_never_whole_loses_its_connection_before_it_fills_the_memo
     assert await is_served(peer)
 
 
-async def test_headers_that_are_too_large_lose_their_connection_alone(rpc_server: GrpcServer, peer: Peer) -> None:
+async def test_headers_that_are_too_large_lose_their_call_alone(peer: Peer) -> None:
+    number = peer.call(LIVE, [("seqmesh-tenant", "x" * 1000)] * 20)
+
+    code, text = await peer.status(number)
+    assert ("8", True) == (code, "of at most 16384" in text)
+    assert await is_served(peer)
+
+
+async def test_headers_that_fill_the_memory_lose_their_connection_alone(rpc_server: GrpcServer, peer: Peer) -> None:
     async with peer_of(rpc_server.port) as other:
         # One header, which is sent once and then named by a byte.
-        other.call(LIVE, [("seqmesh-tenant", "x" * 1000)] * 20)
+        other.call(LIVE, [("seqmesh-tenant", "x" * 1000)] * 100)
         await other.until(lambda: other.closed)
 
         assert [ErrorCodes.ENHANCE_YOUR_CALM] == [code for _, code, _ in other.h2.goaways]
