@@ -344,6 +344,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _served(self, rpc: Rpc, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        # A task that was cancelled keeps its frames, and they keep the call.
+        rpc.task = None
         if task.cancelled():
             self._break(rpc, CANCELLED, "the call was cancelled")
         elif (error := task.exception()) is not None:

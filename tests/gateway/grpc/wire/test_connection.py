@@ -19,8 +19,10 @@ from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
+from gateway.grpc.wire.rpc import Rpc
 from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError
+from tests.gateway.cycles import nothing_stays
 from tests.gateway.grpc.test_stream import request
 from tests.gateway.grpc.wire.peer import INFER, LIVE, SOON_S, STREAM, Peer, peer_of
 
@@ -391,6 +393,32 @@ def test_the_protocol_forgets_calls_that_have_ended() -> None:
         client.receive_data(server.data_to_send())
 
     assert len(server.streams) <= SWEEP_AT_LEAST
+
+
+async def test_nothing_of_a_call_stays_however_it_ends(rpc_server: GrpcServer, peer: Peer, twin: Any) -> None:
+    """Not even in a cycle that waits for the collector."""
+    async with nothing_stays(Rpc):
+        for path in (INFER, STREAM):
+            peer.say(peer.call(path), sized(4))
+            peer.say(peer.call(path), b"\xff\xff")
+            peer.h2.send_data(peer.call(path), b"\x07\x00\x00\x00\x00", end_stream=True)
+            peer.call(path, end=True)
+            peer.call(path, grpc_timeout="1n")
+            peer.call(path, grpc_encoding="zstd")
+            reset = peer.call(path)
+            peer.h2.send_data(reset, prefix(sized(100))[:50])
+            peer.h2.reset_stream(reset)
+            peer.flush()
+            given_up = peer.call(path)
+            peer.h2.send_data(given_up, prefix(sized(100_000))[:16_000])
+            peer.h2.send_data(given_up, bytes(4_000))
+            peer.flush()
+            async with asyncio.timeout(SOON_S):
+                while not rpc_server.relieve(1):
+                    await asyncio.sleep(0.01)
+        await peer.until(lambda: rpc_server.open_rpcs == 0)
+        twin.calls.clear()
+        twin.futures.clear()
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
