@@ -45,6 +45,9 @@ class Http2(H2Connection):
             H2Configuration(
                 client_side=False,
                 header_encoding=None,
+                # For h2 a header that breaks a rule ends the connection, with the calls of everybody on it. Clients let
+                # such metadata through: a space at a value's end, a key `host` or `connection`.
+                validate_inbound_headers=False,
                 normalize_inbound_headers=False,
                 normalize_outbound_headers=False,
                 validate_outbound_headers=False,

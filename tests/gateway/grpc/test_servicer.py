@@ -122,6 +122,20 @@ async def test_a_callers_session_and_trace_context_are_taken_from_metadata_and_t
     assert twin.calls[0].trace_headers == {"traceparent": "00-01-02-01"}
 
 
+@pytest.mark.parametrize("entry", [("note", " a space at both ends "), ("host", "other"), ("connection", "close")])
+async def test_metadata_that_http_2_forbids_is_taken_and_harms_no_call_beside_it(
+    stub: Any, twin: Any, entry: tuple[str, str]
+) -> None:
+    """gRPC's own clients let it through, and all calls of a channel have one connection."""
+    twin.respond = twin.hold
+    beside = stub.ModelInfer(request())
+    await twin.wait_for_calls(1)
+
+    assert (await stub.ServerLive(pb.ServerLiveRequest(), metadata=(entry,))).live
+    twin.finish(0)
+    assert (await beside).model_name == "sum"
+
+
 async def test_a_caller_who_leaves_abandons_the_answer(stub: Any, twin: Any) -> None:
     twin.respond = twin.hold
     call = stub.ModelInfer(request())
