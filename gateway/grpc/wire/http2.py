@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import AllowedStreamIDs, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
 from h2.exceptions import FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
+from h2.stream import H2Stream
 from hyperframe.exceptions import InvalidPaddingError
 from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
@@ -23,8 +24,11 @@ STREAMS_MAX = (1 << 31) - 1
 SWEEP_AT_LEAST = 16
 SIZE_BYTES = 3
 """With which each frame begins."""
-HEADER_FRAMES_MAX = 8
-"""Frames in which the headers of one call may come: twice as many as the largest headers need that h2 reads, 64 KiB."""
+REFUSABLE_BYTES = 256 << 10
+"""With larger headers than this, counted alike, a client loses its connection; with smaller ones the call alone. h2
+would take 64 KiB."""
+HEADER_FRAMES_MAX = 32
+"""Frames in which the headers of one call may come: twice as many as the largest headers need that are read."""
 
 # h2 makes the text of each frame that it reads, for a log that nobody keeps: a sixth of what reading a frame takes.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
@@ -59,6 +63,7 @@ class Http2(H2Connection):
             SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
         }
         self.local_settings = Settings(client=False, initial_values=mine)
+        self.decoder.max_header_list_size = REFUSABLE_BYTES
         self._sweep_at = SWEEP_AT_LEAST
 
     def receive(self, data: bytes) -> Iterator[list[Event]]:
@@ -101,6 +106,12 @@ class Http2(H2Connection):
             self._sweep_at = SWEEP_AT_LEAST + 2 * super().open_inbound_streams
         return len(self.streams)
 
+    def _begin_new_stream(self, stream_id: int, allowed_ids: AllowedStreamIDs) -> H2Stream:
+        """h2 ends the connection where `content-length` is wrong. Here nothing needs it: messages say their lengths."""
+        stream = super()._begin_new_stream(stream_id, allowed_ids)
+        stream._initialize_content_length = ignore  # type: ignore[method-assign]  # noqa: SLF001
+        return stream
+
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Any], list[Event]]:
         """The table of headers only becomes smaller. A client may allow 4 GiB, and h2 would use them; and of several
         changes between two headers it forgets some, and tells of some that hold no longer."""
@@ -115,3 +126,7 @@ class Http2(H2Connection):
         """A client that leaves still gets the answers to what it has asked. For h2 the connection would be closed."""
         del frame
         return [], [ConnectionTerminated()]
+
+
+def ignore(headers: object) -> None:
+    """Does nothing."""

@@ -136,6 +136,19 @@ async def test_metadata_that_http_2_forbids_is_taken_and_harms_no_call_beside_it
     assert (await beside).model_name == "sum"
 
 
+@pytest.mark.parametrize("size", [70_000, 200_000])
+async def test_metadata_that_is_too_large_costs_its_own_call_alone(stub: Any, twin: Any, size: int) -> None:
+    """gRPC's core sends more than the server says it takes."""
+    twin.respond = twin.hold
+    beside = stub.ModelInfer(request())
+    await twin.wait_for_calls(1)
+
+    error = await status_of(stub.ServerLive(pb.ServerLiveRequest(), metadata=(("note", size * "n"),)))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    twin.finish(0)
+    assert (await beside).model_name == "sum"
+
+
 async def test_a_caller_who_leaves_abandons_the_answer(stub: Any, twin: Any) -> None:
     twin.respond = twin.hold
     call = stub.ModelInfer(request())

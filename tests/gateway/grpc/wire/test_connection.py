@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from hyperframe.frame import ContinuationFrame, GoAwayFrame, HeadersFrame, PingFrame
+from hyperframe.frame import ContinuationFrame, DataFrame, GoAwayFrame, HeadersFrame, PingFrame
 
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
@@ -95,6 +95,16 @@ async def test_what_is_no_grpc_gets_a_status_of_http(peer: Peer, replaced: dict[
             await peer.until(lambda number=number: peer.reset.get(number) == ErrorCodes.NO_ERROR)
 
         assert peer.headers[number][":status"] == status
+    assert await is_served(peer)
+
+
+@pytest.mark.parametrize("length", ["7", "many"])
+async def test_a_content_length_that_is_wrong_harms_nobody(peer: Peer, length: str) -> None:
+    """It comes with metadata that an application has taken over from a request of HTTP."""
+    number = peer.call(LIVE, content_length=length)
+    peer.writer.write(DataFrame(number, data=prefix(b""), flags=["END_STREAM"]).serialize())
+
+    assert await peer.status(number) == ("0", "")
     assert await is_served(peer)
 
 
@@ -351,7 +361,7 @@ async def test_headers_that_are_too_large_lose_their_call_alone(peer: Peer) -> N
 async def test_headers_that_fill_the_memory_lose_their_connection_alone(rpc_server: GrpcServer, peer: Peer) -> None:
     async with peer_of(rpc_server.port) as other:
         # One header, which is sent once and then named by a byte.
-        other.call(LIVE, [("seqmesh-tenant", "x" * 1000)] * 100)
+        other.call(LIVE, [("seqmesh-tenant", "x" * 1000)] * 300)
         await other.until(lambda: other.closed)
 
         assert [ErrorCodes.ENHANCE_YOUR_CALM] == [code for _, code, _ in other.h2.goaways]
