@@ -25,7 +25,7 @@ class RpcLink(Protocol):
         """The call waits for a message: its client may send more of it."""
 
     def put(self, rpc: Rpc, data: bytes) -> None:
-        """Sends bytes of the call's answer. What cannot be sent yet waits in `Call.unsent`."""
+        """Sends bytes of the call's answer. What cannot be sent yet waits in `Rpc.unsent`."""
 
     def finish(self, rpc: Rpc) -> None:
         """Sends the call's end, when all that it has to say before is sent."""
