@@ -11,7 +11,6 @@ import ssl
 from typing import Any
 
 from grpc_health.v1 import health_pb2
-from hypercorn.config import Config
 
 from gateway.bounds.clients import PATIENCE_S
 from gateway.bounds.descriptors import CONNECTIONS_MAX
@@ -19,13 +18,14 @@ from gateway.grpc.health import Health
 from gateway.grpc.pb import pb
 from gateway.grpc.rpcs import Rpcs
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.wire.connection import HEARD_S, GrpcConnection
+from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.listening import listen
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
+from gateway.ports.tls import tls_context
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.process import logs
@@ -41,7 +41,7 @@ LITTLE_BYTES = 16 << 10
 (`gateway.settings.RPC_BYTES`)."""
 
 
-class GrpcServer(PortServer):
+class GrpcServer(PortServer[GrpcConnection]):
     """Serves calls on one port."""
 
     def __init__(
@@ -52,10 +52,10 @@ class GrpcServer(PortServer):
         settings: GatewaySettings,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """settings: with their bounds filled in (`GatewaySettings.bounded`). Raises OSError as `tls_context`."""
+        """settings: with their bounds filled in (`GatewaySettings.bounded`). Raises as `tls_context`."""
         # Behind a proxy all clients are one: a client may have all seats.
         share = Share(connections_max, connections_max)
-        super().__init__("grpc", [share], tls_context(settings), first_s=FIRST_S, end_s=PATIENCE_S)
+        super().__init__("grpc", [share], grpc_tls(settings), first_s=FIRST_S, end_s=PATIENCE_S)
         self._rpcs = rpcs
         self._servicer = servicer
         self._health = health
@@ -72,14 +72,14 @@ class GrpcServer(PortServer):
         requests are answered.
 
         grace_s    seconds until unanswered calls are cancelled
-        see_off_s  seconds until connections take no new call; None: HEARD_S
+        see_off_s  seconds until connections take no new call; None: SEE_OFF_S
         """
         self._health_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._health_task
         self._health.stop()
         self._servicer.leave()
-        await super().stop(grace_s, see_off_s=HEARD_S if see_off_s is None else see_off_s)
+        await super().stop(grace_s, see_off_s=see_off_s)
 
     @property
     def open_rpcs(self) -> int:
@@ -89,7 +89,7 @@ class GrpcServer(PortServer):
     def relieve(self, excess: int) -> int:
         """Gives memory of messages that are on their way back: ends the calls that keep most, however many connections
         they are spread over. Returns how many bytes that is."""
-        rpcs = [rpc for connection in self._grpc_connections() for rpc in connection.rpcs.values()]
+        rpcs = [rpc for connection in self._connections() for rpc in connection.rpcs.values()]
         large = [rpc for rpc in rpcs if rpc.messages.kept_bytes >= LITTLE_BYTES]
         given = count = 0
         for rpc in sorted(large, key=lambda rpc: -rpc.messages.kept_bytes):
@@ -106,14 +106,11 @@ class GrpcServer(PortServer):
         return GrpcConnection(self._rpcs.serve, seat, self._rules, self._limit, self._turns)
 
     def _leave(self) -> None:
-        for connection in self._grpc_connections():
+        for connection in self._connections():
             connection.leave()
 
     async def _close(self) -> None:
         self._servicer.stop()
-
-    def _grpc_connections(self) -> list[GrpcConnection]:
-        return [one for one in self._connections() if isinstance(one, GrpcConnection)]
 
     async def _watch_health(self) -> None:
         while True:
@@ -163,15 +160,9 @@ def connection_rules(settings: GatewaySettings) -> ConnectionRules:
     )
 
 
-def tls_context(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """The port's TLS; None: plain text. Raises OSError (ssl.SSLError is one) for a file that cannot be read."""
+def grpc_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """The port's TLS; None: plain text. Raises as `tls_context`."""
     if not settings.grpc_tls:
         return None
-    config = Config()
-    config.certfile, config.keyfile = settings.grpc_server_cert, settings.grpc_server_key
-    config.alpn_protocols = ["h2"]
-    if settings.grpc_root_cert:
-        config.ca_certs = settings.grpc_root_cert
-    if settings.grpc_use_ssl_mutual:
-        config.verify_mode = ssl.CERT_REQUIRED
-    return config.create_ssl_context()
+    cert, key, ca = settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
+    return tls_context(cert, key, ca, protocol="h2", asks_clients=settings.grpc_use_ssl_mutual)

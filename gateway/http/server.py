@@ -19,6 +19,7 @@ from gateway.http.hypercorn_connection import HypercornConnection
 from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
+from gateway.ports.tls import tls_context
 from gateway.settings import GatewaySettings, HttpParser
 
 CONNECTIONS: Mapping[HttpParser, Callable[[Any, Config, WorkerContext, Seat, UnreadAnswers], Connection]] = {
@@ -42,7 +43,7 @@ class Served:
     once: bool = False
 
 
-class HttpServer(PortServer):
+class HttpServer(PortServer[Connection]):
     """Serves ASGI applications on one port: each connection by the first of `served` that has a seat for it.
 
     When it stops, each open connection is closed with its next response, which says `Connection: close`. A client that
@@ -62,13 +63,12 @@ class HttpServer(PortServer):
         """
         self._served = {one.share: one for one in served}
         self._unread = unread or UnreadAnswers(UNLIMITED)
-        self._config = configured(settings)
-        self._config_once = configured(None)
+        self._config = configured()
+        self._config_once = configured()
         self._config_once.keep_alive_max_requests = 0
         self._context = WorkerContext(None)
         self._connect = CONNECTIONS[parser]
-        tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
-        super().__init__("http", [one.share for one in served], tls, first_s=HEAD_S, end_s=PATIENCE_S)
+        super().__init__("http", [one.share for one in served], http_tls(settings), first_s=HEAD_S, end_s=PATIENCE_S)
 
     def _connection(self, share: Share, seat: Seat) -> Connection:
         served = self._served[share]
@@ -83,16 +83,18 @@ class HttpServer(PortServer):
         await self._context.terminated.set()
 
 
-def configured(settings: GatewaySettings | None) -> Config:
+def configured() -> Config:
     config = Config()
     config.keep_alive_max_requests = UNLIMITED
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn")
-    if settings is not None and settings.http_server_cert:
-        config.certfile, config.keyfile = settings.http_server_cert, settings.http_server_key
-        config.alpn_protocols = ["http/1.1"]
-        if settings.http_root_cert:
-            config.ca_certs = settings.http_root_cert
-            config.verify_mode = ssl.CERT_REQUIRED
     return config
+
+
+def http_tls(settings: GatewaySettings | None) -> ssl.SSLContext | None:
+    """The port's TLS; None: plain text. Raises as `tls_context`."""
+    if settings is None or not settings.http_server_cert:
+        return None
+    cert, key, ca = settings.http_server_cert, settings.http_server_key, settings.http_root_cert
+    return tls_context(cert, key, ca, protocol="http/1.1", asks_clients=bool(ca))

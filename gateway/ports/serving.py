@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from errno import ECONNABORTED
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from gateway.ports.listening import quieten
 from gateway.ports.seats import Seat, Share, client_of
@@ -51,7 +51,10 @@ class PortConnection(Protocol):
         """Ends the connection: another one gets its seat."""
 
 
-class PortServer(ABC):
+C = TypeVar("C", bound=PortConnection)
+
+
+class PortServer(ABC, Generic[C]):
     """Serves the connections of one port.
 
     A connection is served by the first share that has a seat for it. If none has, it is closed.
@@ -70,7 +73,7 @@ class PortServer(ABC):
         self._tls = tls
         self._first_s = first_s
         self._times = {} if tls is None else {"ssl_handshake_timeout": first_s, "ssl_shutdown_timeout": end_s}
-        self._open: dict[asyncio.Task[None], PortConnection | None] = {}
+        self._open: dict[asyncio.Task[None], C | None] = {}
         self._left_at: float | None = None
         self._tell_at = 0.0
         self._listening: socket.socket | None = None
@@ -79,7 +82,7 @@ class PortServer(ABC):
         self.port = 0
 
     @abstractmethod
-    def _connection(self, share: Share, seat: Seat) -> PortConnection:
+    def _connection(self, share: Share, seat: Seat) -> C:
         """What serves a new connection."""
 
     @abstractmethod
@@ -190,7 +193,7 @@ class PortServer(ABC):
                 except Exception as error:  # noqa: BLE001  as in `_serve`
                     self._failed(error)
 
-    def _connections(self) -> list[PortConnection]:
+    def _connections(self) -> list[C]:
         return [connection for connection in self._open.values() if connection is not None]
 
     def _failed(self, error: Exception) -> None:

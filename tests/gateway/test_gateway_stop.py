@@ -135,7 +135,7 @@ async def frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
 async def test_a_grpc_client_is_told_to_leave_and_served_until_it_goes(
     gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.grpc.server.HEARD_S", 60.0)
+    monkeypatch.setattr("gateway.ports.serving.SEE_OFF_S", 60.0)
     async with gateway_running(gateway_settings) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.grpc_port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0)))

@@ -7,7 +7,7 @@ Calls do not share a window, so none of them keeps the others waiting. When fram
 `gateway.grpc.wire.receiving`, when answers are sent in `gateway.grpc.wire.sending`.
 
 A connection that ends tells its client first: the frame GOAWAY says that the connection takes no new call, and clients
-open another one without a word to their callers. What was on its way is still served. HEARD_S later a second frame
+open another one without a word to their callers. What was on its way is still served. SEE_OFF_S later a second frame
 names the last call that is served, later ones are refused so that clients repeat them elsewhere, and the connection
 ends with its last call.
 
@@ -46,6 +46,7 @@ from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.sending import Sending
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Seat
+from gateway.ports.serving import SEE_OFF_S
 from shared.contract.errors import RequestError, UnavailableError
 from shared.process import logs
 
@@ -54,14 +55,16 @@ CONNECTION_WINDOW_BYTES = (1 << 31) - 1
 received."""
 CREDITS = 2048
 """The connection's window opens by such a part of it, 1 MiB: many calls that are not read must not keep it shut."""
-HEARD_S = 0.5
-"""How long a client is served as before after it was told to leave."""
 LINGER_S = 2.0
 """How long the client of a connection that has ended may take to close it. What it sends meanwhile is dropped."""
 AGE_SPREAD = 0.1
 """Connections that were opened together do not reach their age together: they vary by this part of it."""
 NEWEST = (1 << 31) - 1
 """Stands for the last call in a GOAWAY that refuses none."""
+UNKNOWN = ("unknown", 0)
+"""The address of a client that has left before its connection was looked at."""
+CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 4, 8, 12, 13
+"""Statuses of gRPC with which a connection ends calls itself."""
 
 Serve = Callable[[Rpc], Coroutine[Any, Any, None]]
 
@@ -177,7 +180,7 @@ class GrpcConnection(asyncio.Protocol):
             self.leave()
             if self._rules.grace_s and now >= self._old_at + self._rules.grace_s:
                 self._transport.abort()
-        if self._told_at is not None and now >= self._told_at + HEARD_S:
+        if self._told_at is not None and now >= self._told_at + SEE_OFF_S:
             self.see_off()
         if self._pings.is_due(now, has_rpcs=bool(self.rpcs)):
             self._http2.ping(b"keptlive")
@@ -388,14 +391,6 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.write_eof()
         else:
             self._transport.close()
-
-
-CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 4, 8, 12, 13
-"""Statuses of gRPC with which a connection ends calls itself."""
-
-
-UNKNOWN = ("unknown", 0)
-"""The address of a client that has left before its connection was looked at."""
 
 
 def peer_text(address: tuple[Any, ...]) -> str:

@@ -20,7 +20,7 @@ from gateway.grpc.wire.opening import HEADER_BYTES_MAX
 WINDOW_BYTES = 256 << 10
 """How much of a call is received before it is read. With 64 KiB, requests of that size take 1.5 times as long."""
 STREAMS_MAX = (1 << 31) - 1
-"""The calls of all connections together are bounded (`gateway.grpc.wire.connection.RpcLimit`)."""
+"""The calls of all connections together are bounded (`gateway.grpc.wire.rules.RpcLimit`)."""
 SWEEP_AT_LEAST = 16
 SIZE_BYTES = 3
 """With which each frame begins."""
@@ -109,7 +109,7 @@ class Http2(H2Connection):
     def _begin_new_stream(self, stream_id: int, allowed_ids: AllowedStreamIDs) -> H2Stream:
         """h2 ends the connection where `content-length` is wrong. Here nothing needs it: messages say their lengths."""
         stream = super()._begin_new_stream(stream_id, allowed_ids)
-        stream._initialize_content_length = ignore  # type: ignore[method-assign]  # noqa: SLF001
+        stream._initialize_content_length = lambda _headers: None  # type: ignore[method-assign]  # noqa: SLF001
         return stream
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Any], list[Event]]:
@@ -126,7 +126,3 @@ class Http2(H2Connection):
         """A client that leaves still gets the answers to what it has asked. For h2 the connection would be closed."""
         del frame
         return [], [ConnectionTerminated()]
-
-
-def ignore(headers: object) -> None:
-    """Does nothing."""

@@ -23,12 +23,11 @@ from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.grpc.test_stream import request
+from tests.gateway.grpc.wire.peer import INFER, STREAM
 from tests.gateway.hostile import Target, connected
 
 MESSAGE_MAX = 4 << 20
 ROOM = 8 << 20
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Status = grpc.StatusCode
 NO_MEMORY = "the gateway has no memory for the messages that are on their way"
 SOON_S = 60.0

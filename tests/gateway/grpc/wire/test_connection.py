@@ -23,7 +23,7 @@ from gateway.grpc.wire.rpc import Rpc
 from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError
 from tests.gateway.cycles import nothing_stays
-from tests.gateway.grpc.test_stream import request
+from tests.gateway.grpc.test_intake import sized
 from tests.gateway.grpc.wire.peer import INFER, LIVE, SOON_S, STREAM, Peer, peer_of
 
 Serving = Callable[..., contextlib.AbstractAsyncContextManager[GrpcServer]]
@@ -58,13 +58,6 @@ def serving(
 async def peer(rpc_server: GrpcServer) -> AsyncIterator[Peer]:
     async with peer_of(rpc_server.port) as peer:
         yield peer
-
-
-def sized(size: int, number: int = 0) -> bytes:
-    made = request(number)
-    made.inputs[0].datatype, made.inputs[0].shape[:] = "UINT8", [size]
-    made.raw_input_contents[0] = bytes(size)
-    return made.SerializeToString()
 
 
 async def is_served(peer: Peer) -> bool:
