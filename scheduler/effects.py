@@ -24,6 +24,7 @@ from scheduler.core.actions import (
     Pause,
     Publish,
     Reclaim,
+    ReclaimPart,
     Reject,
     Vacate,
     WantSlots,
@@ -79,6 +80,21 @@ class MeshAccess:
         self.polls = Polls(membership)
 
 
+class TakeoverProgress:
+    """How far an executor's sequences are taken.
+
+    looked_at  the entry up to which the inbox was looked at, by shard
+    sequences  how many were taken
+    steps      entries of the inbox that were moved on
+    """
+
+    def __init__(self, shards: Iterable[ShardId]) -> None:
+        self.begun_s = time.monotonic()
+        self.looked_at = dict.fromkeys(shards, "0-0")
+        self.sequences = 0
+        self.steps = 0
+
+
 class EffectPerformer:
     """Carries out the actions of the leader of one model in one term.
 
@@ -95,6 +111,7 @@ class EffectPerformer:
         self._term = term
         self._tombstone_ms = tombstone_ms
         self._done: dict[tuple[ShardId, str], list[bytes]] = {}
+        self._takeovers: dict[ExecutorId, TakeoverProgress] = {}
 
     async def perform(self, actions: Sequence[Action]) -> list[Event]:
         """Carries the actions out, in order.
@@ -135,9 +152,11 @@ class EffectPerformer:
 
     async def _perform_one(self, action: Action) -> list[Event]:
         match action:
-            case Reclaim(executor, cause, only):
-                await self._take_over(executor, only)
-                return [Reclaimed(executor, cause)] if not only else []
+            case Reclaim(executor, _, only):
+                await self._reclaim(executor, only)
+                return []
+            case ReclaimPart(executor, cause):
+                return [Reclaimed(executor, await self._reclaim_part(executor), cause)]
             case Drain(executor):
                 await self._drain(executor, alive=True)
                 return []
@@ -275,48 +294,70 @@ class EffectPerformer:
 
     # -- takeover -------------------------------------------------------------------------------------------------
 
-    async def _take_over(self, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
-        """Takes every sequence of the model from the executor, then moves on the steps in its inbox.
+    async def _reclaim(self, executor: ExecutorId, only: tuple[str, ...]) -> None:
+        """Takes sequences of the model from an executor that lives, then moves on the steps in its inbox.
 
-        The order matters: `submit` puts steps only into the inbox of the sequence's owner. Once the executor owns no
-        sequence, no step can come in behind the one that was drained last.
+        The order matters: `submit` puts steps only into the inbox of the sequence's owner. Once the executor owns none
+        of the sequences, no step can come in behind the one that was drained last.
         """
-        begin = time.monotonic()
-        # `lost` decides what clients and metrics are told. Taking sequences of an unloaded version, or of an executor
-        # that leaves in order, is no loss.
-        lost = not only and not await self._mesh.membership.is_leaving(executor)
-        sequences = await self._reclaim(executor, only, lost=lost)
-        steps = await self._drain(executor, alive=bool(only))
-        if sequences or steps:
+        takeover = TakeoverProgress(self._keys.shard_ids())
+        shards = self._keys.shard_ids()
+        taken = 1
+        while taken:
+            counts = await self._run([self._taking(executor, shard, only=only) for shard in shards])
+            taken = sum(count for count, _ in counts)
+            takeover.sequences += taken
+        takeover.steps = await self._drain(executor, alive=True)
+        self._tell_taken_over(executor, takeover)
+
+    async def _reclaim_part(self, executor: ExecutorId) -> bool:
+        """Takes some sequences from a lost executor, and moves on the steps that it looked at for that. True if there
+        are no more: then it has moved on all steps, as `_reclaim` does."""
+        takeover = self._takeovers.setdefault(executor, TakeoverProgress(self._keys.shard_ids()))
+        # `lost` decides what clients and metrics are told. An executor that leaves in order is no loss.
+        lost = not await self._mesh.membership.is_leaving(executor)
+        calls = [self._taking(executor, shard, after=after, lost=lost) for shard, after in takeover.looked_at.items()]
+        counts = dict(zip(takeover.looked_at, await self._run(calls), strict=True))
+        takeover.sequences += sum(taken for taken, _ in counts.values())
+        entries = {shard: looked_at for shard, (_, looked_at) in counts.items() if looked_at}
+        drains = [
+            self._scripts.drain(executor, shard=shard, after=takeover.looked_at[shard], count=count)
+            for shard, count in entries.items()
+        ]
+        for shard, (last, looked_at, stayed) in zip(entries, await self._run(drains), strict=True):
+            takeover.looked_at[shard] = last
+            takeover.steps += looked_at - stayed
+        if any(taken or looked_at for taken, looked_at in counts.values()):
+            return False
+        takeover.steps += await self._drain(executor, alive=False)
+        self._tell_taken_over(executor, self._takeovers.pop(executor))
+        return True
+
+    def _taking(
+        self, executor: ExecutorId, shard: ShardId, *, after: str = "", only: tuple[str, ...] = (), lost: bool = False
+    ) -> Call[tuple[int, int]]:
+        return self._scripts.reclaim(
+            executor,
+            shard=shard,
+            model=self._model,
+            term=self._term,
+            count=RECLAIM_COUNT,
+            tombstone_ms=self._tombstone_ms,
+            after=after,
+            only=only,
+            lost=lost,
+        )
+
+    def _tell_taken_over(self, executor: ExecutorId, takeover: TakeoverProgress) -> None:
+        if takeover.sequences or takeover.steps:
             logs.info(
                 "sequences taken over",
                 executor=executor,
                 model=self._model,
-                sequences=sequences,
-                inbox_entries=steps,
-                ms=round((time.monotonic() - begin) * 1000),
+                sequences=takeover.sequences,
+                inbox_entries=takeover.steps,
+                ms=round((time.monotonic() - takeover.begun_s) * 1000),
             )
-
-    async def _reclaim(self, executor: ExecutorId, only: tuple[str, ...], *, lost: bool) -> int:
-        total, shards = 0, self._keys.shard_ids()
-        while shards:
-            calls = [
-                self._scripts.reclaim(
-                    executor,
-                    shard=shard,
-                    model=self._model,
-                    term=self._term,
-                    count=RECLAIM_COUNT,
-                    tombstone_ms=self._tombstone_ms,
-                    only=only,
-                    lost=lost,
-                )
-                for shard in shards
-            ]
-            counts = await self._run(calls)
-            total += sum(counts)
-            shards = [shard for shard, count in zip(shards, counts, strict=True) if count]
-        return total
 
     async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
         """Goes through every entry of the executor's inboxes once. Returns how many were moved on."""

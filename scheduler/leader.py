@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
 from scheduler.core.actions import Action
-from scheduler.core.decide import UNREADABLE, decide, drain_all, is_due
+from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due
 from scheduler.core.events import ClockRead, Event, SequenceOver, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
@@ -131,6 +131,10 @@ class Leader:
             await self._wake.wait()
             self._wake.clear()
             await self._turn()
+            if in_takeover(self.state):
+                # The next turn does the next part. What the last one took is read meanwhile.
+                self._wake.set()
+                await asyncio.sleep(0)
 
     async def _rebuild(self) -> None:
         await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
@@ -155,6 +159,7 @@ class Leader:
             live=sum(s.phase is SequencePhase.LIVE for s in self.state.sequences.values()),
         )
         self._since = heard_at
+        self._wake.set()
 
     async def _turn(self) -> None:
         self._is_stirred = True

@@ -217,11 +217,10 @@ class ScriptedMesh:
     async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""
         for shard in self.keys.shard_ids():
-            while await self.scripts.run(
-                self.scripts.reclaim(
-                    dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms, lost=lost
-                )
-            ):
+            reclaim = self.scripts.reclaim(
+                dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms, lost=lost
+            )
+            while await self.scripts.run(reclaim) != (0, 0):
                 pass
             after, looked_at = "0-0", 1
             while looked_at:

@@ -18,33 +18,31 @@ from shared.store.membership import Membership
 from shared.store.reading import text_of
 from shared.store.redis_client import CONNECTION_LOST
 
+RECORDS_PER_READ = 256
+
 
 async def models_that_stay(redis: Redis, keys: Keyspace, executor: ExecutorId, models: Iterable[str]) -> set[str]:
     """The models of which an executor owns a sequence whose state is nowhere else.
 
     Raises one of `CONNECTION_LOST`.
     """
-    places = [(model, shard) for model in sorted(set(models)) for shard in keys.shard_ids()]
-    if not places:
-        return set()
+    return {model for model in sorted(set(models)) if await _is_bound(redis, keys, executor, model)}
+
+
+async def _is_bound(redis: Redis, keys: Keyspace, executor: ExecutorId, model: str) -> bool:
+    """Whether the executor owns a sequence of the model whose state is nowhere else."""
     pipe = redis.pipeline(transaction=False)
-    for model, shard in places:
+    for shard in keys.shard_ids():
         pipe.smembers(keys.owned(shard, executor, model))
-    owned = [
-        (model, SequenceId(text_of(name)))
-        for (model, _), members in zip(places, await pipe.execute(), strict=True)
-        for name in members
-    ]
-    pipe = redis.pipeline(transaction=False)
-    for _, sequence in owned:
-        pipe.hmget(keys.sequence(sequence).record, STATE, DURABLE)
-    if not owned:
-        return set()
-    return {
-        model
-        for (model, _), (state, durable) in zip(owned, await pipe.execute(), strict=True)
-        if state == LIVE and durable != b"1"
-    }
+    owned = [SequenceId(text_of(name)) for members in await pipe.execute() for name in members]
+    # In parts: there may be hundreds of thousands, and this process serves them meanwhile.
+    for begin in range(0, len(owned), RECORDS_PER_READ):
+        pipe = redis.pipeline(transaction=False)
+        for sequence in owned[begin : begin + RECORDS_PER_READ]:
+            pipe.hmget(keys.sequence(sequence).record, STATE, DURABLE)
+        if any(state == LIVE and durable != b"1" for state, durable in await pipe.execute()):
+            return True
+    return False
 
 
 class Draining:

@@ -52,10 +52,9 @@ class WantSlots:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Take sequences of the model away from an executor, then move the steps in its inbox on (`Drain`).
+    """Take all sequences of the model away from an executor that lives, then move the steps in its inbox on (`Drain`).
 
-    Each sequence comes back as a moving `SequenceWaits`. When all are taken, `Reclaimed` comes back, unless `only` is
-    given.
+    Each sequence comes back as a moving `SequenceWaits`.
 
     only  take sequences of these versions only, which the executor serves no more; (): every sequence
     """
@@ -63,6 +62,17 @@ class Reclaim:
     executor: ExecutorId
     cause: str = ""
     only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimPart:
+    """Do as `Reclaim` does with some sequences of a lost executor: first with those that have a step in its inbox.
+
+    `Reclaimed` comes back, and says whether there are more.
+    """
+
+    executor: ExecutorId
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,7 @@ Action = (
     | Pause
     | Dismiss
     | Reclaim
+    | ReclaimPart
     | Drain
     | Forget
     | Reject

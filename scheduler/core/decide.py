@@ -7,7 +7,7 @@ given to others. A late or repeated event is recognised by its entry or its epoc
 from __future__ import annotations
 
 from scheduler.core import balance, expiry, forecasts, paging
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
 from scheduler.core.events import (
     Assigned,
     ClockRead,
@@ -86,8 +86,7 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
         case Vacated():
             return vacated(state, event)
         case ClockRead():
-            state.now_ms = max(state.now_ms, event.now_ms)
-            return []
+            return clock_read(state, event)
         case Looked():
             return looked(state, event)
         case Tick():
@@ -334,11 +333,14 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
         return []
     state.move_executor(executor, "lost", event.cause)
     executor.versions = ()
-    return take_all(state, executor, event.cause)
+    held = state.held_by(executor.executor)
+    furnish(state, executor)
+    drop(state, held, event.cause)
+    return [ReclaimPart(executor.executor, event.cause)]
 
 
 def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
-    """Takes every sequence from an executor. Its slots are then empty; a lost executor has none."""
+    """Takes every sequence from an executor that lives. Its slots are then empty."""
     held = state.held_by(executor.executor)
     furnish(state, executor)
     drop(state, held, cause)
@@ -346,9 +348,9 @@ def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]
 
 
 def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
-    """A lost executor owns nothing of this model any more."""
+    """Some of a lost executor's sequences were taken. `clock_read` has more of them taken, until there are none."""
     executor = state.executors.get(event.executor)
-    if executor is not None and executor.phase is ExecutorPhase.LOST:
+    if event.is_all and executor is not None and executor.phase is ExecutorPhase.LOST:
         state.move_executor(executor, "emptied", event.cause)
         executor.quiet_since_ms = state.now_ms
     return []
@@ -391,6 +393,13 @@ def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: s
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
+
+
+def clock_read(state: LeaderState, event: ClockRead) -> list[Action]:
+    """A turn begins: every takeover goes on by a part. In between, what was taken gets its slots: so nobody waits until
+    all of tens of thousands are taken."""
+    state.now_ms = max(state.now_ms, event.now_ms)
+    return [ReclaimPart(executor, event.cause) for executor in in_takeover(state)]
 
 
 def tick(state: LeaderState, event: Tick) -> list[Action]:
@@ -477,6 +486,11 @@ def drain_all(state: LeaderState) -> list[Action]:
     """Drains every serving executor after a rebuild: the former leader may have reclaimed sequences from it and ended
     before it moved on their steps."""
     return [Drain(executor) for executor in serving(state)]
+
+
+def in_takeover(state: LeaderState) -> list[ExecutorId]:
+    """The executors whose sequences are being taken, by id."""
+    return sorted(e.executor for e in state.executors.values() if e.phase is ExecutorPhase.LOST)
 
 
 def serving(state: LeaderState) -> list[ExecutorId]:

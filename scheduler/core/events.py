@@ -201,9 +201,13 @@ class SharesSeen:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds no step of one."""
+    """A `ReclaimPart` is done.
+
+    is_all  the executor owns no sequence of the model any more, and its inbox holds no step of one
+    """
 
     executor: ExecutorId
+    is_all: bool
     cause: str = ""
 
 
@@ -235,7 +239,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ClockRead:
-    """The time by the clock of Redis. Comes before the events of a turn, and does nothing but set the state's time."""
+    """The time by the clock of Redis. Comes before the events of a turn, and lets takeovers go on."""
 
     now_ms: int
     cause: str = ""

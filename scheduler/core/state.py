@@ -51,7 +51,7 @@ class ExecutorPhase(StrEnum):
     """The phase of an executor. An executor that comes back has a new id, so no move leads back from LOST.
 
     SERVING  its slots are given to sequences
-    LOST     its sequences are being reclaimed
+    LOST     its sequences are being reclaimed, a part in each turn
     EMPTY    it owns no sequence of this model; its registration is removed when that is true of every model
     """
 

@@ -184,16 +184,24 @@ class Scripts(ScriptSender):
         term: Term,
         count: int,
         tombstone_ms: int,
+        after: str = "",
         only: Iterable[str] = (),
         lost: bool = False,
-    ) -> Call[int]:
-        """Takes up to `count` sequences from an executor; returns how many it took or looked at, 0 when none is left.
+    ) -> Call[tuple[int, int]]:
+        """Takes up to `count` sequences from an executor.
 
-        only  takes sequences of these versions only
-        lost  the executor is dead: a step with which `LOST_OWNERS_MAX` owners in a row were lost is given up
+        after    first those with a step in the executor's inbox behind this entry; "": the inbox is not looked at
+        only     takes sequences of these versions only; without `after`
+        lost     the executor is dead: a step with which `LOST_OWNERS_MAX` owners in a row were lost is given up
+        returns  how many sequences were taken, and how many entries were looked at; (0, 0) when none is left
         """
-        keys = [*self._of_leader(shard, model), self._keys.owned(shard, executor, model)]
-        return Call("reclaim", keys, [term, executor, count, tombstone_ms, LOST_OWNERS_MAX if lost else 0, *only], int)
+        keys = [
+            *self._of_leader(shard, model),
+            self._keys.owned(shard, executor, model),
+            self._keys.inbox(shard, executor),
+        ]
+        owners_max = LOST_OWNERS_MAX if lost else 0
+        return Call("reclaim", keys, [term, executor, count, tombstone_ms, owners_max, after, *only], tuple)
 
     def reload(
         self,

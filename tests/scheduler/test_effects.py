@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.actions import LookForExpired, Reclaim, Vacate, WantSlots
-from scheduler.core.events import Vacated
+from scheduler.core.actions import LookForExpired, Reclaim, ReclaimPart, Vacate, WantSlots
+from scheduler.core.events import Reclaimed, Vacated
 from scheduler.core.slots import SlotAddress
 from scheduler.effects import EffectPerformer
-from shared.contract.ids import Epoch, InstanceIndex, SlotIndex, sequence_id
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, sequence_id
 from tests.scheduler.stage import MODEL, Stage
 
 SEVEN = sequence_id(MODEL, "", 7)
@@ -41,6 +41,14 @@ async def performer(
     yield one
 
 
+async def take_over(leader: EffectPerformer, executor: ExecutorId) -> int:
+    """Takes all from a lost executor, as the turns of a leader do. Returns in how many parts."""
+    parts = 1
+    while await leader.perform([ReclaimPart(executor)]) != [Reclaimed(executor, is_all=True)]:
+        parts += 1
+    return parts
+
+
 @pytest.mark.leaves_sequences
 @pytest.mark.parametrize("only", [(), ("1",)], ids=["its executor is lost", "its version is withdrawn"])
 async def test_steps_that_come_during_a_takeover_are_moved_on_with_the_others(
@@ -61,7 +69,7 @@ async def test_steps_that_come_during_a_takeover_are_moved_on_with_the_others(
         came += 1
 
     async with performer(stage, before=a_step_comes) as leader:
-        await leader.perform([Reclaim(e1, only=only)])
+        await (leader.perform([Reclaim(e1, only=only)]) if only else take_over(leader, e1))
 
     assert came > 2
     assert [] == await stage.inbox(e1)
@@ -100,9 +108,33 @@ async def test_a_takeover_takes_all_however_many_calls_that_needs(
     await stage.kill(e1)
 
     async with performer(stage) as leader:
-        await leader.perform([Reclaim(e1)])
+        assert await take_over(leader, e1) > 2
 
     assert ["m"] * 20 == [(await stage.record(number))["st"] for number in range(1, 21)]
+    assert [] == await stage.inbox(e1)
+
+
+@pytest.mark.leaves_sequences
+async def test_the_first_part_of_a_takeover_has_the_sequences_that_somebody_waits_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.effects.RECLAIM_COUNT", 2)
+    e1 = await stage.join("e1", slots=64)
+    async with stage.scheduler():
+        await stage.start_many(60)
+        await stage.live(*range(1, 61))
+        await stage.commit(await stage.inbox(e1), e1)
+    by_shard = {stage.keys.shard_of(sequence_id(MODEL, "", number)): number for number in range(1, 61)}
+    for number in by_shard.values():
+        await stage.submit(number)
+    await stage.kill(e1)
+
+    async with performer(stage) as leader:
+        assert [Reclaimed(e1, is_all=False)] == await leader.perform([ReclaimPart(e1)])
+
+    states = {number: (await stage.record(number))["st"] for number in range(1, 61)}
+    assert {"m"} == {states[number] for number in by_shard.values()}
+    assert list(states.values()).count("l") >= 60 - 2 * len(by_shard)
     assert [] == await stage.inbox(e1)
 
 

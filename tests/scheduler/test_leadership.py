@@ -14,7 +14,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, ReclaimPart, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import ExecutorPhase, Policy
@@ -173,6 +173,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     actions: list[Action] = [
         Assign(QUESTION, place, entry),
         Reclaim(ExecutorId("e1")),
+        ReclaimPart(ExecutorId("e1")),
         Reject(QUESTION, entry, "1", "no"),
         LookForExpired(10),
         Dismiss(QUESTION, parse_entry((await stage.record(1))["be"].encode(), stage.keys.shard_of(QUESTION))),
@@ -278,11 +279,12 @@ async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
         await stage.until(settled)
         await stage.kill(ExecutorId("e2"))
 
-        async def moving() -> bool:
+        async def taken() -> bool:
             seen = view(first.leaders[MODEL].state)
-            return any(is_moving for _, _, is_moving in seen.waiting) and len(seen.live) + len(seen.waiting) == 11
+            is_emptied = (ExecutorId("e2"), ExecutorPhase.EMPTY) in seen.executors
+            return is_emptied and len(seen.live) + len(seen.waiting) == 11
 
-        await stage.until(moving)
+        await stage.until(taken)
         before = view(first.leaders[MODEL].state)
     async with stage.scheduler(name="s2") as second:
         after: StateView | None = None

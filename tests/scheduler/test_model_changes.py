@@ -49,7 +49,8 @@ async def reclaim_only(mesh: ScriptedMesh, *only: str, count: int = 9) -> list[i
         call = mesh.scripts.reclaim(
             ALICE, shard=shard, model="sum", term=mesh.term, count=count, tombstone_ms=1000, only=only
         )
-        taken.append(await mesh.scripts.run(call))
+        count_taken, _ = await mesh.scripts.run(call)
+        taken.append(count_taken)
     return taken
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from scheduler.core import decide
 from shared.contract.ids import Epoch, ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor
+from shared.store.link import Link
+from shared.store.script_sender import Call
 from shared.store.script_values import CancelCode, CommitCode, StepCommit, StepOutcome, VacateCode, Vacation
 from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
@@ -488,6 +492,37 @@ async def test_reply_to_a_refused_sequence_is_an_error_for_every_step(stage: Sta
 
 
 @pytest.mark.leaves_sequences
+async def test_sequences_have_new_owners_while_others_are_still_being_taken(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all of a lost executor's sequences would wait until the last one of them is taken."""
+    monkeypatch.setattr("scheduler.effects.RECLAIM_COUNT", 1)
+    called: list[str] = []
+    run_all = stage.mesh.scripts.run_all
+
+    async def noted(calls: Sequence[Call[Any]], link: Link | None = None) -> list[Any]:
+        called.extend(call.script for call in calls)
+        return await run_all(calls, link)
+
+    monkeypatch.setattr(stage.mesh.scripts, "run_all", noted)
+    e1 = await stage.join("e1", slots=120)
+    async with stage.scheduler():
+        await stage.start_many(120)
+        await stage.live(*range(1, 121))
+        e2 = await stage.join("e2", slots=120)
+        called.clear()
+        await stage.kill(e1)
+
+        async def all_at_e2() -> bool:
+            return len(await stage.inbox(e2)) == 120
+
+        await stage.until(all_at_e2)
+
+    last = max(index for index, script in enumerate(called) if script == "reclaim")
+    assert "assign" in called[called.index("reclaim") : last]
+
+
+@pytest.mark.leaves_sequences
 async def test_steps_that_a_dead_leader_did_not_move_on_are_moved_by_the_next(stage: Stage) -> None:
     """It died between taking the sequences of a living executor and moving their steps. They come back to the same
     executor under a new epoch; what it is to be told of other sequences stays in its inbox."""
@@ -501,7 +536,7 @@ async def test_steps_that_a_dead_leader_did_not_move_on_are_moved_by_the_next(st
     await stage.commands.xadd(stage.keys.inbox(shard, e1), {"k": "expired", "q": "gone", "e": "1"})
     term = await stage.term()
     call = stage.scripts.reclaim(e1, shard=shard, model="sum", term=term, count=10, tombstone_ms=1000)
-    assert 1 == await stage.scripts.run(call)
+    assert (1, 0) == await stage.scripts.run(call)
     async with stage.scheduler():
         (record,) = await stage.live(1)
 

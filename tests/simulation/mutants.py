@@ -74,10 +74,13 @@ class Mutant:
             yield
 
 
-async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
-    """In the place of `EffectPerformer._take_over`: what was in the inbox still belongs to the lost executor."""
-    await self._drain(executor, alive=bool(only))
-    await self._reclaim(executor, only, lost=True)
+async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId) -> bool:
+    """In the place of `EffectPerformer._reclaim_part`: what was in the inbox still belongs to the lost executor."""
+    await self._drain(executor, alive=False)
+    shards = self._keys.shard_ids()
+    while any(taken for taken, _ in await self._run([self._taking(executor, shard, lost=True) for shard in shards])):
+        pass
+    return True
 
 
 def delivered_without_waking(self: Leader, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
@@ -250,7 +253,7 @@ MUTANTS = (
     Mutant(
         "inbox first",
         "steps in a lost executor's inbox wait until it is forgotten",
-        code={"scheduler.effects.EffectPerformer._take_over": inbox_before_sequences},
+        code={"scheduler.effects.EffectPerformer._reclaim_part": inbox_before_sequences},
         late="killed executor",
     ),
     Mutant(

@@ -119,6 +119,7 @@ class Executor:
 
     saved  how many requests of a state the last checkpoint holds
     lost   a leader has said so; it may not have heard of it
+    looked_at  the inbox was looked at up to this entry while its sequences were taken
     """
 
     bench: Bench
@@ -137,6 +138,7 @@ class Executor:
     leaving: list[tuple[SequenceId, Epoch]] = field(default_factory=list[tuple[SequenceId, Epoch]])
     lost: bool = False
     emptied: bool = False
+    looked_at: str = "0-0"
 
     def __post_init__(self) -> None:
         mixed = Mixed(self.bench.durable, self.recovery)

@@ -513,20 +513,32 @@ class Fuzz:
                 self.drain(executor)
                 executor.emptied = True
 
-    def reclaim(self, leader: Leader, executor: Executor, *, lost: bool) -> int:
+    def reclaim(self, leader: Leader, executor: Executor, *, lost: bool) -> bool:
+        """One call: it takes any sequence, or one with a step in the inbox. False if there are no more."""
         owned = self.keys.owned(SHARD, executor.name, MODEL)
         before = self.do("SMEMBERS", owned)
+        looked_at = self.chance.choice((executor.looked_at, ""))
         call = self.scripts.reclaim(
-            executor.name, shard=SHARD, model=MODEL, term=leader.term, count=1, tombstone_ms=TOMBSTONE_MS, lost=lost
+            executor.name,
+            shard=SHARD,
+            model=MODEL,
+            term=leader.term,
+            count=1,
+            tombstone_ms=TOMBSTONE_MS,
+            after=looked_at,
+            lost=lost,
         )
-        count = self.run(call)
+        taken, entries = self.run(call)
         after = self.do("SMEMBERS", owned)
-        self.truth.losses += lost and count
+        self.truth.losses += taken if lost else 0
+        if entries:
+            drain = self.scripts.drain(executor.name, shard=SHARD, after=looked_at, count=entries)
+            executor.looked_at, _, _ = self.run(drain)
         for name in before:
             if name not in after:
                 self.tell(f"{name.decode()} is taken from {executor.name}")
                 self.truth.taken(SequenceId(name.decode()), lost=True)
-        return count
+        return bool(taken or entries)
 
     def drain(self, executor: Executor) -> None:
         """Moves what is not its own on."""

@@ -2,17 +2,20 @@
 -- Each sequence goes to the starts stream with kind m, which is served before new sequences, and `assign` gives it a
 -- new owner. A sequence that may be paged and has no open step is paged: it needs no owner before its next step.
 --
--- KEYS   those of leader.lua   7 owned sequences of (executor, model)
+-- KEYS   those of leader.lua   7 owned sequences of (executor, model)   8 the executor's inbox
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms
 --        5 owners that may be lost with the same next step before that step is given up (0: this executor leaves, it is
 --          not lost)
---        then, to take only some: their versions
--- reply  number of sequences taken or looked at; 0 if the executor owns none (of these versions) any more
+--        6 the sequences with a step in the inbox behind this entry are taken first: somebody may wait for its answer;
+--          '' the inbox is not looked at
+--        then, to take only some: their versions; with '' before them
+-- reply  {number of sequences taken, entries of the inbox looked at}; {0, 0} if the executor owns no sequence (of these
+--        versions) any more, and nothing stands behind that entry
 
-local OWNED = KEYS[MODEL_KEYS + 1]
+local OWNED, INBOX = KEYS[MODEL_KEYS + 1], KEYS[MODEL_KEYS + 2]
 
 local versions = nil
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   versions = versions or {}
   versions[ARGV[i]] = true
 end
@@ -56,19 +59,36 @@ local function reclaim(sid)
   count_line(LINE, 's:' .. got[8], accepted - committed)
 end
 
+local most = tonumber(ARGV[3])
+
+local function take(sid)
+  for_one(BASE .. 'seq:' .. sid, reclaim, sid)
+end
+
 if versions then
   local taken = 0
   for _, sid in ipairs(redis.call('SMEMBERS', OWNED)) do
-    if taken == tonumber(ARGV[3]) then break end
+    if taken == most then break end
     if versions[redis.call('HGET', BASE .. 'seq:' .. sid, 'vr') or ''] then
       redis.call('SREM', OWNED, sid)
-      for_one(BASE .. 'seq:' .. sid, reclaim, sid)
+      take(sid)
       taken = taken + 1
     end
   end
-  return taken
+  return { taken, 0 }
 end
 
-local members = redis.call('SPOP', OWNED, ARGV[3])
-for _, sid in ipairs(members) do for_one(BASE .. 'seq:' .. sid, reclaim, sid) end
-return #members
+local entries = ARGV[6] ~= '' and redis.call('XRANGE', INBOX, '(' .. ARGV[6], '+', 'COUNT', most) or {}
+local taken = 0
+for _, entry in ipairs(entries) do
+  local sid = fields_of(entry).q
+  if sid and redis.call('SREM', OWNED, sid) == 1 then
+    take(sid)
+    taken = taken + 1
+  end
+end
+-- The others follow when every step in the inbox has been looked at.
+if #entries == most then return { taken, #entries } end
+local others = redis.call('SPOP', OWNED, most - taken)
+for _, sid in ipairs(others) do take(sid) end
+return { taken + #others, #entries }

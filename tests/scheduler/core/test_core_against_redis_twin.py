@@ -26,14 +26,16 @@ from scheduler.core.actions import (
     Pause,
     Publish,
     Reclaim,
+    ReclaimPart,
     Reject,
     Vacate,
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.decide import decide, is_due
+from scheduler.core.decide import decide, in_takeover, is_due
 from scheduler.core.events import (
     Assigned,
+    ClockRead,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -138,16 +140,16 @@ class Twin:
         self.leaves_the_line(record)
         return Assigned(action.sequence, action.entry, record.epoch)
 
-    def reclaim(self, executor: ExecutorId) -> Event:
-        """reclaim.lua until nothing is left."""
-        for sequence, record in list(self.records.items()):
-            if record.place is not None and record.place.executor == executor:
-                if not record.busy:
-                    self.page(record)
-                    continue
-                record.moving = True
-                self.waits(sequence, record)
-        return Reclaimed(executor)
+    def reclaim(self, executor: ExecutorId, most: int) -> bool:
+        """reclaim.lua. True if nothing was left."""
+        owned = [(s, r) for s, r in self.records.items() if r.place is not None and r.place.executor == executor]
+        for sequence, record in owned[:most]:
+            if not record.busy:
+                self.page(record)
+                continue
+            record.moving = True
+            self.waits(sequence, record)
+        return not owned
 
     def page(self, record: Record) -> None:
         """A sequence gives up its slot."""
@@ -377,6 +379,10 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.known = set(self.twin.executors)
 
     @rule()
+    def leader_begins_a_turn(self) -> None:
+        self.tell(ClockRead(self.twin.now_ms))
+
+    @rule()
     def leader_ticks(self) -> None:
         self.tell(Tick(self.twin.now_ms))
 
@@ -426,7 +432,10 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 self.twin.wanted = count
                 return []
             case Reclaim(executor):
-                return [self.twin.reclaim(executor)]
+                self.twin.reclaim(executor, most=len(SEQUENCES))
+                return []
+            case ReclaimPart(executor):
+                return [Reclaimed(executor, self.twin.reclaim(executor, most=1))]
             case Reject():
                 self.twin.reject(action)
                 return []
@@ -468,7 +477,12 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.everybody_gets_a_turn()
 
     def hear_everything(self) -> None:
-        while any(waits.entry > self.read_starts for waits in self.twin.starts) or self.twin.feed:
+        while (
+            in_takeover(self.state)
+            or any(waits.entry > self.read_starts for waits in self.twin.starts)
+            or self.twin.feed
+        ):
+            self.leader_begins_a_turn()
             self.leader_reads_feed(most=100)
             self.leader_reads_starts(most=100)
         self.leader_reads_news()

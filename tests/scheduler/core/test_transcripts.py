@@ -18,7 +18,9 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > paged a 7                 a, of epoch 7, gave up its slot with a commit
     > vacated a 7 yes           a was asked for its slot, in epoch 7, and has given it up, or (no) keeps it
     > found a e1/1/0/3 7        rebuilding: a holds this slot
-    > reclaimed e1 / forgotten e1
+    > turn 900                  a turn of the leader begins, at 900 ms
+    > reclaimed e1 part         some of e1's sequences were taken (all: it has none any more)
+    > forgotten e1
     > out a 7                   a, of epoch 7, was taken out of its slot to be moved; `> kept a 7`: it was not
     > wish a e2 300-0           an operator wants a on e2 (any: wherever but here), by entry 300-0
     > closes e1 1:2x4           e1 gives no slot of version 1 any more
@@ -47,6 +49,7 @@ from scheduler.core.actions import (
     Pause,
     Publish,
     Reclaim,
+    ReclaimPart,
     Reject,
     Vacate,
     WantSlots,
@@ -55,6 +58,7 @@ from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, is_due
 from scheduler.core.events import (
     Assigned,
+    ClockRead,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -249,9 +253,10 @@ COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "kept": lambda _, subject, rest: MovedOut(SequenceId(subject), Epoch(int(rest[0])), is_taken=False),
     "found": found,
     "lost": lambda _, subject, __: ExecutorLost(ExecutorId(subject)),
-    "reclaimed": lambda _, subject, __: Reclaimed(ExecutorId(subject)),
+    "reclaimed": lambda _, subject, rest: Reclaimed(ExecutorId(subject), is_all=rest[0] == "all"),
     "forgotten": lambda _, subject, __: Forgotten(ExecutorId(subject)),
     "looked": lambda _, subject, rest: Looked(int(subject), None if rest[0] == "-" else int(rest[0])),
+    "turn": lambda _, subject, __: ClockRead(int(subject)),
     "tick": lambda _, subject, __: Tick(int(subject)),
 }
 
@@ -267,6 +272,8 @@ def told_action(action: Action) -> str:
             return f"  want {count} slots of version {version}"
         case Reclaim(executor):
             return f"  reclaim {executor}"
+        case ReclaimPart(executor):
+            return f"  reclaim a part of {executor}"
         case Drain(executor):
             return f"  drain {executor}"
         case Forget(executor):
