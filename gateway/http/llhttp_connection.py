@@ -42,6 +42,7 @@ from shared.process import logs
 
 SPLITTING = re.compile(rb"[\0\r\n]")
 """What must not stand in a header of an answer."""
+BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -188,6 +189,10 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             if self._is_at_eof:
                 if self._buffer:
                     self.end(HTTPStatus.BAD_REQUEST, "the request's head ends early")
+                return None
+            if BARE_LINE_FEED.search(self._buffer, searched):
+                # Its client may take the head for whole, and wait for an answer.
+                self.end(HTTPStatus.BAD_REQUEST, "a line of the request's head ends without a carriage return")
                 return None
             if self._buffer:
                 self._note_head()

@@ -171,10 +171,12 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_ends_the_connection
         assert 1 == answers.count(line) == answers.count(b"connection: close"), answers
 
 
-async def test_a_client_that_speaks_tls_is_refused_while_it_waits(port: int) -> None:
+@pytest.mark.parametrize(("parser", "sent"), [("llhttp", TLS), ("hypercorn", TLS), ("llhttp", GET.replace(b"\r", b""))])
+async def test_a_client_whose_head_never_ends_is_refused_while_it_waits(port: int, sent: bytes) -> None:
+    """One that speaks TLS, and one whose lines end without a carriage return."""
     async with asyncio.timeout(SOON_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(TLS)
+        writer.write(sent)
         answer = await reader.read()
         writer.close()
 
