@@ -261,6 +261,11 @@ REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (
         "1 if Redis wrote its append-only file the last time; absent if it keeps none",
         lambda told: None if told.log_written is None else float(told.log_written),
     ),
+    (
+        "seqmesh_redis_log_rewritten",
+        "0 if Redis could not write its append-only file anew the last time: it grows; absent if it keeps none",
+        lambda told: None if told.log_rewritten is None else float(told.log_rewritten),
+    ),
 )
 COMMANDS: Sequence[tuple[str, str, Callable[[CommandUse], float]]] = (
     ("seqmesh_redis_commands_total", "Commands that Redis has run; fcall: the mesh's scripts", lambda use: use.calls),

@@ -29,6 +29,7 @@ class RedisFigures:
 
     memory_max   bytes beyond which the server refuses new work; 0: no bound
     log_written  whether the append-only file was written the last time; None: the server keeps none
+    log_rewritten  whether the last attempt to write it anew, without what is over, succeeded; None: as above
     evicts       whether the server drops keys where it has no memory left: live sequences, then
     """
 
@@ -37,6 +38,7 @@ class RedisFigures:
     clients: int
     uptime_s: int
     log_written: bool | None
+    log_rewritten: bool | None
     evicts: bool = False
     commands: Mapping[str, CommandUse] = field(default_factory=dict[str, CommandUse])
 
@@ -57,12 +59,14 @@ def figures_of(info: Mapping[str, Any]) -> RedisFigures:
             command = name.removeprefix(COMMAND).partition("|")[0]
             before = commands.get(command, CommandUse(0, 0))
             commands[command] = CommandUse(before.calls + int(told["calls"]), before.us + int(told["usec"]))
+    keeps_log = bool(int(info.get("aof_enabled", 0)))
     return RedisFigures(
         memory_used=int(info["used_memory"]),
         memory_max=int(info.get("maxmemory", 0)),
         clients=int(info["connected_clients"]),
         uptime_s=int(info["uptime_in_seconds"]),
-        log_written=info["aof_last_write_status"] == "ok" if int(info.get("aof_enabled", 0)) else None,
+        log_written=info["aof_last_write_status"] == "ok" if keeps_log else None,
+        log_rewritten=info["aof_last_bgrewrite_status"] == "ok" if keeps_log else None,
         evicts=info.get("maxmemory_policy", NO_EVICTION) != NO_EVICTION,
         commands=commands,
     )

@@ -135,7 +135,11 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     trips = RoundTripMeter("executor")
     trips.took("commit", 2_000_000)
     info = {"used_memory": 7, "maxmemory": 9, "connected_clients": 3, "uptime_in_seconds": 60, "aof_enabled": 1}
-    info |= {"aof_last_write_status": "err", "cmdstat_fcall": {"calls": 2, "usec": 500_000}}
+    info |= {
+        "aof_last_write_status": "err",
+        "aof_last_bgrewrite_status": "err",
+        "cmdstat_fcall": {"calls": 2, "usec": 500_000},
+    }
     info |= {"cmdstat_config|get": {"calls": 1, "usec": 1}, "cmdstat_config|set": {"calls": 2, "usec": 2}}
 
     families = redis_families(figures_of(info), trips.meter.take())
@@ -144,11 +148,12 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     assert {"_count": 1} == {"_count": values(families, name, service="executor", call="commit")["_count"]}
     assert {"": 9} == values(families, "seqmesh_redis_memory_max_bytes")
     assert {"": 0.0} == values(families, "seqmesh_redis_log_written")
+    assert {"": 0.0} == values(families, "seqmesh_redis_log_rewritten")
     assert {"fcall": 0.5, "config": 3e-6} == values(families, "seqmesh_redis_command_seconds_total")
     assert {"fcall": 2, "config": 3} == values(families, "seqmesh_redis_commands_total")
     assert [] == redis_families(None, {})
     without = redis_families(figures_of({**info, "aof_enabled": 0}), {})
-    assert "seqmesh_redis_log_written" not in {family.name for family in without}
+    assert not {"seqmesh_redis_log_written", "seqmesh_redis_log_rewritten"} & {family.name for family in without}
     assert [{"": 1.0}, {"": 0.0}] == [values(each, "seqmesh_redis_log_kept") for each in (families, without)]
     evicting = redis_families(figures_of({**info, "maxmemory_policy": "allkeys-lru"}), {})
     assert [{"": 0.0}, {"": 1.0}] == [values(each, "seqmesh_redis_evicts") for each in (families, evicting)]
