@@ -61,11 +61,27 @@ def main() -> None:
 
 
 class LazyCommand(click.Command):
-    """A command of another module. A shell that completes a line sees the options and commands that stand there."""
+    """A command of another module, which is imported when it is called, and gets the arguments as they are, also
+    `--help`. A shell that completes a line sees the options and commands that stand there.
+    """
 
-    def __init__(self, name: str, module: str, **about: Any) -> None:
-        super().__init__(name, **about)
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(
+            name,
+            callback=self._run,
+            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+            help=summary,
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True},
+        )
         self._module = module
+
+    def _run(self, arguments: Sequence[str]) -> None:
+        """Calls the module's `main`, which returns the exit code, or the command in it."""
+        main: Callable[[Sequence[str]], int | None] | None = getattr(import_module(self._module), "main", None)
+        if main is not None:
+            sys.exit(main(arguments))
+        self.real().main(arguments, prog_name=f"seqmesh {self.name}")
 
     def real(self) -> click.Command:
         """The command as it stands in its module; that of a service is made of its settings."""
@@ -80,27 +96,6 @@ class LazyCommand(click.Command):
         if extra.get("resilient_parsing"):
             return self.real().make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
-
-
-def lazy_command(name: str, module: str, summary: str) -> click.Command:
-    """A command that passes its arguments, also `--help`, to `module.main(arguments)`, and imports the module then.
-
-    What `main` returns is the exit code: the services' do. The others' end the process themselves.
-    """
-
-    def callback(arguments: Sequence[str]) -> None:
-        run: Callable[[Sequence[str]], int | None] = import_module(module).main
-        sys.exit(run(arguments))
-
-    return LazyCommand(
-        name,
-        module,
-        callback=callback,
-        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-        help=summary,
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True},
-    )
 
 
 @click.command("version")
@@ -143,7 +138,7 @@ main.add_command(
     settings_command(UpSettings, lambda settings: sys.exit(up(settings)), name="up", help=UP_HELP, epilog=UP_EPILOG)
 )
 for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():
-    main.add_command(lazy_command(command_name, command_module, command_summary))
+    main.add_command(LazyCommand(command_name, command_module, command_summary))
 main.add_command(show_trace)
 main.add_command(show_version)
 main.add_command(show_completion)

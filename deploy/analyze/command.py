@@ -263,8 +263,3 @@ def parsed_shape(text: str) -> tuple[str, tuple[int, ...]]:
         return name, tuple(int(size) for size in sizes.split(","))
     except ValueError:
         raise click.UsageError(f"--shape {text}: write NAME:3,4") from None
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`seqmesh analyze` with these arguments."""
-    analyze.main(arguments, prog_name="seqmesh analyze")

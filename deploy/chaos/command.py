@@ -10,7 +10,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -249,6 +248,3 @@ def check_again(directory: Path) -> int:
         + ", ".join(f"{judgement.sorts[sort]} {sort}" for sort in Sort)
     )
     return EXIT_FAILED_CHECK if judgement.findings else 0
-
-
-main = partial(chaos.main, prog_name="seqmesh chaos")

@@ -230,5 +230,5 @@ def tell_verdict(differences: Sequence[Difference], words: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Runs the demo that the arguments name: that of texts, unless the first one is `vad`."""
     if arguments[:1] == ("vad",):
-        import_module("deploy.demo.vad.command").main(arguments[1:])
+        import_module("deploy.demo.vad.command").vad.main(arguments[1:], prog_name="seqmesh demo vad")
     demo.main(arguments, prog_name="seqmesh demo")

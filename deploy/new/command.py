@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -73,6 +72,3 @@ def write(folder: Path, kind: str) -> None:
         done = subprocess.run([sys.executable, str(folder / MAKER)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise click.ClickException(f"{MAKER} failed:\n{done.stderr.strip()}")
-
-
-main = partial(new.main, prog_name="seqmesh new")

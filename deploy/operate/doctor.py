@@ -11,7 +11,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -178,4 +177,3 @@ def port_problem(port: int) -> str:
 command = operator_command(
     "doctor", HELP, run, [click.Option(["--json", "as_json"], is_flag=True, help="The diagnoses as JSON.")]
 )
-main = partial(command.main, prog_name="seqmesh doctor")

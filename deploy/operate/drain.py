@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 
 import click
 import msgspec
@@ -217,6 +216,3 @@ command = operator_command(
         click.Option(["--wait/--no-wait"], default=True, help="Return when nothing is left there, or at once."),
     ],
 )
-
-
-main = partial(command.main, prog_name="seqmesh drain")

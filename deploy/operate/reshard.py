@@ -452,6 +452,3 @@ command = operator_command(
     run,
     [click.Argument(["shards"], type=click.IntRange(1, 1024))],
 )
-
-
-main = partial(command.main, prog_name="seqmesh reshard")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import socket
-from functools import partial
 
 import click
 
@@ -40,6 +39,3 @@ def described(changes: ChangedSettings) -> str:
 command = operator_command(
     "settings", HELP, run, [click.Option(["--reset"], is_flag=True, help="Take every change back.")]
 )
-
-
-main = partial(command.main, prog_name="seqmesh settings")

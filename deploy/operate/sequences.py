@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +312,3 @@ command = click.Group(
     ],
     context_settings={"max_content_width": 110},
 )
-
-
-main = partial(command.main, prog_name="seqmesh seq")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import click
@@ -123,6 +122,3 @@ command = click.Group(
         operator_command("rm", "Takes a tenant's limits away.", remove, [NAME]),
     ],
 )
-
-
-main = partial(command.main, prog_name="seqmesh tenants")

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import click
@@ -150,6 +149,3 @@ def tell_verdict(alone: Sequence[Sequence[float]], heard: Sequence[Sequence[floa
 
 def spelled(segments: Sequence[Segment]) -> str:
     return ", ".join(map(str, segments)) or "none"
-
-
-main = partial(vad.main, prog_name="seqmesh demo vad")
