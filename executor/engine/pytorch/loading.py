@@ -25,6 +25,7 @@ from executor.engine.pytorch.binding import (
     script_arguments,
     takes_dictionary,
 )
+from executor.engine.pytorch.completion import completed
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_forms
 from executor.engine.pytorch.signature import is_fixed, load_program, load_script, model_file
@@ -32,6 +33,8 @@ from executor.engine.pytorch.switches import note_without_effect, switches_of, u
 from executor.engine.pytorch.weights import share_weights
 from shared.contract.errors import LoadError
 from shared.contract.model_config import FixedShape, ModelConfig
+
+__all__ = ["completed", "load"]
 
 log = logging.getLogger(__name__)
 
