@@ -13,40 +13,41 @@ of it: nothing that was committed is run again for a caller. Pure.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Protocol
+from typing import Generic, TypeVar
 
 import msgspec
 
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.python.process.messages import Call, LoadStates, Restore, Run
-from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor
 
 States = Mapping[str, Tensor]
 Result = RowResult | RowError
+S = TypeVar("S")
 
 
-class Kept(Protocol):
-    """wants_states: whether a result must bring the state after its step"""
+class Kept:
+    """What is kept of sequences. By default nothing: they are lost with the process.
 
-    wants_states: bool
+    wants_states  whether a result must bring the state after its step
+    """
+
+    wants_states = False
 
     def key(self, row: Row) -> Hashable:
         """What the row's sequence is known by; None for a row that no state outlives."""
-        ...
+        return None if row.slot is None else row.correlation_id
 
     def ran(self, row: Row, result: Result) -> None:
         """Notes what became of a row that has a key."""
-        ...
 
     def forget(self, key: Hashable) -> None:
         """Nothing of the sequence is needed any more."""
-        ...
 
     def calls(self, key: Hashable) -> Sequence[Call] | None:
         """The calls that bring a new process to where the sequence is; None if that cannot be."""
-        ...
+        return None
 
 
 def kept_of(config: ModelConfig, *, hands_out_state: bool) -> Kept:
@@ -60,48 +61,41 @@ def kept_of(config: ModelConfig, *, hands_out_state: bool) -> Kept:
         return KeptByMethods()
     if config.replays:
         return KeptForReplay(config.sequence_log_steps, config.sequence_log_bytes)
-    return LostWithProcess()
+    return Kept()
 
 
-class NothingToKeep:
-    wants_states = False
-
+class NothingToKeep(Kept):
     def key(self, row: Row) -> Hashable:
         return None
 
-    def ran(self, row: Row, result: Result) -> None:
-        return
 
-    def forget(self, key: Hashable) -> None:
-        return
+class _Latest(Kept, Generic[S]):
+    """The state after each sequence's latest step."""
 
-    def calls(self, key: Hashable) -> Sequence[Call] | None:
-        return ()
-
-
-class KeptStates:
     wants_states = True
 
     def __init__(self) -> None:
-        self._states: dict[Hashable, States] = {}
+        self._states: dict[Hashable, S] = {}
 
+    def put(self, key: Hashable, state: S) -> None:
+        """A state that came from elsewhere."""
+        self._states[key] = state
+
+    def forget(self, key: Hashable) -> None:
+        self._states.pop(key, None)
+
+
+class KeptStates(_Latest[States]):
     def key(self, row: Row) -> Hashable:
         return row.slot
-
-    def put(self, slot: int, states: States) -> None:
-        """A state that came from elsewhere."""
-        self._states[slot] = states
 
     def ran(self, row: Row, result: Result) -> None:
         if isinstance(result, RowError):
             return
         if row.end and not result.again:
-            self._states.pop(row.slot, None)
+            self.forget(row.slot)
         else:
-            self._states[row.slot] = result.states
-
-    def forget(self, key: Hashable) -> None:
-        self._states.pop(key, None)
+            self.put(row.slot, result.states)
 
     def calls(self, key: Hashable) -> Sequence[Call] | None:
         states = self._states.get(key)
@@ -109,29 +103,12 @@ class KeptStates:
         return () if states is None else (LoadStates([key], [states]),)
 
 
-class _ByCorrelationId:
-    def key(self, row: Row) -> Hashable:
-        return None if row.slot is None else row.correlation_id
-
-
-class KeptByMethods(_ByCorrelationId):
-    wants_states = True
-
-    def __init__(self) -> None:
-        self._states: dict[Hashable, bytes] = {}
-
-    def put(self, correlation_id: CorrelationId, state: bytes) -> None:
-        """A state that came from elsewhere."""
-        self._states[correlation_id] = state
-
+class KeptByMethods(_Latest[bytes]):
     def ran(self, row: Row, result: Result) -> None:
         if row.end or not result.model_state:
-            self._states.pop(row.correlation_id, None)
+            self.forget(row.correlation_id)
         else:
-            self._states[row.correlation_id] = result.model_state
-
-    def forget(self, key: Hashable) -> None:
-        self._states.pop(key, None)
+            self.put(row.correlation_id, result.model_state)
 
     def calls(self, key: Hashable) -> Sequence[Call] | None:
         state = self._states.get(key)
@@ -139,10 +116,8 @@ class KeptByMethods(_ByCorrelationId):
         return None if state is None else (Restore(key, state),)
 
 
-class KeptForReplay(_ByCorrelationId):
+class KeptForReplay(Kept):
     """steps_max, bytes_max: of the inputs of one sequence; one that has more is lost with the process"""
-
-    wants_states = False
 
     def __init__(self, steps_max: int, bytes_max: int) -> None:
         self._steps_max = steps_max
@@ -174,16 +149,3 @@ class KeptForReplay(_ByCorrelationId):
     def calls(self, key: Hashable) -> Sequence[Call] | None:
         steps = self._steps.get(key)
         return None if steps is None else [Run([row], [False]) for row in steps]
-
-
-class LostWithProcess(_ByCorrelationId):
-    wants_states = False
-
-    def ran(self, row: Row, result: Result) -> None:
-        return
-
-    def forget(self, key: Hashable) -> None:
-        return
-
-    def calls(self, key: Hashable) -> Sequence[Call] | None:
-        return None
