@@ -31,31 +31,6 @@ from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import messages
 from executor.engine.python.process.frames import FrameError, Frames
-from executor.engine.python.process.messages import (
-    Answer,
-    AnswersTaken,
-    AskReadiness,
-    Call,
-    CallAnswered,
-    Cancel,
-    Close,
-    DescribeState,
-    Done,
-    Families,
-    Load,
-    Loaded,
-    LoadStates,
-    LogLine,
-    ModelReady,
-    Note,
-    NotWanted,
-    Order,
-    Raised,
-    Ran,
-    ReleaseSequences,
-    Restore,
-    Run,
-)
 from executor.engine.python.process.remote_answers import RemoteAnswers, Window
 from executor.engine.python.process.remote_calls import RemoteCalls
 from shared.contract.errors import Code, MeshError, sendable
@@ -95,21 +70,21 @@ def serve(frames: Frames, side: Side) -> None:
     while True:
         call = frames.receive(messages.decode_call)
         try:
-            if isinstance(call, Load):
+            if isinstance(call, messages.Load):
                 engine, answer = _load(call, side)
             else:
                 assert engine is not None, "an instance is loaded first"
                 answer = _made(engine, call, side)
         except BaseException as error:  # noqa: BLE001 - the model's own code; it is for the executor
             answer = _raised(error)
-        if isinstance(call, Close):
+        if isinstance(call, messages.Close):
             side.count()
         frames.send(messages.encode(answer))
-        if isinstance(call, Close):
+        if isinstance(call, messages.Close):
             return
 
 
-def _load(call: Load, side: Side) -> tuple[PythonEngine, Answer]:
+def _load(call: messages.Load, side: Side) -> tuple[PythonEngine, messages.Answer]:
     logging.basicConfig(level=call.log_level, handlers=[Forwarding(side)], force=True, format="%(message)s")
     # The executor's level may change meanwhile, and is applied there.
     logging.getLogger("seqmesh.model").setLevel(logging.DEBUG)
@@ -127,7 +102,7 @@ def _load(call: Load, side: Side) -> tuple[PythonEngine, Answer]:
         )
     )
     side.start(engine)
-    return engine, Loaded(
+    return engine, messages.Loaded(
         engine.hands_out_state,
         engine.has_release,
         engine.has_readiness,
@@ -138,29 +113,29 @@ def _load(call: Load, side: Side) -> tuple[PythonEngine, Answer]:
     )
 
 
-def _made(engine: PythonEngine, call: Call, side: Side) -> Answer:
+def _made(engine: PythonEngine, call: messages.Call, side: Side) -> messages.Answer:
     match call:
-        case Run():
+        case messages.Run():
             return _ran(engine, call, side)
-        case LoadStates():
+        case messages.LoadStates():
             engine.load_states(call.slots, call.states)
-        case Restore():
+        case messages.Restore():
             engine.restore_model(call.correlation_id, call.state)
-        case ReleaseSequences():
+        case messages.ReleaseSequences():
             if call.correlation_id is None:
                 engine.release_all()
             else:
                 engine.release(call.correlation_id)
-        case DescribeState():
-            return Done(engine.describe_state(call.slot))
-        case Close():
+        case messages.DescribeState():
+            return messages.Done(engine.describe_state(call.slot))
+        case messages.Close():
             engine.close()
-        case Load():
+        case messages.Load():
             raise AssertionError("an instance is loaded once")
-    return Done()
+    return messages.Done()
 
 
-def _ran(engine: PythonEngine, call: Run, side: Side) -> Ran:
+def _ran(engine: PythonEngine, call: messages.Run, side: Side) -> messages.Ran:
     for slot, states in call.states.items():
         if states is None:
             engine.drop_state(slot)
@@ -182,7 +157,7 @@ def _ran(engine: PythonEngine, call: Run, side: Side) -> Ran:
         rows.append(_with_states(engine, row, one) if isinstance(one, RowResult) else None)
         if isinstance(one, RowError):
             errors[index] = messages.sendable_error(one)
-    return Ran(rows, errors, result.timings)
+    return messages.Ran(rows, errors, result.timings)
 
 
 def _with_states(engine: PythonEngine, row: Row, result: RowResult) -> RowResult:
@@ -192,10 +167,10 @@ def _with_states(engine: PythonEngine, row: Row, result: RowResult) -> RowResult
     return msgspec.structs.replace(result, states=engine.states_at(row.slot))
 
 
-def _raised(error: BaseException) -> Raised:
+def _raised(error: BaseException) -> messages.Raised:
     if isinstance(error, MeshError):
-        return Raised(error.code, sendable(error.message))
-    return Raised(Code.INTERNAL, sendable(f"{type(error).__name__}: {error}"))
+        return messages.Raised(error.code, sendable(error.message))
+    return messages.Raised(Code.INTERNAL, sendable(f"{type(error).__name__}: {error}"))
 
 
 class Side:
@@ -207,7 +182,7 @@ class Side:
         self._sending = threading.RLock()
         self._due: deque[bytes] = deque()
         self._is_sending = False
-        self._sent = messages.encode(Families(()))
+        self._sent = messages.encode(messages.Families(()))
         self._running: tuple[int, Sequence[Row]] = 0, ()
         """The number of the batch that runs now, or ran last, and its rows."""
         self._window = Window()
@@ -218,7 +193,7 @@ class Side:
         """From now on the executor's orders are taken."""
         threading.Thread(target=self._listen, args=(engine,), name="seqmesh side", daemon=True).start()
 
-    def run(self, engine: PythonEngine, rows: Sequence[Row], call: Run) -> BatchResult:
+    def run(self, engine: PythonEngine, rows: Sequence[Row], call: messages.Run) -> BatchResult:
         """Runs a batch, whose rows may be cancelled meanwhile."""
         self._running = call.number, rows
         return engine.run(rows, call.want_state)
@@ -229,13 +204,13 @@ class Side:
         self._answers[number] = answers
         return answers
 
-    def send(self, note: Note) -> None:
+    def send(self, note: messages.Note) -> None:
         """Says something. If the executor has ended, nobody needs it."""
         self._send(messages.encode(note))
 
     def count(self) -> None:
         """Sends the model's metrics, if they have changed."""
-        families = messages.encode(Families(custom_families()))
+        families = messages.encode(messages.Families(custom_families()))
         if families != self._sent:
             self._sent = families
             self._send(families)
@@ -263,32 +238,32 @@ class Side:
                 self.count()
                 continue
             try:
-                order: Order = self._frames.receive(messages.decode_order)
+                order: messages.Order = self._frames.receive(messages.decode_order)
             except FrameError:
                 _end_all()
                 return
             self._take(engine, order)
 
-    def _take(self, engine: PythonEngine, order: Order) -> None:
+    def _take(self, engine: PythonEngine, order: messages.Order) -> None:
         match order:
-            case AskReadiness():
+            case messages.AskReadiness():
                 # The model may wait in it for something that another order brings.
                 threading.Thread(target=self._tell_readiness, args=(engine,), name="seqmesh ready", daemon=True).start()
-            case Cancel():
+            case messages.Cancel():
                 number, rows = self._running
                 if number == order.number:
                     engine.cancel(rows[order.row])
-            case CallAnswered():
+            case messages.CallAnswered():
                 self.calls.answered(order)
-            case AnswersTaken():
+            case messages.AnswersTaken():
                 self._window.left(order)
-            case NotWanted():
+            case messages.NotWanted():
                 answers = self._answers.get(order.number)
                 if answers is not None:
                     answers.not_wanted()
 
     def _tell_readiness(self, engine: PythonEngine) -> None:
-        self.send(ModelReady(engine.is_ready()))
+        self.send(messages.ModelReady(engine.is_ready()))
 
 
 class Forwarding(logging.Handler):
@@ -301,7 +276,7 @@ class Forwarding(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields: dict[str, Any] = getattr(record, "fields", {})
         text = self.format(record)[:_TEXT_MAX].encode(errors="replace").decode()
-        self._side.send(LogLine(record.levelno, text, {name: str(value) for name, value in fields.items()}))
+        self._side.send(messages.LogLine(record.levelno, text, {name: str(value) for name, value in fields.items()}))
 
 
 def _end_with(executor: int) -> None:

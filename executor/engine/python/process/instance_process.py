@@ -22,19 +22,6 @@ from executor.engine.python.process.environments import Environment
 from executor.engine.python.process.frames import EndedError, FrameError, pair
 from executor.engine.python.process.host import SHOW_STACK
 from executor.engine.python.process.made_calls import MadeCalls
-from executor.engine.python.process.messages import (
-    Answer,
-    Answered,
-    AskReadiness,
-    Call,
-    Close,
-    Families,
-    LogLine,
-    ModelReady,
-    Note,
-    Order,
-    Ran,
-)
 from shared.process import logs
 
 CLOSE_LIMIT_S = 5.0
@@ -74,7 +61,7 @@ class InstanceProcess:
         name: str,
         model: str,
         environment: Environment,
-        answered: Callable[[InstanceProcess, Answered], None] | None = None,
+        answered: Callable[[InstanceProcess, messages.Answered], None] | None = None,
     ) -> None:
         self._name = name
         self._said = answered
@@ -102,7 +89,7 @@ class InstanceProcess:
         self._waiting = select.poll()
         self._waiting.register(self._frames.socket, select.POLLIN)
         self._waiting.register(self._descriptor, select.POLLIN)
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._orders: SimpleQueue[messages.Order | None] = SimpleQueue()
         self._calls = MadeCalls(model, name, self.order)
         self._is_over = False
         self._answered = threading.Event()
@@ -122,7 +109,7 @@ class InstanceProcess:
     def is_alive(self) -> bool:
         return not self._is_over and not self._ends_within(0.0)
 
-    def call(self, call: Call, limit_s: float = 0.0) -> Answer:
+    def call(self, call: messages.Call, limit_s: float = 0.0) -> messages.Answer:
         """Makes a call. limit_s: how long it may take, but for the time in which the instance waits for the answer to
         a call of its own; 0: for ever. Raises ProcessLostError, also after it has ended a process that was late, or
         that answered with nonsense. CannotStartError can only come of the first call.
@@ -134,7 +121,7 @@ class InstanceProcess:
             if not self._comes_within(limit_s):
                 raise self._late(limit_s)
             answer = self._frames.receive(_decoded)
-            if isinstance(answer, Ran):
+            if isinstance(answer, messages.Ran):
                 self._calls.batch_over()
             return answer
         except EndedError as error:
@@ -169,17 +156,17 @@ class InstanceProcess:
     def is_ready(self) -> bool:
         """Asks the model whether it is ready; False if the process has ended."""
         self._answered.clear()
-        self.order(AskReadiness())
+        self.order(messages.AskReadiness())
         return self._answered.wait(READY_LIMIT_S) and self._says_ready and self.is_alive
 
-    def order(self, order: Order) -> None:
+    def order(self, order: messages.Order) -> None:
         """Tells the process something; nothing happens if it has ended. Returns at once."""
         self._orders.put(order)
 
     def close(self) -> None:
         """Has the model finalized, and waits for the end of the process; not for ever."""
         try:
-            self.call(Close(), CLOSE_LIMIT_S)
+            self.call(messages.Close(), CLOSE_LIMIT_S)
             self._ends_within(CLOSE_LIMIT_S)
         except ProcessLostError as lost:
             logs.error("model not finalized", instance=self._name, pid=self.pid, cause=str(lost))
@@ -224,7 +211,7 @@ class InstanceProcess:
     def _read_notes(self) -> None:
         while True:
             try:
-                note: Note = self._notes.receive(messages.decode_note)
+                note: messages.Note = self._notes.receive(messages.decode_note)
             except EndedError:
                 return
             except FrameError as error:
@@ -234,15 +221,15 @@ class InstanceProcess:
                     os.killpg(self.pid, signal.SIGKILL)
                 return
             match note:
-                case LogLine():
+                case messages.LogLine():
                     fields = {"instance": self._name, **note.fields}
                     model_log.log(note.level, "%s", note.message, extra={"fields": fields})
-                case Families():
+                case messages.Families():
                     report_families(self, note.families)
-                case ModelReady():
+                case messages.ModelReady():
                     self._says_ready = note.is_ready
                     self._answered.set()
-                case Answered():
+                case messages.Answered():
                     if self._said is not None:
                         self._said(self, note)
                 case _:
@@ -254,7 +241,7 @@ class InstanceProcess:
                 self._notes.send(messages.encode(order))
 
 
-def _decoded(frame: memoryview) -> Answer:
+def _decoded(frame: memoryview) -> messages.Answer:
     if len(frame) and frame[0] == _COMPLAINT:
         raise CannotStartError(bytes(frame[1:]).decode(errors="replace"))
     return messages.decode_answer(frame)
