@@ -30,14 +30,12 @@ class ExecutorSettings(MetricsSettings):
         "none",
         help="none: every model is loaded at the start. explicit: those of --load-model, others by request. poll: "
         "every model, and whatever changes in the repository's folders later.",
-        group="Models",
     )
     repository_poll_secs: float = setting(
         15.0,
         help="How often the folders are looked at in poll mode, and repositories elsewhere in explicit mode too. "
         "Triton's default is the same.",
         unit="s",
-        group="Models",
         minimum=0.1,
     )
     model_cache_dir: Path = setting(
@@ -45,58 +43,45 @@ class ExecutorSettings(MetricsSettings):
         help="Where copies of the models of repositories elsewhere are kept. All executors of this machine may share "
         "it; it must be on a disk of this machine.",
         unit="dir",
-        group="Models",
     )
     model_cache_bytes: int = setting(
         16 << 30,
         help="Most bytes of these copies. A model that does not fit beside those in use is not loaded.",
         unit="bytes",
-        group="Models",
         minimum=1,
     )
     exit_on_error: bool = setting(
         default=False,
         help="End when a model cannot be loaded at the start. Triton does so by default; an executor that serves its "
         "other models is worth more to a mesh than one that is started again and again.",
-        group="Models",
     )
     backend_directory: tuple[Path, ...] = setting(
         (),
         help="Where backends have files of their own, each in a folder of its name: their batch strategies, or the "
         "model.py that is the backend. May be repeated (in the environment: separated by ':').",
         unit="dir",
-        group="Models",
     )
     load_model: tuple[str, ...] = setting(
         (),
         help="Model to load at the start in explicit mode; '*' for all. May be repeated (in the environment: "
         "separated by ',').",
         unit="model",
-        group="Models",
     )
     model_config_name: str = setting(
-        "",
-        help="Of a model that has configs/NAME.pbtxt, read that in place of its config.pbtxt.",
-        unit="name",
-        group="Models",
+        "", help="Of a model that has configs/NAME.pbtxt, read that in place of its config.pbtxt.", unit="name"
     )
     disable_auto_complete_config: bool = setting(
-        default=False,
-        help="Models do not complete their configuration; each must have a config.pbtxt.",
-        group="Models",
+        default=False, help="Models do not complete their configuration; each must have a config.pbtxt."
     )
     auto_complete_timeout_secs: float = setting(
         60.0,
         help="How long a python model's auto_complete_config may take, in a process of its own, with the start of that "
         "process and the model's imports.",
         unit="s",
-        group="Models",
         minimum=0.1,
     )
     gpu: str = setting(
-        "auto",
-        help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1.",
-        group="Models",
+        "auto", help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1."
     )
     lease_ms: int = lease_setting()
     inbox_read_count: int = setting(
@@ -107,7 +92,6 @@ class ExecutorSettings(MetricsSettings):
         help="Bytes of steps' requests that wait in this process for their turn. While there are more, and some of "
         "them can run, the rest stays in Redis.",
         unit="bytes",
-        group="Step loop",
         minimum=1,
     )
     state_bytes_max: int = setting(
@@ -116,7 +100,6 @@ class ExecutorSettings(MetricsSettings):
         "fixed size. It decides how many sequences the instance holds at once; beyond that, idle ones wait in Redis. "
         "0: as many as the model's configuration says.",
         unit="bytes",
-        group="Step loop",
         minimum=0,
     )
     batch_limit_s: float = setting(
@@ -126,7 +109,6 @@ class ExecutorSettings(MetricsSettings):
         "started the executor starts it again. Of an instance that is a process, that process alone ends. The limit "
         "must be longer than any batch may ever take. 0: off.",
         unit="s",
-        group="Step loop",
         minimum=0.0,
     )
     calls_through: tuple[str, ...] = setting(
@@ -142,7 +124,6 @@ class ExecutorSettings(MetricsSettings):
         help="How long a model's call of another model may take, with all the calls that follow from it. Then it is "
         "answered with an error.",
         unit="s",
-        group="Calls between models",
         minimum=0.001,
     )
     call_header: tuple[str, ...] = setting(
@@ -150,7 +131,6 @@ class ExecutorSettings(MetricsSettings):
         help="Metadata of calls between models, for gateways with --restricted-api: NAME=VALUE. May be repeated (in "
         "the environment: separated by ',').",
         unit="NAME=VALUE",
-        group="Calls between models",
         secret=True,
     )
     call_root_cert: str = setting(
@@ -158,17 +138,13 @@ class ExecutorSettings(MetricsSettings):
         help="Authorities (PEM) that sign the certificates of gateways whose gRPC port speaks TLS; without it, those "
         "of the system.",
         unit="file",
-        group="Calls between models",
     )
     call_client_cert: str = setting(
         "",
         help="Certificate (PEM) that calls between models show to a gateway with --grpc-use-ssl-mutual.",
         unit="file",
-        group="Calls between models",
     )
-    call_client_key: str = setting(
-        "", help="Private key of --call-client-cert (PEM).", unit="file", group="Calls between models"
-    )
+    call_client_key: str = setting("", help="Private key of --call-client-cert (PEM).", unit="file")
     drain_timeout_s: float = setting(
         10.0,
         help="Time to finish the running batch and hand sequences over when told to stop. Sequences whose state only "

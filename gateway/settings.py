@@ -36,21 +36,14 @@ class GatewaySettings(MetricsSettings):
     """Addresses and bounds of the stateless edge."""
 
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.", group="Addresses")
-    http_port: int = setting(
-        8000, help="Port of the v2 HTTP protocol; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
-    )
-    grpc_port: int = setting(
-        8001, help="Port of the v2 gRPC protocol; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
-    )
-    metrics_port: int = setting(
-        8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
-    )
+    http_port: int = setting(8000, help="Port of the v2 HTTP protocol; 0 picks a free one.", minimum=0, maximum=65535)
+    grpc_port: int = setting(8001, help="Port of the v2 gRPC protocol; 0 picks a free one.", minimum=0, maximum=65535)
+    metrics_port: int = setting(8002, help="Port of /metrics alone; 0 picks a free one.", minimum=0, maximum=65535)
     reuse_port: bool = setting(
         default=False,
         help="Whether the HTTP and the gRPC port are shared (SO_REUSEPORT): any number of gateways of one mesh and one "
         "user may listen on them on this machine, and the system spreads connections over them. Each still needs a "
         "metrics port of its own. On Linux alone.",
-        group="Addresses",
     )
     grpc_advertise: str = setting(
         "",
@@ -58,7 +51,6 @@ class GatewaySettings(MetricsSettings):
         "gateway takes no calls. Without it: the address that the port listens on, or where that is every interface, "
         "the one by which this gateway reaches Redis.",
         unit="host:port",
-        group="Addresses",
     )
     server_id: str = setting(
         "triton",
@@ -69,13 +61,11 @@ class GatewaySettings(MetricsSettings):
         "",
         help="Regular expression: HTTP headers whose names it finds become string parameters of the request. Names are "
         "compared without regard to case, and arrive in lower case.",
-        group="Protocol",
     )
     http_parser: HttpParser = setting(
         "llhttp",
         help="What parses HTTP/1.1: llhttp, the C parser of Node.js, or Hypercorn with h11. With Hypercorn a small "
         "request takes more than twice the CPU.",
-        group="Protocol",
     )
     restricted_api: tuple[str, ...] = setting(
         (),
@@ -84,7 +74,6 @@ class GatewaySettings(MetricsSettings):
         "model-config, model-repository, statistics, trace, logging, metrics, sequences. Holds for HTTP, for gRPC (the "
         "metadata key is triton-grpc-protocol-<header>), and for the metrics port (metrics, else statistics). May be "
         "repeated.",
-        group="Protocol",
         secret=True,
     )
     allow_load_overrides: bool = setting(
@@ -92,40 +81,31 @@ class GatewaySettings(MetricsSettings):
         help="Whether everybody may load models with a configuration and files of their own, that is, with code, where "
         "the gateway listens beyond loopback and the model repository is not restricted (--restricted-api). On a "
         "loopback address everybody may.",
-        group="Protocol",
     )
     allow_client_shm: bool = setting(
         default=False,
         help="Whether clients on this machine may place inputs and outputs in system shared memory: in files of "
         "/dev/shm that they name, which the gateway opens with its own rights.",
-        group="Protocol",
     )
     client_shm_prefix: str = setting(
-        "",
-        help="With --allow-client-shm: clients may register only keys that begin with this.",
-        group="Protocol",
+        "", help="With --allow-client-shm: clients may register only keys that begin with this."
     )
     http_allowed_origin: tuple[str, ...] = setting(
         (),
         help="Origin of web pages that may use the HTTP port, for instance https://app.example.com, where a proxy "
         "serves them and this gateway under one name. No other origin's page may change anything. May be repeated.",
-        group="Protocol",
     )
     http_restricted_api: tuple[str, ...] = setting(
-        (),
-        help="Triton's option of that name: as --restricted-api, of the HTTP port alone.",
-        group="Protocol",
-        secret=True,
+        (), help="Triton's option of that name: as --restricted-api, of the HTTP port alone.", secret=True
     )
     http_server_cert: str = setting(
         "", help="Certificate file (PEM) of the HTTP port, which then speaks TLS alone.", unit="file", group="TLS"
     )
-    http_server_key: str = setting("", help="Private key of --http-server-cert (PEM).", unit="file", group="TLS")
+    http_server_key: str = setting("", help="Private key of --http-server-cert (PEM).", unit="file")
     http_root_cert: str = setting(
         "",
         help="Authorities (PEM) that must have signed a client's certificate; without it, clients need none.",
         unit="file",
-        group="TLS",
     )
     grpc_header_forward_pattern: str = setting(
         "",
@@ -133,25 +113,18 @@ class GatewaySettings(MetricsSettings):
         group="Protocol",
     )
     grpc_restricted_protocol: tuple[str, ...] = setting(
-        (),
-        help="Triton's option of that name: as --restricted-api, of the gRPC port alone.",
-        group="Protocol",
-        secret=True,
+        (), help="Triton's option of that name: as --restricted-api, of the gRPC port alone.", secret=True
     )
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = setting(
-        "none",
-        help="Compression of answers to inference over gRPC: gzip at level low, deflate above.",
-        group="Protocol",
+        "none", help="Compression of answers to inference over gRPC: gzip at level low, deflate above."
     )
     grpc_use_ssl: bool = setting(default=False, help="Whether the gRPC port speaks TLS.", group="TLS")
     grpc_use_ssl_mutual: bool = setting(
-        default=False, help="Whether gRPC clients must show a certificate, too; implies --grpc-use-ssl.", group="TLS"
+        default=False, help="Whether gRPC clients must show a certificate, too; implies --grpc-use-ssl."
     )
-    grpc_server_cert: str = setting("", help="Certificate file (PEM) of the gRPC port.", unit="file", group="TLS")
-    grpc_server_key: str = setting("", help="Private key of --grpc-server-cert (PEM).", unit="file", group="TLS")
-    grpc_root_cert: str = setting(
-        "", help="Authorities (PEM) that sign the certificates of gRPC clients.", unit="file", group="TLS"
-    )
+    grpc_server_cert: str = setting("", help="Certificate file (PEM) of the gRPC port.", unit="file")
+    grpc_server_key: str = setting("", help="Private key of --grpc-server-cert (PEM).", unit="file")
+    grpc_root_cert: str = setting("", help="Authorities (PEM) that sign the certificates of gRPC clients.", unit="file")
     grpc_keepalive_time: int = setting(
         7_200_000,
         help="A gRPC connection on which nothing happens is pinged after so long.",
@@ -164,48 +137,35 @@ class GatewaySettings(MetricsSettings):
         20_000,
         help="Time in which the ping of a quiet gRPC connection must be answered.",
         unit="ms",
-        group="gRPC connections",
         minimum=1,
         maximum=INT32_MAX,
     )
     grpc_keepalive_permit_without_calls: bool = setting(
-        default=False, help="Whether connections without a call are pinged.", group="gRPC connections"
+        default=False, help="Whether connections without a call are pinged."
     )
     grpc_http2_max_pings_without_data: int = setting(
-        2,
-        help="Pings sent without data between them; 0 for any number.",
-        group="gRPC connections",
-        minimum=0,
-        maximum=INT32_MAX,
+        2, help="Pings sent without data between them; 0 for any number.", minimum=0, maximum=INT32_MAX
     )
     grpc_http2_min_recv_ping_interval_without_data: int = setting(
         300_000,
         help="The time that a client must let pass between two pings without data between them.",
         unit="ms",
-        group="gRPC connections",
         minimum=0,
         maximum=INT32_MAX,
     )
     grpc_http2_max_ping_strikes: int = setting(
         2,
         help="How often a client may ping too early before its connection is closed; 0: as often as it likes.",
-        group="gRPC connections",
         minimum=0,
         maximum=INT32_MAX,
     )
     grpc_max_connection_age: int = setting(
-        0,
-        help="Age at which a gRPC connection is asked to end; 0 for never.",
-        unit="ms",
-        group="gRPC connections",
-        minimum=0,
-        maximum=INT32_MAX,
+        0, help="Age at which a gRPC connection is asked to end; 0 for never.", unit="ms", minimum=0, maximum=INT32_MAX
     )
     grpc_max_connection_age_grace: int = setting(
         0,
         help="Time for the calls of a connection of --grpc-max-connection-age; 0 for as long as they take.",
         unit="ms",
-        group="gRPC connections",
         minimum=0,
         maximum=INT32_MAX,
     )
@@ -223,14 +183,12 @@ class GatewaySettings(MetricsSettings):
         help="Largest gRPC message that is received, packed or not. 0: 64 MiB, less where --memory-max is below "
         "1.2 GiB. Triton has no bound below 2 GiB; Redis takes no value beyond 512 MiB.",
         unit="bytes",
-        group="Bounds",
         minimum=0,
     )
     grpc_max_concurrent_rpcs: int = setting(
         0,
         help="RPCs that are served at once, each stream as one; beyond it callers get RESOURCE_EXHAUSTED. 0: 10000, "
         "less where --memory-max is below 2.7 GiB.",
-        group="Bounds",
         minimum=0,
     )
     http_max_input_size: int = setting(
@@ -238,7 +196,6 @@ class GatewaySettings(MetricsSettings):
         help="Largest body of an HTTP request, after decompression. 0: 64 MiB, which is Triton's default, less where "
         "--memory-max is below 1.2 GiB.",
         unit="bytes",
-        group="Bounds",
         minimum=0,
     )
     http_max_connections: int = setting(
@@ -246,21 +203,18 @@ class GatewaySettings(MetricsSettings):
         help="Connections of the HTTP port at once. At the bound a new connection takes the place of the one that has "
         "been without a request for longest. Where all have requests, new ones are answered 503, but for health "
         "checks. 0: half of the open files that the system allows (ulimit -Hn), at most 4096.",
-        group="Bounds",
         minimum=0,
     )
     http_max_connections_per_client: int = setting(
         0,
         help="Connections of one client among these. A client is an IPv4 address, or an IPv6 network of 64 bits; "
         "behind a proxy all clients are one. 0: half of --http-max-connections.",
-        group="Bounds",
         minimum=0,
     )
     grpc_max_connections: int = setting(
         0,
         help="Connections of the gRPC port at once. At the bound a new connection takes the place of the one that has "
         "been without a call for longest; where all have calls, it is closed. 0: as --http-max-connections.",
-        group="Bounds",
         minimum=0,
         maximum=INT32_MAX - 1,
     )
@@ -276,7 +230,6 @@ class GatewaySettings(MetricsSettings):
         default=False,
         help="The gateway is ready only while every model is ready: no model failed, and none is being loaded. Triton "
         "does so by default; here one broken model would take every gateway of the mesh out of its load balancer.",
-        group="Health",
     )
     cache_config: str = setting(
         "",
@@ -297,7 +250,6 @@ class GatewaySettings(MetricsSettings):
         "takes, and the input tensors of requests that wait for an answer. Beyond it callers get 503 / UNAVAILABLE. "
         "Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
-        group="Bounds",
         minimum=0,
     )
     max_bytes_unread: int = setting(
@@ -305,20 +257,17 @@ class GatewaySettings(MetricsSettings):
         help="Bytes of answers that clients have not taken yet; beyond it the client that has taken nothing for "
         "longest loses its connection. 0: a quarter of --memory-max.",
         unit="bytes",
-        group="Bounds",
         minimum=0,
     )
     request_timeout_ms: int = setting(
         0,
         help="How long a request may wait for its answer when it names no timeout of its own; 0: as long as it takes.",
         unit="ms",
-        group="Bounds",
         minimum=0,
     )
     sequence_inflight_max: int = setting(
         1024,
         help="Open steps (accepted, not answered yet) of one sequence, over all gateways. A step beyond it is refused.",
-        group="Bounds",
         minimum=1,
     )
     early_step_wait_ms: int = setting(
@@ -327,7 +276,6 @@ class GatewaySettings(MetricsSettings):
         "over other connections or gateways. After that it is refused, as it is at once where more than 8 steps are "
         "missing. 0: it never waits.",
         unit="ms",
-        group="Bounds",
         minimum=0,
         maximum=60_000,
     )
@@ -335,14 +283,12 @@ class GatewaySettings(MetricsSettings):
         10_000,
         help="Sequences of one model and shard that wait for their first slot, and stateless requests of one model "
         "version that wait, over all gateways. Beyond it a START, or a stateless request, is refused.",
-        group="Bounds",
         minimum=1,
     )
     live_max: int = setting(
         LIVE_MAX,
         help="Live sequences of one model and shard, over all gateways: with virtual slots there may be many more than "
         "slots. Beyond it a START is refused. About 1 KiB of Redis each, beside their state.",
-        group="Bounds",
         minimum=1,
     )
 

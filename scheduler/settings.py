@@ -16,7 +16,6 @@ class SchedulerSettings(CommonSettings):
         100,
         help="Pause between two looks at the clock. Expiry, leases and the backlog are late by at most this.",
         unit="ms",
-        group="Leases",
         minimum=1,
     )
     bounded_load: float = setting(
@@ -29,7 +28,6 @@ class SchedulerSettings(CommonSettings):
     virtual_nodes: int = setting(
         64,
         help="Points of each executor on the hash ring. More points make the load more even and cost memory.",
-        group="Placement",
         minimum=1,
         maximum=4096,
     )

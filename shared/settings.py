@@ -57,7 +57,7 @@ class Meaning:
     """The help text of a setting, and the checks of its value.
 
     unit      "ms", "s", "bytes" (may be written 64MiB), "url" (its password is never shown), ...
-    group     heading in the help
+    group     heading in the help; "": that of the field before it
     minimum   smallest value allowed (numbers); None: no bound
     secret    never printed: not in repr, not in errors, not in the log (of a URL: its password)
     required  there is no default; the command line or the environment must give a value
@@ -65,7 +65,7 @@ class Meaning:
 
     help: str
     unit: str = ""
-    group: str = "Service"
+    group: str = ""
     minimum: float | None = None
     maximum: float | None = None
     secret: bool = False
@@ -77,7 +77,7 @@ def setting(
     *,
     help: str,
     unit: str = "",
-    group: str = "Service",
+    group: str = "",
     minimum: float | None = None,
     maximum: float | None = None,
     secret: bool = False,
@@ -124,17 +124,13 @@ class MeshSettings:
         help="How long Redis may take to answer. After that the connection counts as lost, and another one is made. "
         "Redis has one second more for each MiB that is sent.",
         unit="ms",
-        group="Mesh",
         minimum=100,
     )
-    key_prefix: str = setting(
-        DEFAULT_PREFIX, help="Beginning of every key, so that meshes can share a Redis.", group="Mesh"
-    )
+    key_prefix: str = setting(DEFAULT_PREFIX, help="Beginning of every key, so that meshes can share a Redis.")
     shards: int = setting(
         0,
         help="Shards of the keys (Cluster hash tags). 0: as many as the mesh has in Redis; a new mesh begins with one, "
         "the fastest on one server. Any other number than the mesh's is refused; `seqmesh reshard` changes it.",
-        group="Mesh",
         minimum=0,
         maximum=1024,
     )
@@ -142,11 +138,10 @@ class MeshSettings:
         60,
         help="How long the mesh remembers a sequence that is over, so that late steps hear why.",
         unit="s",
-        group="Mesh",
         minimum=1,
     )
     log_level: LogLevel = setting("info", help="Least level that is logged.", group="Log")
-    log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.", group="Log")
+    log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.")
     cpu_policy: CpuPolicy = setting(
         "batch",
         help="How the kernel shares processors. batch: a process that is woken waits until a processor is free, so "
@@ -275,8 +270,16 @@ class RedisUrl(click.ParamType[str]):
 
 
 def settings_fields(settings_type: type[SettingsClass]) -> dict[str, Meaning]:
-    """A settings class's fields in the order of their declaration, each with its meaning."""
-    return {field.name: field.metadata["meaning"] for field in dataclasses.fields(settings_type)}
+    """A settings class's fields in the order of their declaration, each with its meaning. One that names no group has
+    that of the field before it; the first ones are of the service.
+    """
+    found: dict[str, Meaning] = {}
+    group = "Service"
+    for field in dataclasses.fields(settings_type):
+        meaning: Meaning = field.metadata["meaning"]
+        group = meaning.group or group
+        found[field.name] = dataclasses.replace(meaning, group=group)
+    return found
 
 
 def variable_name(field: str) -> str:

@@ -36,40 +36,29 @@ class UpSettings(MeshSettings):
         group="Size",
         minimum=1,
     )
-    schedulers: int = setting(1, help="Schedulers; one leads each model, the others stand by.", group="Size", minimum=1)
-    executors: int = setting(1, help="Executors; each loads every model.", group="Size", minimum=1)
+    schedulers: int = setting(1, help="Schedulers; one leads each model, the others stand by.", minimum=1)
+    executors: int = setting(1, help="Executors; each loads every model.", minimum=1)
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.", group="Addresses")
-    http_port: int = setting(
-        8000, help="Port of the v2 HTTP protocol; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
-    )
-    grpc_port: int = setting(
-        8001, help="Port of the v2 gRPC protocol; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
-    )
-    metrics_port: int = setting(
-        8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
-    )
+    http_port: int = setting(8000, help="Port of the v2 HTTP protocol; 0 picks a free one.", minimum=0, maximum=65535)
+    grpc_port: int = setting(8001, help="Port of the v2 gRPC protocol; 0 picks a free one.", minimum=0, maximum=65535)
+    metrics_port: int = setting(8002, help="Port of /metrics alone; 0 picks a free one.", minimum=0, maximum=65535)
     share_ports: bool = setting(
         default=True,
         help="Whether all gateways listen on the same HTTP and gRPC port, where the system spreads connections over "
         "them (Linux alone). --no-share-ports: as if each were a machine of its own, the n-th listens on these ports "
         "plus 10 for each before it, and so it does with its metrics in any case.",
-        group="Addresses",
     )
     console: bool = setting(default=True, help="Whether a console runs: a page that shows the mesh.", group="Console")
-    console_port: int = setting(
-        8003, help="Port of the console; 0 picks a free one.", group="Console", minimum=0, maximum=65535
-    )
+    console_port: int = setting(8003, help="Port of the console; 0 picks a free one.", minimum=0, maximum=65535)
     console_token: str = setting(
         "",
         help="Who gives it to the console may act there: end, pause and move sequences, drain and kill executors. By "
         "default one is made at random, and printed with the console's address.",
-        group="Console",
         secret=True,
     )
     live: bool = setting(
         default=True,
         help="Whether a terminal shows the mesh in a few lines below the messages: what the console shows, in short.",
-        group="Console",
     )
     # Below the 15 s for which a gateway lets requests wait for a model whose executors have died.
     restart_pause_max_ms: int = setting(
@@ -91,5 +80,4 @@ class UpSettings(MeshSettings):
         help="When the embedded server's writes reach the disk. everysec: within a second or two; a stop in order "
         "loses nothing, a power cut or SIGKILL of the server may lose the last of them. always: before they are "
         "acknowledged.",
-        group="Data",
     )

@@ -26,11 +26,9 @@ class OperatorSettings:
         secret=True,
     )
     key_prefix: str = setting(
-        "",
-        help=f"Beginning of the mesh's keys; by default that of --data-dir, or {DEFAULT_PREFIX} with --redis-url.",
-        group="Mesh",
+        "", help=f"Beginning of the mesh's keys; by default that of --data-dir, or {DEFAULT_PREFIX} with --redis-url."
     )
-    data_dir: Path = setting(Path(".seqmesh"), help="Where `seqmesh up` keeps its data.", unit="dir", group="Mesh")
+    data_dir: Path = setting(Path(".seqmesh"), help="Where `seqmesh up` keeps its data.", unit="dir")
 
 
 def operator_command(

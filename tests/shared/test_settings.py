@@ -30,13 +30,13 @@ from shared.settings import (
 class Example(CommonSettings):
     """One field of every kind."""
 
-    http_port: int = setting(8000, help="Port.", minimum=0, maximum=65535)
+    http_port: int = setting(8000, help="Port.", group="Service", minimum=0, maximum=65535)
     body_bytes: int = setting(64 << 20, help="Size.", unit="bytes", minimum=1024)
     load: float = setting(1.25, help="Load.", minimum=1.0)
     mode: Literal["none", "explicit"] = setting("none", help="Mode.")
     paged: bool = setting(False, help="Paging.")
     models: tuple[Path, ...] = setting((), help="Repositories.", unit="dir", group="Models")
-    names: tuple[str, ...] = setting((), help="Names.", group="Models")
+    names: tuple[str, ...] = setting((), help="Names.")
 
 
 def parsed(*arguments: str) -> Example:
@@ -225,6 +225,12 @@ def test_the_help_shows_every_flag_with_its_variable_and_default_under_its_subje
         assert f"SEQMESH_{field.upper()}" in text
     assert "default: 64MiB" in text
     assert text.index("Models: --models") < text.index("--names")
+
+
+def test_a_setting_that_names_no_group_has_that_of_the_one_before_it() -> None:
+    groups = {name: meaning.group for name, meaning in settings_fields(Example).items()}
+
+    assert ("Models", "Models") == (groups["models"], groups["names"])
 
 
 def installed_classes() -> list[type[Any]]:

@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 from deploy.operate.settings import OperatorSettings
 from shared.contract.locations import ModelLocation
-from shared.settings import ENTRY_POINTS, Count, Meaning, SettingsClass, option, size_text, variables_of
+from shared.settings import (
+    ENTRY_POINTS,
+    Count,
+    Meaning,
+    SettingsClass,
+    option,
+    settings_fields,
+    size_text,
+    variables_of,
+)
 from tests.docs.reference.markdown import code, page, table, text
 
 HEAD = ("Flag and variable", "Type", "Unit", "Default", "Bounds", "Meaning")
@@ -52,8 +61,9 @@ def section(title: str, settings_type: type[SettingsClass]) -> str:
     """One command's settings, under the headings of its help."""
     kinds = typing.get_type_hints(settings_type)
     groups: dict[str, list[list[str]]] = {}
+    meanings = settings_fields(settings_type)
     for field in dataclasses.fields(settings_type):
-        meaning: Meaning = field.metadata["meaning"]
+        meaning = meanings[field.name]
         groups.setdefault(meaning.group, []).append(row(field.name, kinds[field.name], field.default, meaning))
     parts = [f"### {group}\n\n{table(HEAD, rows)}" for group, rows in groups.items()]
     return "\n\n".join([f"## {title}", *parts])
