@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from shared.contract.limits import RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 
@@ -31,15 +32,15 @@ class For(StrEnum):
 class Parameter:
     """A parameter that the mesh reads. Its value is always a text (`string_value`).
 
+    of       the models for which it has a meaning
     values   what the text may be
     default  the value where the parameter is not given; "" for none
-    of       the models for which it has a meaning
     """
 
+    of: For
     name: str
     values: str
     default: str
-    of: For
     meaning: str
 
 
@@ -48,334 +49,258 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 PROCESS = "instance_process"
 CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
+of_sequences, of_stateless, of_pytorch, of_python, of_onnx, of_openvino, of_tensorflow = (
+    partial(Parameter, models) for models in For
+)
+
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter(
+    of_sequences(
         "checkpoint_interval",
         "positive integer",
         "1",
-        For.SEQUENCES,
         "Steps between two checkpoints of a sequence. A takeover runs the steps behind the last checkpoint again.",
     ),
-    Parameter(
+    of_sequences(
         "sequence_recovery",
         "`none`, `replay` or `methods`",
         "",
-        For.SEQUENCES,
         "How the state of a sequence survives its executor where the model keeps it in its own process. `replay`: the "
         "steps since START are kept and run again. `methods`: the model's `checkpoint` and `restore` carry the state; "
         "the default of a model that has them. `none`: the state is lost, the default of all others.",
     ),
-    Parameter(
+    of_sequences(
         "sequence_log_steps",
         "positive integer",
         "1000",
-        For.SEQUENCES,
         "With `replay`: steps since START that are kept. A sequence with more can no longer be recovered.",
     ),
-    Parameter(
-        "sequence_log_bytes",
-        "positive integer, bytes",
-        str(16 << 20),
-        For.SEQUENCES,
-        "With `replay`: bytes of these steps together.",
+    of_sequences(
+        "sequence_log_bytes", "positive integer, bytes", str(16 << 20), "With `replay`: bytes of these steps together."
     ),
-    Parameter(
+    of_sequences(
         "journal_steps",
         "positive integer",
         "",
-        For.SEQUENCES,
         "Steps of a sequence since START that are kept with their requests and answers, until the sequence is "
         "forgotten (`--tombstone-seconds`): `seqmesh seq replay` runs them on another version, and compares. Without "
         "it none is kept.",
     ),
-    Parameter(
+    of_sequences(
         "journal_bytes",
         "positive integer, bytes",
         str(16 << 20),
-        For.SEQUENCES,
         "With `journal_steps`: bytes of these requests and answers together.",
     ),
-    Parameter(
+    of_sequences(
         "retry_replies",
         f"integer from 1 to {RETRY_IDS}",
         str(RETRY_REPLIES),
-        For.SEQUENCES,
         "Replies of a sequence that are kept for retries.",
     ),
-    Parameter(
+    of_sequences(
         "retry_reply_bytes",
         "integer, bytes",
         str(RETRY_REPLY_BYTES),
-        For.SEQUENCES,
         "Bytes of these replies beyond the newest one, which is always kept.",
     ),
-    Parameter(
+    of_sequences(
         "fixed_shape",
         "`true`, `rows` or `false`",
         "false",
-        For.SEQUENCES,
         "`true`: no bit of a sequence's results depends on what shares its batches; every batch has the same number of "
         "rows where that is enough, elsewhere rows run alone. `rows`: every row runs alone.",
     ),
-    Parameter(
+    of_sequences(
         "virtual_slots",
         "`true` or `false`",
         "true",
-        For.SEQUENCES,
         "Of a model whose state the mesh holds: an idle sequence gives up its slot while others wait, and an instance "
         "has as many slots as declared states of a fixed size fit into memory. `false`: the slots are those of the "
         "configuration, and a sequence keeps its slot until its end.",
     ),
-    Parameter(
+    of_sequences(
         "batch_gathering",
         "`on` or `off`",
         "on",
-        For.SEQUENCES,
         "A batch that is not full waits for sequences that are about to come back, where that raises the throughput. "
         "Never longer than half of the time that a batch takes, and never where the configuration gives a queue delay, "
         "a slot utilization, or preferred sizes other than `max_batch_size`.",
     ),
-    Parameter(
+    of_sequences(
         "orphan_grace_microseconds",
         "integer, microseconds",
         "0",
-        For.SEQUENCES,
         "Idle time left to a sequence whose connection is gone before its END. 0: all that it had.",
     ),
-    Parameter(
+    of_pytorch(
         "torch_threads",
         "positive integer",
         "",
-        For.PYTORCH,
         "Threads that one kernel may use on a CPU. Without it torch decides, and with `fixed_shape` it is 1.",
     ),
-    Parameter("INTRA_OP_THREAD_COUNT", "positive integer", "", For.PYTORCH, "Triton's name of `torch_threads`."),
-    Parameter(
+    of_pytorch("INTRA_OP_THREAD_COUNT", "positive integer", "", "Triton's name of `torch_threads`."),
+    of_pytorch(
         "INTER_OP_THREAD_COUNT",
         "positive integer",
         "",
-        For.PYTORCH,
         "Threads that run parts of a model beside each other. The first model of an executor decides; for others the "
         "log says that it has no effect.",
     ),
-    Parameter(
+    of_pytorch(
         "INFERENCE_MODE",
         "`true` or `false`",
         "true",
-        For.PYTORCH,
         "`false`: the model runs outside of torch's inference mode, still without gradients.",
     ),
-    Parameter(
+    of_pytorch(
         "DISABLE_OPTIMIZED_EXECUTION",
         "`true` or `false`",
         "false",
-        For.PYTORCH,
         "`true`: TorchScript does not optimize for the shapes that it has seen. So it is with `fixed_shape` too.",
     ),
-    Parameter(
+    of_pytorch(
         "ENABLE_JIT_EXECUTOR",
         "`true` or `false`",
         "",
-        For.PYTORCH,
         "TorchScript's profiling executor; a setting of the whole process. Without it torch's default.",
     ),
-    Parameter(
+    of_pytorch(
         "ENABLE_JIT_PROFILING",
         "`true` or `false`",
         "",
-        For.PYTORCH,
         "TorchScript's profiling mode; a setting of the whole process. Without it torch's default.",
     ),
-    Parameter(
+    of_pytorch(
         "ENABLE_TENSOR_FUSER",
         "`true` or `false`",
         "",
-        For.PYTORCH,
         "TorchScript's fuser; a setting of the whole process. Without it torch's default.",
     ),
-    Parameter("DISABLE_CUDNN", "`true` or `false`", "false", For.PYTORCH, "On a GPU: without cuDNN."),
-    Parameter(
+    of_pytorch("DISABLE_CUDNN", "`true` or `false`", "false", "On a GPU: without cuDNN."),
+    of_pytorch(
         "ENABLE_CACHE_CLEANING",
         "`true` or `false`",
         "false",
-        For.PYTORCH,
         "On a GPU: memory that is free is given back after every batch.",
     ),
-    Parameter(
+    of_pytorch(
         "ENABLE_WEIGHT_SHARING",
         "`true` or `false`",
         "false",
-        For.PYTORCH,
         "`true`: the instances on one device have one copy of the weights. What the model changes stays apart.",
     ),
-    Parameter("ENABLE_NVFUSER", "`true` or `false`", "", For.PYTORCH, "No effect: torch has no nvFuser any more."),
-    Parameter(
+    of_pytorch("ENABLE_NVFUSER", "`true` or `false`", "", "No effect: torch has no nvFuser any more."),
+    of_onnx(
         "intra_op_thread_count",
         "integer",
         "0",
-        For.ONNX,
         "Threads that compute one operator. 0: as many as there are cores; with `fixed_shape` 1.",
     ),
-    Parameter(
-        "inter_op_thread_count",
-        "integer",
-        "0",
-        For.ONNX,
-        "Threads that compute operators beside each other. 0: as above.",
+    of_onnx("inter_op_thread_count", "integer", "0", "Threads that compute operators beside each other. 0: as above."),
+    of_onnx("execution_mode", "`0` or `1`", "0", "1: operators may run beside each other."),
+    of_onnx("enable_mem_arena", "`true` or `false`", "true", "Memory is kept for the next call."),
+    of_onnx("enable_mem_pattern", "`true` or `false`", "true", "Memory of a call is planned by the last one."),
+    of_onnx(
+        "memory.enable_memory_arena_shrinkage", "text", "", "Devices whose arena shrinks after each call: `cpu:0`."
     ),
-    Parameter("execution_mode", "`0` or `1`", "0", For.ONNX, "1: operators may run beside each other."),
-    Parameter("enable_mem_arena", "`true` or `false`", "true", For.ONNX, "Memory is kept for the next call."),
-    Parameter(
-        "enable_mem_pattern", "`true` or `false`", "true", For.ONNX, "Memory of a call is planned by the last one."
-    ),
-    Parameter(
-        "memory.enable_memory_arena_shrinkage",
-        "text",
-        "",
-        For.ONNX,
-        "Devices whose arena shrinks after each call: `cpu:0`.",
-    ),
-    Parameter(
-        "session.use_device_allocator_for_initializers",
-        "`0` or `1`",
-        "0",
-        For.ONNX,
-        "1: weights lie outside of the arena.",
-    ),
-    Parameter(
-        "cudnn_conv_algo_search", "`0`, `1` or `2`", "0", For.ONNX, "On a GPU: exhaustive, heuristic or default."
-    ),
-    Parameter("gpu_mem_limit", "integer, bytes", "", For.ONNX, "Largest arena on a GPU. Without it all of the memory."),
-    Parameter(
-        "arena_extend_strategy", "`0` or `1`", "0", For.ONNX, "On a GPU: grow by powers of two, or as requested."
-    ),
-    Parameter(
-        "do_copy_in_default_stream", "`0` or `1`", "1", For.ONNX, "On a GPU: copies share the stream of computing."
-    ),
-    Parameter(
+    of_onnx("session.use_device_allocator_for_initializers", "`0` or `1`", "0", "1: weights lie outside of the arena."),
+    of_onnx("cudnn_conv_algo_search", "`0`, `1` or `2`", "0", "On a GPU: exhaustive, heuristic or default."),
+    of_onnx("gpu_mem_limit", "integer, bytes", "", "Largest arena on a GPU. Without it all of the memory."),
+    of_onnx("arena_extend_strategy", "`0` or `1`", "0", "On a GPU: grow by powers of two, or as requested."),
+    of_onnx("do_copy_in_default_stream", "`0` or `1`", "1", "On a GPU: copies share the stream of computing."),
+    of_openvino(
         "INFERENCE_NUM_THREADS",
         "integer",
         "0",
-        For.OPENVINO,
         "Threads that compute. 0: as many as there are cores; with `fixed_shape` 1.",
     ),
-    Parameter("COMPILATION_NUM_THREADS", "integer", "0", For.OPENVINO, "Threads that compile the model. 0: as above."),
-    Parameter(
+    of_openvino("COMPILATION_NUM_THREADS", "integer", "0", "Threads that compile the model. 0: as above."),
+    of_openvino(
         "NUM_STREAMS",
         "integer, `AUTO` or `NUMA`",
         "",
-        For.OPENVINO,
         "Groups of threads. An instance runs one batch at a time, so 1 is enough. Without it OpenVINO decides.",
     ),
-    Parameter("PERFORMANCE_HINT", "`LATENCY` or `THROUGHPUT`", "", For.OPENVINO, "What OpenVINO tunes the model for."),
-    Parameter(
+    of_openvino("PERFORMANCE_HINT", "`LATENCY` or `THROUGHPUT`", "", "What OpenVINO tunes the model for."),
+    of_openvino(
         "HINT_BF16",
         "`YES`",
         "",
-        For.OPENVINO,
         "The model may be computed in bfloat16. Without it, it is computed in its own precision.",
     ),
-    Parameter(
+    of_openvino(
         "RESHAPE_IO_LAYERS",
         "`YES`",
         "",
-        For.OPENVINO,
         "The model's inputs take over the configuration's `dims`. Without it both must agree.",
     ),
-    Parameter(
+    of_openvino(
         "SKIP_OV_DYNAMIC_BATCHSIZE",
         "`YES`",
         "",
-        For.OPENVINO,
         "The model's first dimension stays as it is. Without it, it is made variable where `max_batch_size` is not 0.",
     ),
-    Parameter(
+    of_openvino(
         "ENABLE_BATCH_PADDING",
         "`YES`",
         "",
-        For.OPENVINO,
         "No effect: the model is given batches of every size, and none is filled up.",
     ),
-    Parameter(
-        "CPU_EXTENSION_PATH", "absolute path", "", For.OPENVINO, "A shared library with operations of one's own."
-    ),
-    Parameter(
+    of_openvino("CPU_EXTENSION_PATH", "absolute path", "", "A shared library with operations of one's own."),
+    of_tensorflow(
         "TF_SIGNATURE_DEF",
         "text",
         "serving_default",
-        For.TENSORFLOW,
         "The signature that is served. Without it, a model's only signature may have any name.",
     ),
-    Parameter("TF_GRAPH_TAG", "text", "serve", For.TENSORFLOW, "The tag of the graph that is served."),
-    Parameter(
+    of_tensorflow("TF_GRAPH_TAG", "text", "serve", "The tag of the graph that is served."),
+    of_tensorflow(
         "TF_NUM_INTRA_THREADS",
         "integer",
         "0",
-        For.TENSORFLOW,
         "Threads that compute one operator. 0: as many as there are cores. The first model of an executor decides.",
     ),
-    Parameter(
+    of_tensorflow(
         "TF_NUM_INTER_THREADS",
         "integer",
         "0",
-        For.TENSORFLOW,
         "Threads that compute operators beside each other. The first model of an executor decides, unless "
         "`TF_USE_PER_SESSION_THREADS` is given.",
     ),
-    Parameter(
-        "TF_USE_PER_SESSION_THREADS",
-        "`true`, `on`, `yes` or `1`",
-        "",
-        For.TENSORFLOW,
-        "Each instance has threads of its own for that.",
+    of_tensorflow(
+        "TF_USE_PER_SESSION_THREADS", "`true`, `on`, `yes` or `1`", "", "Each instance has threads of its own for that."
     ),
-    Parameter(
+    of_tensorflow(
         "TF_INIT_OPS_FILE",
         "file name",
         "",
-        For.TENSORFLOW,
         "Of a `tensorflow_graphdef`: a JSON file with the list `init_ops`, operations that run once after the load. It "
         "lies with the version, or else with the model.",
     ),
-    Parameter(
-        "MAX_SESSION_SHARE_COUNT",
-        "integer",
-        "1",
-        For.TENSORFLOW,
-        "No effect: each instance has a session of its own.",
-    ),
-    Parameter(
+    of_tensorflow("MAX_SESSION_SHARE_COUNT", "integer", "1", "No effect: each instance has a session of its own."),
+    of_stateless(
         STRATEGY,
         "path that ends in `.py`",
         "",
-        For.STATELESS,
         "A custom batching strategy, relative to the model's directory and inside the repository or a backend "
         "directory. Without it `batchstrategy.py` of the version, the model or the backend is used, if there is one. "
         "It has no effect without `dynamic_batching`.",
     ),
-    Parameter(
+    of_python(
         ENVIRONMENT,
         "path",
         "",
-        For.PYTHON,
         "The environment that the model runs in: a folder (conda or venv), or an archive by conda-pack. "
         "`$$TRITON_MODEL_DIRECTORY` in it is the model's folder. Each instance is a process of its own then.",
     ),
-    Parameter(
+    of_python(
         PROCESS,
         "`true` or `false`",
         "false",
-        For.PYTHON,
         "`true`: each instance is a process of its own. A crash or a leak hurts that instance alone, and no other code "
         "waits for its interpreter.",
     ),
-    Parameter(
-        CPU_INPUTS,
-        "`yes` or `no`",
-        "yes",
-        For.PYTHON,
-        "`no` has no effect: inputs are on the CPU.",
-    ),
+    of_python(CPU_INPUTS, "`yes` or `no`", "yes", "`no` has no effect: inputs are on the CPU."),
 )
 """Every parameter that the mesh reads."""
 
