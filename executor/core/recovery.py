@@ -6,7 +6,7 @@ owner's inbox until there is a later base; a takeover replays these steps. There
     Checkpoints   the state itself goes to Redis every N steps: the base is the last checkpointed step, or the step
                   before a later START
     Log           the state stays with the model: the base is the step before START, and all later entries are kept
-    Nothing       the state stays with the model and is lost with it: every step is its own base
+    (neither)     the state stays with the model and is lost with it: every step is its own base (`Recovery`)
 
 Pure: says which entries may go; the caller commits that.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -74,20 +73,23 @@ class KeptSteps:
         return self.entries.pop()
 
 
-class Recovery(Protocol):
-    """How a model's sequences survive their executor."""
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a model's sequences survive their executor. By default not: a takeover needs nothing, and each step's entry
+    goes with its commit.
+    """
 
     def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
         """Whether the state after the running step goes to Redis with its commit. (Never asked for a replayed step.)"""
-        ...
+        return False
 
     def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
         """The change by a running step that has succeeded. saved: its state is in the commit"""
-        ...
+        return closed(kept, step)
 
     def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
         """The change by a running step that has failed. saved: the state that it left is in the commit nevertheless"""
-        ...
+        return closed(kept, step)
 
 
 def recovery_of(config: ModelConfig) -> Recovery:
@@ -96,25 +98,11 @@ def recovery_of(config: ModelConfig) -> Recovery:
         return Checkpoints(config.checkpoint_interval)
     if config.replays:
         return Log(config.sequence_log_steps, config.sequence_log_bytes)
-    return Nothing()
+    return Recovery()
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
-    """A takeover needs nothing: each step's entry goes with its commit."""
-
-    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
-        return False
-
-    def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
-        return closed(kept, step)
-
-    def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
-        return closed(kept, step)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
+class Checkpoints(Recovery):
     """The state of every `interval`-th step goes to Redis."""
 
     interval: int
@@ -142,16 +130,13 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Log(Recovery):
     """Keeps all steps since START, as long as there are at most `steps` of them, with `payload_bytes` together. Beyond
     that the sequence goes on, but is lost if its executor is lost; a new START begins a new log.
     """
 
     steps: int
     payload_bytes: int
-
-    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
-        return False
 
     def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
         if step.flags & END:

@@ -30,7 +30,7 @@ from executor.core.events import (
     StepsFinal,
     SuspectTried,
 )
-from executor.core.recovery import Change, Checkpoints, KeptSteps, Nothing
+from executor.core.recovery import Change, Checkpoints, KeptSteps, Recovery
 from executor.core.sequence_batches import OldestSteps
 from executor.core.state import Checkpoint, OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause
 from executor.sequences.checkpoints import read_checkpoints
@@ -59,14 +59,14 @@ MESSAGE = InferMessage(MODEL, VERSION, "", 1, ())
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(Recovery):
     """The recovery of sequences of which the mesh holds the state of some."""
 
     durable: frozenset[SequenceId]
     checkpoints: Checkpoints
 
-    def _of(self, step: InboxStep) -> Checkpoints | Nothing:
-        return self.checkpoints if step.sequence in self.durable else Nothing()
+    def _of(self, step: InboxStep) -> Recovery:
+        return self.checkpoints if step.sequence in self.durable else Recovery()
 
     def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
         return self._of(step).is_due(kept, step)

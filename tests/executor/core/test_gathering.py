@@ -14,7 +14,7 @@ from executor.core.batching import Wait
 from executor.core.decide import decide, next_batch
 from executor.core.events import BatchDone, OwnershipOver, RowEnd
 from executor.core.gathering import AWAY_BATCHES, HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, gathers
-from executor.core.recovery import Nothing
+from executor.core.recovery import Recovery
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
 from executor.core.state import OwnedSequences, QueuedStep
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId
@@ -36,7 +36,7 @@ class Played:
 
     def __init__(self, strategy: SlotSteps[QueuedStep], callers: int, think_us: tuple[int, int], *, gathers: bool):
         gathering = [Gathering(ROWS)] if gathers else []
-        self.state = OwnedSequences(Nothing(), [strategy], gathering=gathering)
+        self.state = OwnedSequences(Recovery(), [strategy], gathering=gathering)
         self.batches: list[int] = []
         self.waits_us: list[int] = []
         self._chance = random.Random(7)
@@ -156,7 +156,7 @@ class Slots:
     """Sequences of one length that wait for one of four slots; each caller sends its next step when it is answered."""
 
     def __init__(self, strategy: SlotSteps[QueuedStep], sequences: int, length: int, *, batch_us: int) -> None:
-        self.state = OwnedSequences(Nothing(), [strategy], gathering=[Gathering(ROWS)])
+        self.state = OwnedSequences(Recovery(), [strategy], gathering=[Gathering(ROWS)])
         self.batches: list[int] = []
         self._length, self._batch_us = length, batch_us
         self._waiting = deque(range(sequences))
@@ -296,7 +296,7 @@ def test_a_wait_for_steps_that_were_withdrawn_is_over() -> None:
     """The next batch begins a wait of its own."""
     gathering = known(900)
     ready = oldest()
-    state = OwnedSequences(Nothing(), [ready], gathering=[gathering])
+    state = OwnedSequences(Recovery(), [ready], gathering=[gathering])
     gathering.away[SequenceId("m||i1")] = 0
     decide(state, step(1, flags=StepFlag.START, sequence=SequenceId("m||i2")), 10)
     next_batch(state, ONLY, 10, was_busy=False)

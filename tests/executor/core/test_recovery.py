@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from executor.core.actions import BatchMember
 from executor.core.events import RowEnd
-from executor.core.recovery import Change, Checkpoints, Log, Nothing, Recovery, recovery_of
+from executor.core.recovery import Change, Checkpoints, Log, Recovery, recovery_of
 from executor.core.state import Checkpoint, QueuedStep, VoidCause
 from shared.contract.ids import Epoch, StepNumber
 from shared.contract.messages import StepFlag
@@ -205,7 +205,7 @@ class TestLog:
 
 
 def test_a_failed_start_leaves_nothing_to_be_replayed() -> None:
-    for recovery in (Checkpoints(5), Log(1000, 1 << 20), Nothing()):
+    for recovery in (Checkpoints(5), Log(1000, 1 << 20), Recovery()):
         record = Record(recovery, [(START, True), (NONE, True), (START, False)])
         owner = record.owner()
         for number in (1, 2, 3):
@@ -260,8 +260,8 @@ def test_a_sequence_without_state_replays_nothing() -> None:
         (False, True, {"sequence_recovery": "replay"}, Checkpoints(1)),
         (False, False, {"sequence_recovery": "replay", "sequence_log_steps": "5"}, Log(5, 16 << 20)),
         (True, False, {"sequence_recovery": "replay"}, Checkpoints(1)),
-        (False, False, {"sequence_recovery": "none", "checkpoint_interval": "4"}, Nothing()),
-        (False, False, {}, Nothing()),
+        (False, False, {"sequence_recovery": "none", "checkpoint_interval": "4"}, Recovery()),
+        (False, False, {}, Recovery()),
     ],
 )
 def test_the_configuration_says_how_a_model_is_recovered(
