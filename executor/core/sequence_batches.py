@@ -88,8 +88,9 @@ class SlotSteps(ABC, Generic[S]):
         was_busy  a batch has ended just now
         """
 
-    @abstractmethod
-    def _since_us(self, arrived_us: int, now_us: int) -> int: ...
+    def _since_us(self, arrived_us: int, now_us: int) -> int:
+        """Since when a step that is ready now counts as waiting."""
+        return arrived_us
 
 
 class DirectSteps(SlotSteps[S]):
@@ -102,9 +103,6 @@ class DirectSteps(SlotSteps[S]):
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         batch = decide_direct(self._ready, strategy=self._strategy, max_batch_size=self._max_batch_size, now_us=now_us)
         return batch if isinstance(batch, Wait) else [ready and ready.step for ready in batch]
-
-    def _since_us(self, arrived_us: int, now_us: int) -> int:
-        return arrived_us
 
 
 class OldestSteps(SlotSteps[S]):
@@ -129,14 +127,10 @@ class OldestSteps(SlotSteps[S]):
         return now_us
 
 
-class AnySlotSteps(SlotSteps[S]):
+class AnySlotSteps(DirectSteps[S]):
     """The direct strategy where a slot is a place for a state and no row of the batch: the steps that became ready
     first, from any slots. It waits for others as the configuration says, and a batch has no null rows.
     """
-
-    def __init__(self, strategy: Direct, max_batch_size: int) -> None:
-        super().__init__(max_batch_size)
-        self._strategy = strategy
 
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         if not self._ready:
@@ -147,9 +141,6 @@ class AnySlotSteps(SlotSteps[S]):
             return wait
         fitting = (ready.step for ready in self._ready.values() if ready.shape_key == first.shape_key)
         return list(islice(fitting, self._rows))
-
-    def _since_us(self, arrived_us: int, now_us: int) -> int:
-        return arrived_us
 
 
 def slot_steps(batching: SequenceBatching, max_batch_size: int, *, any_slot: bool = False) -> SlotSteps[S]:
