@@ -1,4 +1,4 @@
-// Writes static/seal.json: which sources the built page belongs to. deploy/console/seal.py reads it, without node.
+// Writes static/seal.json: which sources the built page belongs to. A test compares it, without node.
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
 import { join, relative, sep } from "node:path";

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from pathlib import Path
 
-from deploy.console.app import page_files
-from deploy.console.seal import STATIC, WEB, digest
+from deploy.console.app import STATIC, page_files
+
+WEB = STATIC.with_name("web")
+LEFT_OUT = frozenset(("node_modules", "seal.json"))
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over the paths and contents of a folder's files, by path: what `web/seal.mjs` writes, without node."""
+    paths = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and LEFT_OUT.isdisjoint(path.relative_to(folder).parts)
+    )
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(f"{path} {hashlib.sha256((folder / path).read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 def test_the_built_page_belongs_to_its_sources() -> None:
