@@ -85,8 +85,8 @@ class _Reading:
                 raise error_about(self.call, f"input '{key}' already exists in request")
             self.tensors[key] = generated_tensor(spec, metadata_shape(self.config, spec), value)
         elif key in MESH_PARAMETERS and (self.config.sequence_batching is not None or self.config.ensemble):
-            known = MESH_PARAMETERS[key]
-            self.fields[known.field] = known.read(value, key)
+            field, read = MESH_PARAMETERS[key]
+            self.fields[field] = read(value, key)
         else:
             self.parameters[key] = custom_parameter(key, value)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -94,7 +95,8 @@ def decode_json(
     custom: dict[str, Parameter] = {}
     for key, value in members(document.get("parameters", {}), "failed to get request params.: ").items():
         if (known := MESH_PARAMETERS.get(key)) is not None:
-            fields[known.field] = known.read(value, key)
+            field, read = known
+            fields[field] = read(value, key)
         elif key == "binary_data_output":
             binary_output = bool_of(value, key)
         elif key.startswith(RESERVED_PREFIX):
@@ -265,21 +267,6 @@ def sequence_id_of(value: Any, key: str) -> CorrelationId:
     return value
 
 
-def step_number_of(value: Any, key: str) -> int:
-    """The number of a step since START."""
-    return _counted(value, key, "steps")
-
-
-def answer_number_of(value: Any, key: str) -> int:
-    """The number of a step's answer."""
-    return _counted(value, key, "answers")
-
-
-def wait_of(value: Any, key: str) -> int:
-    """How long the caller waits for a slot, ms."""
-    return _counted(value, key, "milliseconds")
-
-
 def run_of(value: Any, key: str) -> str:
     """The name of a sequence's run, as an answer told it."""
     if not (run := text_of(value, key)):
@@ -287,37 +274,28 @@ def run_of(value: Any, key: str) -> str:
     return run
 
 
-def _counted(value: Any, key: str, what: str) -> int:
+def number_of(value: Any, key: str, what: str) -> int:
+    """A number that is at least 1. what: is counted"""
     number = unsigned_of(value, key)
     if not number:
         raise RequestError(f"Unable to parse '{key}': {what} are counted from 1")
     return number
 
 
-class MeshParameter(NamedTuple):
-    """A request parameter with a meaning for the mesh.
-
-    field  of `InferCall`
-    read   value and key -> the field's value; raises RequestError
-    """
-
-    field: str
-    read: Callable[[Any, str], Any]
-
-
-MESH_PARAMETERS = {
-    "sequence_id": MeshParameter("correlation_id", sequence_id_of),
-    "sequence_start": MeshParameter("start", bool_of),
-    "sequence_end": MeshParameter("end", bool_of),
-    "sequence_step": MeshParameter("expected_step", step_number_of),
-    "sequence_answer": MeshParameter("first_answer", answer_number_of),
-    "sequence_wait_info": MeshParameter("wait_info", bool_of),
-    "sequence_wait_max_ms": MeshParameter("wait_max_ms", wait_of),
-    "sequence_run_info": MeshParameter("run_info", bool_of),
-    "sequence_close": MeshParameter("ended_run", run_of),
-    "priority": MeshParameter("priority", unsigned_of),
-    "timeout": MeshParameter("timeout_us", unsigned_of),
+MESH_PARAMETERS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "sequence_id": ("correlation_id", sequence_id_of),
+    "sequence_start": ("start", bool_of),
+    "sequence_end": ("end", bool_of),
+    "sequence_step": ("expected_step", partial(number_of, what="steps")),
+    "sequence_answer": ("first_answer", partial(number_of, what="answers")),
+    "sequence_wait_info": ("wait_info", bool_of),
+    "sequence_wait_max_ms": ("wait_max_ms", partial(number_of, what="milliseconds")),
+    "sequence_run_info": ("run_info", bool_of),
+    "sequence_close": ("ended_run", run_of),
+    "priority": ("priority", unsigned_of),
+    "timeout": ("timeout_us", unsigned_of),
 }
+"""The parameters with a meaning for the mesh: the field of `InferCall`, and what makes its value of value and key."""
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
