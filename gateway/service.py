@@ -22,7 +22,7 @@ from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.http.server import HttpServer, Served
 from gateway.parts import GatewayParts, running_parts
-from gateway.ports.listening import listen
+from gateway.ports.listening import METRICS_PORT, listen
 from gateway.ports.seats import Share
 from gateway.ports.sharing import PortShare, SharedPorts, sharing
 from gateway.requests.region_folder import RegionFolder
@@ -95,7 +95,7 @@ async def _opened(settings: GatewaySettings) -> AsyncGenerator[OpenPorts]:
             agreed = SharedPorts(settings.host, settings.http_port, settings.grpc_port, mesh)
             share = await stack.enter_async_context(sharing(agreed))
         # The shared port comes last: a gateway that ends here must not have been given connections.
-        metrics = stack.enter_context(listen(settings.host, settings.metrics_port, option="--metrics-port"))
+        metrics = stack.enter_context(listen(settings.host, settings.metrics_port, of=METRICS_PORT))
         http = stack.enter_context(listen(settings.host, settings.http_port, is_shared=settings.reuse_port))
         yield OpenPorts(http, metrics, share)
 

@@ -22,7 +22,7 @@ from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.turns import LoopTurns
-from gateway.ports.listening import listen
+from gateway.ports.listening import GRPC_PORT, listen
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
 from gateway.ports.tls import tls_context
@@ -132,7 +132,7 @@ async def serve_grpc(
     rpcs.add(pb.DESCRIPTOR.services_by_name["GRPCInferenceService"], servicer)
     messages: Any = health_pb2
     rpcs.add(messages.DESCRIPTOR.services_by_name["Health"], health)
-    listening = listen(settings.host, settings.grpc_port, option="--grpc-port", is_shared=settings.reuse_port)
+    listening = listen(settings.host, settings.grpc_port, of=GRPC_PORT, is_shared=settings.reuse_port)
     try:
         server = GrpcServer(rpcs, servicer, health, settings, connections_max)
     except OSError as error:

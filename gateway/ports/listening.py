@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from typing import NamedTuple
 
 from shared.contract.errors import UnavailableError
 
@@ -40,24 +41,38 @@ TCP_INFO_QUEUED = 24
 """Where struct tcp_info has tcpi_unacked, which counts a listening socket's queued connections."""
 
 
-def listen(host: str, port: int, *, option: str = "--http-port", is_shared: bool = False) -> socket.socket:
+class PortName(NamedTuple):
+    """What a port is called: the protocol that it speaks, and the option that sets it."""
+
+    protocol: str
+    option: str
+
+    def refused(self, host: str, port: int, error: OSError) -> UnavailableError:
+        text = f"{self.protocol} cannot listen on {host}:{port}: {error} ({self.option} names another port)"
+        return UnavailableError(text)
+
+
+HTTP_PORT, GRPC_PORT = PortName("HTTP", "--http-port"), PortName("gRPC", "--grpc-port")
+METRICS_PORT = PortName("HTTP", "--metrics-port")
+
+
+def listen(host: str, port: int, *, of: PortName = HTTP_PORT, is_shared: bool = False) -> socket.socket:
     """A listening socket; port 0 picks a free one.
 
-    option     sets the port, for the message
     is_shared  other processes of this user may listen on the port, too, if they say the same
     raises     UnavailableError when the address cannot be had
     """
-    server = bound(host, port, option=option, is_shared=is_shared)
+    server = bound(host, port, of=of, is_shared=is_shared)
     try:
         server.listen(BACKLOG)
     except OSError as error:
         server.close()
-        raise _refused(host, port, option, error) from error
+        raise of.refused(host, port, error) from error
     server.setblocking(False)  # noqa: FBT003  the socket module's own signature
     return server
 
 
-def bound(host: str, port: int, *, option: str = "--http-port", is_shared: bool = False) -> socket.socket:
+def bound(host: str, port: int, *, of: PortName = HTTP_PORT, is_shared: bool = False) -> socket.socket:
     """A socket that is bound and does not listen. Arguments and errors as of `listen`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
@@ -69,13 +84,8 @@ def bound(host: str, port: int, *, option: str = "--http-port", is_shared: bool 
         server.bind((host, port))
     except OSError as error:
         server.close()
-        raise _refused(host, port, option, error) from error
+        raise of.refused(host, port, error) from error
     return server
-
-
-def _refused(host: str, port: int, option: str, error: OSError) -> UnavailableError:
-    what = "gRPC" if option == "--grpc-port" else "HTTP"
-    return UnavailableError(f"{what} cannot listen on {host}:{port}: {error} ({option} names another port)")
 
 
 async def quieten(listening: socket.socket) -> None:

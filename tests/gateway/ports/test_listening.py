@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.local.embedded import free_port
-from gateway.ports.listening import TCP_INFO, bound, listen, queued, quieten
+from gateway.ports.listening import METRICS_PORT, TCP_INFO, bound, listen, queued, quieten
 from shared.contract.errors import UnavailableError
 
 HOST = "127.0.0.1"
@@ -38,7 +38,7 @@ def test_a_port_is_shared_only_if_both_say_so(port: int, first: bool, second: bo
 
 def test_who_finds_a_port_taken_is_told_the_option_that_names_another(port: int) -> None:
     with listen(HOST, port), pytest.raises(UnavailableError, match=r"\(--metrics-port names another port\)"):
-        listen(HOST, port, option="--metrics-port")
+        listen(HOST, port, of=METRICS_PORT)
 
 
 def test_without_sharing_a_port_of_those_who_share_is_taken(shared: tuple[socket.socket, socket.socket]) -> None:
