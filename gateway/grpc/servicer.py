@@ -135,7 +135,7 @@ class InferenceServicer(_base):
             raise
         if answer.session_id is not None:
             rpc.trailing = ((SESSION_KEY, answer.session_id),)
-        size = sum([len(output.raw) for output in answer.message.outputs])
+        size = answer.output_bytes
         if forms and size > BULKY_BYTES:
             response = await asyncio.to_thread(encode_answer, answer, forms)
         else:

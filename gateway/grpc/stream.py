@@ -268,9 +268,7 @@ class InferStream:
             self._put(request, answer.exception() or answer.result(), is_last=True)
             return
         has_failed = answer.exception() is not None
-        self._has_come(
-            request, 0 if has_failed else sum([len(output.raw) for output in answer.result().message.outputs])
-        )
+        self._has_come(request, 0 if has_failed else answer.result().output_bytes)
 
     def _has_come(self, request: Outstanding, size: int) -> None:
         """An answer or error is there. size: bytes of the answer's tensors"""
@@ -301,7 +299,7 @@ class InferStream:
             return
         if not isinstance(content, Answer | MeshError):
             content = MeshError(f"internal error in the gateway: {type(content).__name__}", Code.INTERNAL)
-        size = 0 if isinstance(content, MeshError) else sum([len(output.raw) for output in content.message.outputs])
+        size = 0 if isinstance(content, MeshError) else content.output_bytes
         self._parts.append(Part(request, content, is_last, is_news, size, size + ENTRY_BYTES))
         self._outstanding_bytes += size
         self._unread.add(self, size + ENTRY_BYTES, self._cut_off)

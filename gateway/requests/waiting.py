@@ -57,6 +57,11 @@ class Answer(msgspec.Struct, frozen=True):
     session_id: str | None
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict[str, Parameter])
 
+    @property
+    def output_bytes(self) -> int:
+        """Of its outputs' tensors together."""
+        return sum([len(output.raw) for output in self.message.outputs])
+
 
 class Accepted(NamedTuple):
     """What Redis said when it accepted a request; empty for a stateless one.
