@@ -20,7 +20,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
 from shared.store.script_values import Cancellation as CancelledStep
-from shared.store.script_values import Ending, Submission
+from shared.store.script_values import Ending, Submission, ended_by
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import WorkItem, WorkScripts
 
@@ -43,15 +43,7 @@ WITHDRAWAL_OF = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKin
 CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 """Triton has no message for it (triton-spec 1.8)."""
 CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
-ENDED_BY_CLIENT = encode(
-    ReplyMessage(
-        "",
-        error_code=Code.CANCELLED,
-        error="its client has ended the sequence before it had a slot",
-        reason=Reason.CANCELLED,
-    )
-)
-"""The reply to the steps of a sequence that is ended while it waits for its first slot."""
+ENDED_BY_CLIENT = ended_by("its client")
 
 
 class CallBatch(msgspec.Struct, frozen=True):

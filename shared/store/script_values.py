@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import msgspec
 
-from shared.contract.errors import OUTCOMES, Reason
+from shared.contract.errors import OUTCOMES, Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.contract.limits import JOINED_MAX, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.contract.messages import ReplyMessage, encode
@@ -163,6 +163,12 @@ class Ending(OfSequence, frozen=True):
     """A sequence that is to end. run: as `Submitted.run`, or "" for whatever run it is in"""
 
     run: str = ""
+
+
+def ended_by(who: str) -> bytes:
+    """The encoded reply to the steps of a sequence that is ended while it waits for its first slot."""
+    error = f"{who} has ended the sequence before it had a slot"
+    return encode(ReplyMessage("", error_code=Code.CANCELLED, error=error, reason=Reason.CANCELLED))
 
 
 class CancelCode(IntEnum):

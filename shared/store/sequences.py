@@ -14,10 +14,10 @@ from functools import partial
 
 import msgspec
 
-from shared.contract.errors import Code, Reason
+from shared.contract.errors import Code
 from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
-from shared.contract.messages import ReplyMessage, ServedModel, encode
+from shared.contract.messages import ServedModel
 from shared.contract.record import (
     ACCEPTED,
     CANCELLED,
@@ -40,7 +40,7 @@ from shared.store.moving import moved
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
-from shared.store.script_values import EndCode, Ending, ReopenCode
+from shared.store.script_values import EndCode, Ending, ReopenCode, ended_by
 from shared.store.scripts import Scripts
 from shared.store.sequence_status import FIELDS_READ, IN_LINE, OPEN_STATES, PAUSED, SequenceStatus, Wanted, status_of
 from shared.store.wishes import NO_LEADER, WishEntry, fulfilled
@@ -51,15 +51,7 @@ LEADER_S = 15.0
 """How long an operator's wish waits for its model's leader."""
 READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
-ENDED_BY_OPERATOR = encode(
-    ReplyMessage(
-        "",
-        error_code=Code.CANCELLED,
-        error="an operator has ended the sequence before it had a slot",
-        reason=Reason.CANCELLED,
-    )
-)
-"""The reply to the steps of a sequence that is ended while it waits for its first slot."""
+ENDED_BY_OPERATOR = ended_by("an operator")
 
 
 NOT_JOURNALED = (
