@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Self
 
 from shared.contract.forecast import Outlook
@@ -111,42 +112,31 @@ class ReasonMeaning:
 
 
 BEGIN_ANEW = "Begin the sequence again with START."
+_over = partial(ReasonMeaning, Code.INVALID_ARG, Retry.START, remedy=BEGIN_ANEW)
+"""Of a sequence that is not there (any more)."""
 
 OUTCOMES: Mapping[str, ReasonMeaning] = {
-    Reason.NEVER_SEEN: ReasonMeaning(
-        Code.INVALID_ARG,
-        Retry.START,
+    Reason.NEVER_SEEN: _over(
         "The mesh knows no sequence of this id: none began, or what was known of it was forgotten "
-        "(`--tombstone-seconds`).",
-        BEGIN_ANEW,
+        "(`--tombstone-seconds`)."
     ),
-    Reason.ENDED: ReasonMeaning(Code.INVALID_ARG, Retry.START, "The sequence has ended: END was accepted.", BEGIN_ANEW),
-    Reason.EXPIRED: ReasonMeaning(
-        Code.INVALID_ARG,
-        Retry.START,
+    Reason.ENDED: _over("The sequence has ended: END was accepted."),
+    Reason.EXPIRED: _over(
         "The sequence was idle for longer than its model allows.",
-        f"{BEGIN_ANEW} Raise the model's `max_sequence_idle_microseconds` if clients need more time.",
+        remedy=f"{BEGIN_ANEW} Raise the model's `max_sequence_idle_microseconds` if clients need more time.",
     ),
-    Reason.FAILED: ReasonMeaning(
-        Code.INVALID_ARG,
-        Retry.START,
+    Reason.FAILED: _over(
         "The step with START failed in the model, so there is no state. Or the states of an ensemble's steps would "
-        "differ, because one of them could not do a step.",
-        BEGIN_ANEW,
+        "differ, because one of them could not do a step."
     ),
-    Reason.LOST: ReasonMeaning(
-        Code.INVALID_ARG,
-        Retry.START,
+    Reason.LOST: _over(
         "The sequence's state is gone: only its executor had it, the model was loaded anew, or too many executors were "
         "lost with one step.",
-        f"{BEGIN_ANEW} The error's text names what keeps the state of later sequences.",
+        remedy=f"{BEGIN_ANEW} The error's text names what keeps the state of later sequences.",
     ),
-    Reason.CANCELLED: ReasonMeaning(
-        Code.INVALID_ARG,
-        Retry.START,
+    Reason.CANCELLED: _over(
         "The caller of an earlier step had gone: that step did not run, so the later ones cannot. Or an operator or a "
-        "client has ended the sequence without a step.",
-        BEGIN_ANEW,
+        "client has ended the sequence without a step."
     ),
     Reason.LATE: ReasonMeaning(
         Code.INVALID_ARG,
