@@ -13,7 +13,7 @@ import msgspec
 from gateway.models.versions import check_version_text
 from gateway.requests.forms import KnownForms, check_form
 from gateway.requests.infer_call import InferCall, check_correlation_id, error_about
-from shared.contract.batch_shape import ShapeKeys, rows_of
+from shared.contract.batch_shape import Queueing, ShapeKeys, rows_of
 from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
@@ -29,26 +29,6 @@ START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, TOLD = map(
         StepFlag.TOLD,
     ),
 )
-
-
-class Queueing(msgspec.Struct, frozen=True):
-    """How a stateless request waits for its batch (triton-spec 3.1-3.3); zeros mean none.
-
-    level        priority level, lower first; 0 where the model has none
-    level_bound  requests that its level may hold
-    timeout_us   how long the request may wait
-    delays       at the timeout the request goes behind all others of its level, instead of being refused
-    rows, shape  the request's part of a batch (`shared.contract.batch_shape`)
-    ordered      answers leave in the order of arrival
-    """
-
-    level: int = 0
-    level_bound: int = 0
-    timeout_us: int = 0
-    delays: bool = False
-    rows: int = 1
-    shape: str = ""
-    ordered: bool = False
 
 
 class Admitted(msgspec.Struct, frozen=True):

@@ -147,21 +147,15 @@ class ScriptCalls:
         )
 
     def _item(self, pending: PendingRequest) -> WorkItem:
-        message, queueing = pending.admitted.message, pending.admitted.queueing
+        message = pending.admitted.message
         return WorkItem(
             message.model,
             message.version,
             self._gateway,
             pending.token,
             encode(message),
-            level=queueing.level,
-            level_bound=queueing.level_bound,
-            timeout_us=queueing.timeout_us,
-            delays=queueing.delays,
-            rows=queueing.rows,
-            shape=queueing.shape,
-            ordered=queueing.ordered,
-            lookup=lookup_of(message, pending.record),
+            pending.admitted.queueing,
+            lookup_of(message, pending.record),
         )
 
 

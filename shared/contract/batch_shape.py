@@ -1,16 +1,38 @@
-"""The rows and shapes that decide which requests may share a batch (triton-spec 1.9, 3.2). Pure.
+"""How a stateless request waits, and which requests may share a batch (triton-spec 1.9, 3.1-3.3). Pure.
 
-A gateway writes both beside a stateless request, so that batches can be formed without reading the request itself.
+A gateway writes this beside a stateless request, so that batches can be formed without reading the request itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import msgspec
 import xxhash
 
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor
+
+
+class Queueing(msgspec.Struct, frozen=True):
+    """How a stateless request waits for its batch (triton-spec 3.1-3.3); zeros mean none.
+
+    level        priority level, lower first; 0 where the model has none
+    level_bound  requests that its level may hold
+    timeout_us   how long the request may wait
+    delays       at the timeout the request goes behind all others of its level, instead of being refused
+    rows         rows of a batch that it takes
+    shape        equal for requests that may share a batch; no spaces
+    ordered      answers leave in the order of arrival
+    """
+
+    level: int = 0
+    level_bound: int = 0
+    timeout_us: int = 0
+    delays: bool = False
+    rows: int = 1
+    shape: str = ""
+    ordered: bool = False
 
 
 class ShapeKeys:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from shared.contract.batch_shape import Queueing
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
@@ -57,30 +58,14 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class WorkItem(msgspec.Struct, frozen=True):
-    """A stateless request for its queue.
-
-    level        priority level, lower runs first; 0 if the model has none
-    level_bound  requests that may wait in this level; 0: any number
-    timeout_us   how long it may wait; 0: for ever
-    delays       after that time it runs behind the punctual requests of its level, instead of being refused
-    rows         rows that it brings
-    shape        equal for requests that may share a batch; no spaces
-    ordered      the model's answers leave in the order of arrival
-    lookup       where the response cache may have its answer
-    """
+    """A stateless request for its queue. lookup: where the response cache may have its answer"""
 
     model: str
     version: str
     gateway: str
     token: str
     message: bytes
-    level: int = 0
-    level_bound: int = 0
-    timeout_us: int = 0
-    delays: bool = False
-    rows: int = 1
-    shape: str = ""
-    ordered: bool = False
+    queueing: Queueing = Queueing()
     lookup: Lookup | None = None
 
 
@@ -297,15 +282,16 @@ class WorkScripts:
 
 
 def _fields(item: WorkItem) -> tuple[Any, ...]:
+    queueing = item.queueing
     return (
         request_id(item.gateway, item.token),
-        f"{item.level:0{LEVEL_DIGITS}d}",
-        item.level_bound,
-        item.timeout_us,
-        "D" if item.delays else "R",
-        item.rows,
-        1 if item.ordered else 0,
-        item.shape,
+        f"{queueing.level:0{LEVEL_DIGITS}d}",
+        queueing.level_bound,
+        queueing.timeout_us,
+        "D" if queueing.delays else "R",
+        queueing.rows,
+        1 if queueing.ordered else 0,
+        queueing.shape,
         item.message,
         item.lookup.name if item.lookup else "",
         item.lookup.arrived_ns // 1000 if item.lookup else 0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.statistics.tally import ModelLoad
@@ -77,7 +78,7 @@ class WorkFuzz:
             one = newest[0]
         else:
             gateway, token = self._chance.choice(GATEWAYS), f"w{len(self._requests) + 1:x}"
-            item = WorkItem(LOAD.model, LOAD.version, gateway, token, b"m", shape="s")
+            item = WorkItem(LOAD.model, LOAD.version, gateway, token, b"m", Queueing(shape="s"))
             one = Request(request_id(gateway, token), item, self._chance.randint(0, ANSWERS_MAX))
             self._requests[one.id] = one
         (accepted,) = self._bench.run(self._scripts.enqueue([one.item], bound=0))

@@ -16,6 +16,7 @@ from executor.lease import serving
 from executor.lease.control import Applied
 from executor.stateless import work_source
 from executor.stateless.work_source import takers_of
+from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import InferMessage, ReplyMessage, encode
@@ -70,7 +71,9 @@ class Callers:
             tensor = from_numpy("INPUT", np.full((1, size), value, np.int64))
             message = InferMessage(self.mesh.model, "1", f"r{value}", 0, (tensor,))
             token = f"{value}"
-            items.append(WorkItem(self.mesh.model, "1", GATEWAY, token, encode(message), shape=f"{size}", **fields))
+            items.append(
+                WorkItem(self.mesh.model, "1", GATEWAY, token, encode(message), Queueing(shape=f"{size}", **fields))
+            )
         return await self.mesh.scripts.run(self._work.enqueue(items, bound=0))
 
     async def withdraw(self, *values: int) -> list[bool]:

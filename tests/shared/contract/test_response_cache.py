@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import InferMessage
 from shared.contract.response_cache import entry_name, parse_cache_config, request_digest
@@ -133,7 +134,11 @@ class Cached:
             self._tokens += 1
             lookup = Lookup(name, LOAD.generation, time.time_ns() - AGE_NS) if name else None
             token = str(self._tokens)
-            found.append(WorkItem(LOAD.model, "1", GATEWAY, token, name.encode(), ordered=ordered, lookup=lookup))
+            found.append(
+                WorkItem(
+                    LOAD.model, "1", GATEWAY, token, name.encode(), queueing=Queueing(ordered=ordered), lookup=lookup
+                )
+            )
         return found
 
     async def send(self, items: list[WorkItem], *, bound: int = 0, summaries: bool = False) -> list[Any]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from shared.contract.batch_shape import Queueing
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, ShardId, StepNumber
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
 from shared.statistics.tally import ModelLoad
@@ -216,7 +217,7 @@ class TestWork:
         mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
         await mesh.open()
         work, id = WorkScripts(mesh.keys), request_id(GATEWAY, "1")
-        await mesh.scripts.run(work.enqueue([WorkItem("sum", "1", GATEWAY, "1", b"m", shape="s")], bound=0))
+        await mesh.scripts.run(work.enqueue([WorkItem("sum", "1", GATEWAY, "1", b"m", Queueing(shape="s"))], bound=0))
 
         async def pull(executor: ExecutorId) -> None:
             limits = {"requests_max": 8, "rows_max": 8, "delay_us": 0, "take": Take.WHEN_PLAIN}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.contract.batch_shape import Queueing
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
@@ -32,7 +33,15 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 async def enqueue(mesh: ScriptedMesh, tokens: str, *, ordered: bool = False) -> None:
     lookup = Lookup(entry_name("scope", "0", "digest"), "0", 0)
     items = [
-        WorkItem("sum", "1", GATEWAY, token, b"message", ordered=ordered, lookup=lookup, timeout_us=60_000_000)
+        WorkItem(
+            "sum",
+            "1",
+            GATEWAY,
+            token,
+            b"message",
+            queueing=Queueing(timeout_us=60_000_000, ordered=ordered),
+            lookup=lookup,
+        )
         for token in tokens
     ]
     await mesh.scripts.run(WorkScripts(mesh.keys).enqueue(items, bound=100))

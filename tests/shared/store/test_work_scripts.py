@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.statistics.tally import ModelLoad, unpacked
@@ -38,7 +39,7 @@ class Queue:
         return await self.mesh.scripts.run(call)
 
     async def enqueue(self, *tokens: str, bound: int = 0, **fields: Any) -> list[bool]:
-        items = [WorkItem(LOAD.model, LOAD.version, GATEWAY, t, t.encode(), **fields) for t in tokens]
+        items = [WorkItem(LOAD.model, LOAD.version, GATEWAY, t, t.encode(), Queueing(**fields)) for t in tokens]
         return await self.call(self.work.enqueue(items, bound=bound))
 
     async def pull(
