@@ -180,14 +180,16 @@ class Scheduler:
         failures = 0
         while True:
             begin = self._clock()
+            limit_s = max(self._settings.lease_ms / 1000, 1.0) + block_s
             try:
-                async with asyncio.timeout(max(self._settings.lease_ms / 1000, 1.0) + block_s):
+                async with asyncio.timeout(limit_s):
                     await turn()
                 if failures:
                     logs.info("redis is back", loop=name, failures=failures)
                 failures = 0
             except (*CONNECTION_LOST, ResponseError) as error:
-                logs.warning("redis out of reach", loop=name, cause=error)
+                cause = str(error) or f"no answer within {limit_s:g} s"
+                logs.warning("redis out of reach", loop=name, cause=cause)
                 failures += 1
             self._give_up_expired()
             await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))

@@ -104,7 +104,6 @@ def connect(
     address = parse_redis_url(url)
     options: dict[str, Any] = {
         **_socket_options(address.server),
-        "driver_info": DRIVER,
         "client_name": NOT_IN_A_NAME.sub("-", name) or None,
         "redis_connect_func": partial(_greet, timeout_ms / 1000, run),
         "retry": Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
@@ -133,6 +132,7 @@ def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
         "protocol": 2,
         "socket_timeout": None,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "driver_info": DRIVER,
         **({} if endpoint.way == "unix" else keepalive),
         **endpoint.options,
     }
@@ -151,7 +151,7 @@ async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any)
     if isinstance(connection, DiscoveredConnection):
         await connection.verify()
     if run is not None:
-        run.meet(await _run(connection))
+        run.meet(await _run(connection), cast("Any", connection))
 
 
 async def _run(connection: Any) -> str:

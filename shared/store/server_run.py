@@ -5,17 +5,30 @@ file is written once a second, and a replica lags. A service that went on with w
 never accepted, or wait for answers that will never come. So a service's connections are bound to one run of the server.
 They do not open to another run until the service has compared what it knows with what that server holds, and has agreed
 to go on there.
+
+Nor does anything that the earlier run says count from then on: a primary that was frozen while another one took its
+place wakes up, carries out what lies in its sockets, and answers. So the connections to a run are cut when another one
+is met.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
+from weakref import WeakSet
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 
 class AnotherRunError(RedisConnectionError):
     """The server was restarted or replaced. Nothing was sent to it."""
+
+
+class BoundConnection(Protocol):
+    """A connection, as the run that it is bound to sees it."""
+
+    def cut(self) -> None:
+        """Ends the connection at once: what it waits for is lost, and its next use connects anew."""
 
 
 class ServerRun:
@@ -29,19 +42,34 @@ class ServerRun:
         self.bound = ""
         self.met = ""
         self.changed = asyncio.Event()
+        self._connections: WeakSet[BoundConnection] = WeakSet()
+        """Those to the bound run; and those that have ended, until they are used or collected."""
 
-    def meet(self, run: str) -> None:
-        """A connection has been made to this run. Raises AnotherRunError if it is not the bound run.
+    def meet(self, run: str, connection: BoundConnection) -> None:
+        """A connection has been made to this run. Raises AnotherRunError if it is not the bound run; the connections to
+        that one are cut.
 
         run  the server's process and its time as a primary (INFO's run_id, master_replid); "" if the server does not
              tell
         """
         self.met = run
         self.bound = self.bound or run
-        if run != self.bound:
+        if run == self.bound:
+            self._connections.add(connection)
+        else:
             self.changed.set()
+            self._cut()
             raise AnotherRunError("Redis was restarted or replaced: what it holds is compared first")
 
     def agree(self, run: str) -> None:
+        """The service goes on with this run."""
+        if run != self.bound:
+            # Some may have been made since the other run was met: where Sentinels disagree, say.
+            self._cut()
         self.bound = run
         self.changed.clear()
+
+    def _cut(self) -> None:
+        for connection in self._connections:
+            connection.cut()
+        self._connections.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -324,6 +325,23 @@ async def test_leader_survives_a_restart_of_redis(
 
     assert before[0] == after[0]
     assert "1" == after[1]["sl"]
+
+
+async def test_the_log_says_of_a_silent_redis_that_it_does_not_answer(
+    private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(private_server.url, "silent")
+    await stage.publish()
+    async with stage.scheduler():
+        os.kill(private_server.pid, signal.SIGSTOP)
+        try:
+            await stage.until(lambda: told_times(caplog, "redis out of reach", "watch"))
+        finally:
+            os.kill(private_server.pid, signal.SIGCONT)
+    await stage.close()
+
+    causes = {vars(record)["fields"]["cause"] for record in caplog.records if "out of reach" in record.getMessage()}
+    assert {"no answer within 1 s"} == causes
 
 
 async def told_times(caplog: pytest.LogCaptureFixture, event: str, loop: str, *, at_least: int = 1) -> bool:

@@ -34,13 +34,20 @@ class Callers:
         self.asked += 1
 
 
+class Uncut:
+    """In place of a connection."""
+
+    def cut(self) -> None:
+        """Nobody uses it."""
+
+
 async def test_a_redis_that_comes_back_without_memory_delays_the_recovery_and_does_not_end_it(redis_url: str) -> None:
     run, callers = ServerRun(), Callers(fails=2)
-    run.meet("the run before")
+    run.meet("the run before", Uncut())
     recovery = RestartRecovery(lambda new: connect(redis_url, run=new), run, cast("Any", callers), cast("Any", callers))
     working = asyncio.create_task(recovery.run())
     with pytest.raises(AnotherRunError):
-        run.meet("another")
+        run.meet("another", Uncut())
 
     async with asyncio.timeout(60):
         while run.changed.is_set():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,23 @@ from typing import Any
 import pytest
 from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.client import Pipeline
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, RedisSSLContext
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 
 from shared.store import commands
 from shared.store.redis_client import connect
-from shared.store.redis_py import BoundedConnection, RedisTimeoutError, RepeatablePipeline, Silence, new_connection
+from shared.store.redis_py import (
+    BoundedConnection,
+    RedisTimeoutError,
+    RepeatablePipeline,
+    Silence,
+    new_connection,
+    tls_context,
+)
 from tests.simulation.virtual import virtual_world
 
 ROOT = Path(__file__).resolve().parents[3]
+TLS = ROOT / "tests" / "fixtures" / "tls"
 INTERNALS = re.compile(
     r"redis\._|\b_parser\b|make_connection|command_stack|response_callbacks|super\(\)[^\n]*_connect\b"
     r"|from redis\.asyncio(\.connection|\.client)? import [^\n]*(Connection\b|Pipeline)"
@@ -51,13 +60,45 @@ def test_a_connection_has_the_coroutine(method: str) -> None:
     assert inspect.iscoroutinefunction(getattr(AbstractConnection, method, None)), f"redis-py's connection: {method}"
 
 
-def test_a_connection_over_tls_makes_its_context_where_we_have_it_made_again() -> None:
+def test_a_connection_over_tls_takes_the_context_that_it_is_given() -> None:
     connection: Any = SSLConnection()
-    made = connection.ssl_context.get()
+    connection.ssl_context.context = ours = ssl.create_default_context()
 
-    assert made is connection._connection_arguments()["ssl"]
-    connection.ssl_context.context = None
-    assert made is not connection.ssl_context.get()
+    assert ours is connection._connection_arguments()["ssl"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"ca_certs": str(TLS / "ca.pem")},
+        {"ca_path": str(TLS)},
+        {"cert_reqs": "none"},
+        {"check_hostname": False},
+        {"ciphers": "ECDHE+AESGCM"},
+        {"certfile": str(TLS / "server.pem"), "keyfile": str(TLS / "server.key")},
+    ],
+)
+def test_our_context_of_tls_is_as_strict_as_redis_pys(asked: dict[str, Any]) -> None:
+    asked = {"cert_reqs": "required", "check_hostname": True} | asked
+    theirs: Any = RedisSSLContext(**asked)
+    ours = tls_context(theirs)
+
+    def strictness(context: ssl.SSLContext) -> tuple[Any, ...]:
+        ciphers = [cipher["name"] for cipher in context.get_ciphers()]
+        return context.verify_mode, context.check_hostname, context.options, context.minimum_version, ciphers
+
+    assert strictness(theirs.get()) == strictness(ours)
+
+
+def test_only_authorities_that_are_named_are_trusted_and_else_the_systems() -> None:
+    named = tls_context(RedisSSLContext(cert_reqs="required", ca_certs=str(TLS / "ca.pem")))
+    unnamed = tls_context(RedisSSLContext(cert_reqs="required"))
+
+    assert 1 == len(named.get_ca_certs())
+    assert ssl.create_default_context().get_ca_certs() == unnamed.get_ca_certs()
+    assert unnamed is tls_context(RedisSSLContext(cert_reqs="required")), "reading them takes 50 ms"
+    assert unnamed is not tls_context(RedisSSLContext(cert_reqs="none"))
 
 
 def test_a_connection_takes_the_arguments() -> None:

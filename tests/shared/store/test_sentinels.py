@@ -356,6 +356,51 @@ async def test_a_primary_that_was_frozen_and_replaced_takes_no_writes_and_is_lef
     assert b"new" == await redis.get("a")
 
 
+async def test_what_a_frozen_primary_says_counts_no_more_once_another_one_was_met(
+    replicated: ReplicatedRedis, redis: Any, link: Link, run: ServerRun
+) -> None:
+    """It wakes up, carries out what lies in its sockets, and answers: but nothing of that is on the new primary."""
+    assert await redis.set("a", "old")
+    stale = replicated.primary()
+    stale.send(signal.SIGSTOP)
+    waiting = [asyncio.create_task(link.exchange([("SET", "a", "late")])), asyncio.create_task(redis.set("a", "late"))]
+    await asyncio.to_thread(replicated.replaced, stale)
+    assert not any(one.done() for one in waiting)
+
+    with pytest.raises(AnotherRunError):
+        await insisted(Link(redis).connect)
+    for one in waiting:
+        assert "closed" in (await refusal(one)).lower()
+    run.agree(run.met)
+    stale.send(signal.SIGCONT)
+    assert [b"old"] == await exchanged(link, ("GET", "a"))
+    assert b"old" == await redis.get("a")
+    await asyncio.to_thread(replicated.rejoined)
+
+
+async def exchanged(link: Link, command: tuple[str, ...]) -> list[Any]:
+    await link.connect()
+    return await link.exchange([command])
+
+
+async def test_connections_that_are_idle_leave_a_run_that_is_over(
+    replicated: ReplicatedRedis, redis: Any, link: Link, run: ServerRun
+) -> None:
+    """Although that server lives and would serve them."""
+    assert await redis.set("a", "old")
+    first = replicated.primary()
+    run.agree("another one, which was compared")
+    await asyncio.sleep(0)  # the loop tells connections of their end in its next turn
+
+    with pytest.raises(AnotherRunError):
+        await link.connect()
+    with pytest.raises(AnotherRunError):
+        await redis.ping()
+    run.agree(run.met)
+    assert b"old" == await redis.get("a")
+    assert first is replicated.primary()
+
+
 async def test_sentinels_may_die_one_after_the_other_and_come_back(replicated: ReplicatedRedis, redis: Any) -> None:
     assert await redis.set("a", "1")
     for sentinel in replicated.sentinels[:2]:
