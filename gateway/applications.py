@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from starlette.routing import Router
 
 from gateway.access.restrictions import Restriction
 from gateway.exposure import Exposure
+from gateway.grpc.server import GrpcServer
 from gateway.models.metrics import Gauge, Metrics
 from gateway.models.repository import RepositoryControl
 from gateway.parts import GatewayParts
@@ -38,9 +39,13 @@ class PortApplications(NamedTuple):
 
 
 def applications(
-    settings: GatewaySettings, parts: GatewayParts, stop: Stop, exposure: Exposure, regions: Regions, http: Share
+    settings: GatewaySettings,
+    parts: GatewayParts,
+    stop: Stop,
+    exposure: Exposure,
+    regions: Regions,
+    gauges: Sequence[Gauge],
 ) -> PortApplications:
-    gauges = gauges_of(parts, http)
     page = Metrics(parts.catalog, parts.statistics, parts.observation, gauges, settings.metrics, parts.metering)
     server = ServerRoutes(parts.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
     bounds = BodyBounds(settings.http_max_input_size, parts.inference.budget)
@@ -69,7 +74,7 @@ def repository_of(
     return parts.repository if exposure.takes_overrides(restrictions) else parts.repository.without_overrides()
 
 
-def gauges_of(parts: GatewayParts, http: Share) -> list[Gauge]:
+def gauges_of(parts: GatewayParts, http: Share, grpc: GrpcServer) -> list[Gauge]:
     """The metrics of this gateway process alone."""
     return [
         Gauge(
@@ -101,5 +106,29 @@ def gauges_of(parts: GatewayParts, http: Share) -> list[Gauge]:
             "counter",
             "Connections beyond the bounds of this gateway's HTTP port, which were answered health checks alone",
             lambda: http.refused,
+        ),
+        Gauge(
+            "seqmesh_gateway_grpc_connections",
+            "gauge",
+            "Connections of clients to this gateway's gRPC port",
+            lambda: grpc.share.taken,
+        ),
+        Gauge(
+            "seqmesh_gateway_grpc_connections_refused_total",
+            "counter",
+            "Connections beyond the bound of this gateway's gRPC port, which were closed",
+            lambda: grpc.share.refused,
+        ),
+        Gauge(
+            "seqmesh_gateway_grpc_rpcs",
+            "gauge",
+            "Calls that this gateway's gRPC port serves, each stream as one",
+            lambda: grpc.limit.open,
+        ),
+        Gauge(
+            "seqmesh_gateway_grpc_rpcs_refused_total",
+            "counter",
+            "Calls beyond the bound of this gateway's gRPC port (--grpc-max-concurrent-rpcs)",
+            lambda: grpc.limit.refused,
         ),
     ]

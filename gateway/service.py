@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from gateway.applications import applications, repository_of
+from gateway.applications import applications, gauges_of, repository_of
 from gateway.bounds import descriptors
 from gateway.call_address import call_address
 from gateway.exposure import Exposure
@@ -176,7 +176,6 @@ async def _servers(
         regions=REGIONS_MAX if settings.allow_client_shm else 0,
     )
     http_share = Share(shares.http, shares.http_per_client)
-    served = applications(settings, parts, stop, exposure, regions, http_share)
     stop.started()
     servicer = InferenceServicer(
         parts.inference,
@@ -190,6 +189,8 @@ async def _servers(
         regions=regions,
     )
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
+    gauges = gauges_of(parts, http_share, grpc)
+    served = applications(settings, parts, stop, exposure, regions, gauges)
     # In this order: messages that are on their way go before answers that are made.
     parts.memory.reliefs += [grpc.relieve, parts.unread.relieve]
     http = HttpServer(

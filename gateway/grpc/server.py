@@ -13,7 +13,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from gateway.bounds.clients import PATIENCE_S
-from gateway.bounds.descriptors import CONNECTIONS_MAX
+from gateway.bounds.descriptors import CONNECTIONS_MAX, LEAVING
 from gateway.grpc.health import Health
 from gateway.grpc.pb import pb
 from gateway.grpc.rpcs import Rpcs
@@ -42,7 +42,7 @@ LITTLE_BYTES = 16 << 10
 
 
 class GrpcServer(PortServer[GrpcConnection]):
-    """Serves calls on one port."""
+    """Serves calls on one port. share: the seats of its connections; limit: of its calls"""
 
     def __init__(
         self,
@@ -54,13 +54,15 @@ class GrpcServer(PortServer[GrpcConnection]):
     ) -> None:
         """settings: with their bounds filled in (`GatewaySettings.bounded`). Raises as `tls_context`."""
         # Behind a proxy all clients are one: a client may have all seats.
-        share = Share(connections_max, connections_max)
-        super().__init__("grpc", [share], grpc_tls(settings), first_s=FIRST_S, end_s=PATIENCE_S)
+        self.share = Share(connections_max, connections_max)
+        super().__init__(
+            "grpc", [self.share], grpc_tls(settings), first_s=FIRST_S, end_s=PATIENCE_S, leaving_max=LEAVING
+        )
         self._rpcs = rpcs
         self._servicer = servicer
         self._health = health
         self._rules = connection_rules(settings)
-        self._limit = RpcLimit(settings.grpc_max_concurrent_rpcs)
+        self.limit = RpcLimit(settings.grpc_max_concurrent_rpcs)
         self._turns = LoopTurns()
         self._health_task = asyncio.get_running_loop().create_task(self._watch_health(), name="grpc health")
 
@@ -84,7 +86,7 @@ class GrpcServer(PortServer[GrpcConnection]):
     @property
     def open_rpcs(self) -> int:
         """The calls that are served now."""
-        return self._limit.open
+        return self.limit.open
 
     def relieve(self, excess: int) -> int:
         """Gives memory of messages that are on their way back: ends the calls that keep most, however many connections
@@ -103,7 +105,7 @@ class GrpcServer(PortServer[GrpcConnection]):
 
     def _connection(self, share: Share, seat: Seat) -> GrpcConnection:
         del share
-        return GrpcConnection(self._rpcs.serve, seat, self._rules, self._limit, self._turns)
+        return GrpcConnection(self._rpcs.serve, seat, self._rules, self.limit, self._turns)
 
     def _leave(self) -> None:
         for connection in self._connections():

@@ -141,6 +141,10 @@ class Connection(ABC):
         """Ends the connection: another one gets its seat."""
         self.end(HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
 
+    def cut(self) -> None:
+        """Closes the connection at once."""
+        self._transport.abort()
+
     def end(self, status: int, error: str) -> None:
         """Ends the connection, whatever it is at. A client in the middle of a request is told why."""
         if self._abort_at is not None:

@@ -13,6 +13,7 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from gateway.bounds.clients import PATIENCE_S
+from gateway.bounds.descriptors import LEAVING
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.http.connection import HEAD_S, Connection
 from gateway.http.hypercorn_connection import HypercornConnection
@@ -68,7 +69,14 @@ class HttpServer(PortServer[Connection]):
         self._config_once.keep_alive_max_requests = 0
         self._context = WorkerContext(None)
         self._connect = CONNECTIONS[parser]
-        super().__init__("http", [one.share for one in served], http_tls(settings), first_s=HEAD_S, end_s=PATIENCE_S)
+        super().__init__(
+            "http",
+            [one.share for one in served],
+            http_tls(settings),
+            first_s=HEAD_S,
+            end_s=PATIENCE_S,
+            leaving_max=LEAVING,
+        )
 
     def _connection(self, share: Share, seat: Seat) -> Connection:
         served = self._served[share]

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from errno import ECONNABORTED
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from gateway.ports.listening import quieten
@@ -27,7 +28,7 @@ CHECK_S = 1.0
 ACCEPT_PAUSE_S = 0.2
 """Pause after a connection could not be accepted because descriptors or memory ran out."""
 TELL_S = 60.0
-"""Shortest time between two log lines about refused connections."""
+"""Shortest time between two log lines of one kind about connections."""
 
 
 class PortConnection(Protocol):
@@ -50,6 +51,9 @@ class PortConnection(Protocol):
     def crowd_out(self) -> None:
         """Ends the connection: another one gets its seat."""
 
+    def cut(self) -> None:
+        """Closes the connection at once."""
+
 
 C = TypeVar("C", bound=PortConnection)
 
@@ -59,14 +63,22 @@ class PortServer(ABC, Generic[C]):
 
     A connection is served by the first share that has a seat for it. If none has, it is closed.
 
-    name     of what is served, for the log
-    tls      None: plain text
-    first_s  how long a connection may take to begin: for TLS, and for its first request
-    end_s    how long the end of TLS may take
+    name         of what is served, for the log
+    tls          None: plain text
+    first_s      how long a connection may take to begin: for TLS, and for its first request
+    end_s        how long the end of TLS may take
+    leaving_max  connections that have made room for others and may take their time to close
     """
 
     def __init__(
-        self, name: str, shares: Sequence[Share], tls: ssl.SSLContext | None, *, first_s: float, end_s: float
+        self,
+        name: str,
+        shares: Sequence[Share],
+        tls: ssl.SSLContext | None,
+        *,
+        first_s: float,
+        end_s: float,
+        leaving_max: int,
     ) -> None:
         self._name = name
         self._shares = shares
@@ -74,8 +86,11 @@ class PortServer(ABC, Generic[C]):
         self._first_s = first_s
         self._times = {} if tls is None else {"ssl_handshake_timeout": first_s, "ssl_shutdown_timeout": end_s}
         self._open: dict[asyncio.Task[None], C | None] = {}
+        self._leaving_max = leaving_max
+        self._leaving: dict[C, None] = {}
+        """Connections that have lost their seats and are not closed yet, the oldest first."""
         self._left_at: float | None = None
-        self._tell_at = 0.0
+        self._told_at: dict[str, float] = {}
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
@@ -166,16 +181,32 @@ class PortServer(ABC, Generic[C]):
         try:
             connection = self._connection(share, seat)
             transport = await self._opened(accepted, connection.protocol)
-            seat.end = connection.crowd_out
+            seat.end = partial(self._crowd_out, connection)
             self._open[task] = connection
-            await connection.run(transport)
+            try:
+                await connection.run(transport)
+            finally:
+                self._leaving.pop(connection, None)
+        except ssl.SSLError as error:
+            # A client's fault. But where all clients fail, their operators ask what is wrong with the gateway.
+            self._tell("TLS handshake failed", client=seat.client, error=error.reason or str(error))
         except OSError:
-            pass  # the TLS handshake failed: a client's fault, not worth the log
+            pass  # the client left, or took too long: as probes do that only look whether the port is open
         except Exception as error:  # noqa: BLE001  one connection's failure is nobody else's
             self._failed(error)
         finally:
             accepted.close()
             seat.leave()
+
+    def _crowd_out(self, connection: C) -> None:
+        """Another connection gets its seat. Its file may be open for a while yet: a client that does not close its side
+        of TLS keeps it. So only a few of them may take that time."""
+        connection.crowd_out()
+        self._leaving[connection] = None
+        if len(self._leaving) > self._leaving_max:
+            oldest = next(iter(self._leaving))
+            del self._leaving[oldest]
+            oldest.cut()
 
     async def _opened(self, accepted: socket.socket, protocol: asyncio.Protocol) -> asyncio.Transport:
         """The connection's transport. `asyncio.start_server` has no place for a bound."""
@@ -200,10 +231,10 @@ class PortServer(ABC, Generic[C]):
         logs.error(f"{self._name} connection failed unexpectedly", error)
 
     def _tell(self, event: str, **fields: object) -> None:
-        """Logs a warning, at most one in TELL_S seconds."""
+        """Logs a warning, at most one of its kind in TELL_S seconds."""
         now = asyncio.get_running_loop().time()
-        if now >= self._tell_at:
-            self._tell_at = now + TELL_S
+        if now >= self._told_at.get(event, now - TELL_S) + TELL_S:
+            self._told_at[event] = now
             logs.warning(event, None, port=self.port, **fields)
 
     async def _gone(self, patience_s: float) -> None:

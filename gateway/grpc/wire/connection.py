@@ -261,8 +261,8 @@ class GrpcConnection(asyncio.Protocol):
         if not self.rpcs:
             self._seat.work()
         self.rpcs[rpc.number] = rpc
-        self._limit.open += 1
-        if self._limit.open > self._limit.most:
+        if not self._limit.begin(opening.path):
+            logs.warning("grpc calls refused", most=self._limit.most)
             rpc.end(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
         elif opening.encoding not in ENCODINGS:
             accepted = (("grpc-accept-encoding", ",".join(ENCODINGS)),)

@@ -135,7 +135,7 @@ def own_metrics() -> Iterable[tuple[str, str, str]]:
     """A gateway's own: name, kind and help."""
     yield MESH_UP
     nobody: Any = None
-    for gauge in gauges_of(nobody, nobody):
+    for gauge in gauges_of(nobody, nobody, nobody):
         yield gauge.name, gauge.kind, gauge.help
     for family in ProcessCollector(registry=CollectorRegistry()).collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name

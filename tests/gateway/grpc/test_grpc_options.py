@@ -82,7 +82,9 @@ async def test_a_port_with_a_certificate_speaks_tls_alone(serving: Callable[[Gat
             assert code == "UNAVAILABLE"
 
 
-async def test_mutual_tls_asks_clients_for_a_certificate(serving: Callable[[GatewaySettings], Running]) -> None:
+async def test_mutual_tls_asks_clients_for_a_certificate_and_the_log_says_who_had_none(
+    serving: Callable[[GatewaySettings], Running], caplog: pytest.LogCaptureFixture
+) -> None:
     """It implies TLS."""
     async with serving(replace(SECURE, grpc_use_ssl=False, grpc_use_ssl_mutual=True)) as server:
         known = grpc.ssl_channel_credentials(bytes_of("ca.pem"), bytes_of("client.key"), bytes_of("client.pem"))
@@ -92,6 +94,8 @@ async def test_mutual_tls_asks_clients_for_a_certificate(serving: Callable[[Gate
         async with grpc.aio.secure_channel(f"localhost:{server.port}", unknown) as channel:
             code, _ = await status_of(stub_of(channel).ServerLive(pb.ServerLiveRequest()))
             assert code == "UNAVAILABLE"
+    (told,) = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "TLS handshake failed"]
+    assert ("127.0.0.1", "PEER_DID_NOT_RETURN_A_CERTIFICATE") == (told["client"], told["error"])
 
 
 async def test_a_certificate_that_cannot_be_read_keeps_the_server_from_starting(

@@ -202,8 +202,8 @@ async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(
     await server.stop(0)
 
 
-async def test_calls_beyond_the_bound_are_refused_until_there_is_room(
-    make_servicer: Servicers, grpc_settings: GatewaySettings, twin: Any
+async def test_calls_beyond_the_bound_are_refused_until_there_is_room_but_those_of_health(
+    make_servicer: Servicers, grpc_settings: GatewaySettings, twin: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await serve_grpc(make_servicer(), replace(grpc_settings, grpc_max_concurrent_rpcs=2))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -213,9 +213,15 @@ async def test_calls_beyond_the_bound_are_refused_until_there_is_room(
         await twin.wait_for_calls(2)
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.ServerLive(pb.ServerLiveRequest())
+            await stub.ServerMetadata(pb.ServerMetadataRequest())
 
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (1, 2) == (server.limit.refused, server.limit.most)
+        assert "grpc calls refused" in caplog.messages
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+        assert (await stub.ServerReady(pb.ServerReadyRequest())).ready
+        assert health_pb2.HealthCheckResponse.SERVING == (await health.Check(health_pb2.HealthCheckRequest())).status
         # Not one by one: calls of the same moment may arrive in any order.
         for number in range(len(taken)):
             twin.finish(number)
@@ -224,7 +230,7 @@ async def test_calls_beyond_the_bound_are_refused_until_there_is_room(
             while True:
                 # The end of a call reaches its client before it counts.
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+                    assert (await stub.ServerMetadata(pb.ServerMetadataRequest())).name
                     break
     await server.stop(0)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast, get_args
 
 import aiohttp
@@ -14,6 +18,7 @@ from gateway.settings import HttpParser
 from tests.gateway.fake_executor import FakeExecutor
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
 
+TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 pytestmark = pytest.mark.timeout(300)
 DESCRIPTORS = 200
 SLOW_CLIENTS = 300
@@ -100,6 +105,39 @@ async def test_health_and_metrics_answer_beside_slow_clients(process: GatewayPro
                 assert await status(process.ports["http"], HEALTH) == 200
 
     assert 1 <= process.said.count(b"connections refused") <= len(SLOW), process.said.decode()
+
+
+async def test_clients_that_never_close_their_side_of_tls_keep_nobody_out(
+    redis_url: str, executor: FakeExecutor
+) -> None:
+    """They lose their seats, and their files with them: otherwise the gateway could open no other, on no port."""
+    cert, key = TLS / "server.pem", TLS / "server.key"
+    http = (f"--http-server-cert={cert}", f"--http-server-key={key}")
+    grpc = ("--grpc-use-ssl", f"--grpc-server-cert={cert}", f"--grpc-server-key={key}")
+    context = ssl.create_default_context(cafile=TLS / "ca.pem")
+    async with gateway_process(redis_url, executor.keys.prefix, *http, *grpc, descriptors=DESCRIPTORS) as process:
+        for port in (process.ports["http"], process.ports["grpc"]):
+            made = [await asyncio.to_thread(tls_connection, port, context, number) for number in range(SLOW_CLIENTS)]
+            with tls_connection(process.ports["http"], context, SLOW_CLIENTS) as one:
+                one.sendall(b"GET " + HEALTH.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert (await asyncio.to_thread(one.recv, 15)) == b"HTTP/1.1 200 OK"
+            for one in made:
+                one.close()
+
+    assert b"Too many open files" not in process.said
+
+
+def tls_connection(port: int, context: ssl.SSLContext, number: int) -> ssl.SSLSocket:
+    """One that reads only when it is told to, unlike asyncio's. Tried until there is room for it."""
+    address = (f"127.2.{number // 250}.{number % 250 + 1}", 0)
+    until_s = time.monotonic() + SOON_S
+    while True:
+        try:
+            plain = socket.create_connection(("127.0.0.1", port), SOON_S, address)
+            return context.wrap_socket(plain, server_hostname="localhost")
+        except OSError:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
 
 
 async def test_clients_that_do_not_take_their_answers_leave_nothing(process: GatewayProcess) -> None:

@@ -84,7 +84,9 @@ def trusting(**client: str) -> ssl.SSLContext:
     return context
 
 
-async def test_tls_shows_a_certificate_and_asks_for_one(gateway_settings: GatewaySettings, executor: FakeExecutor):
+async def test_tls_shows_a_certificate_and_asks_for_one(
+    gateway_settings: GatewaySettings, executor: FakeExecutor, caplog: pytest.LogCaptureFixture
+):
     settings = dataclasses.replace(
         gateway_settings,
         http_server_cert=str(TLS / "server.pem"),
@@ -109,6 +111,7 @@ async def test_tls_shows_a_certificate_and_asks_for_one(gateway_settings: Gatewa
             await session.get(f"http://{gateway.url}/v2")
         async with session.get(f"https://{gateway.url}/v2", ssl=trusting(client="yes")) as response:
             assert 200 == response.status
+    assert 1 == caplog.messages.count("TLS handshake failed"), "once a minute"
 
 
 async def test_the_server_has_the_name_it_was_given(gateway_settings: GatewaySettings, executor: FakeExecutor):

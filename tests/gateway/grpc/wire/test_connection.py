@@ -20,6 +20,7 @@ from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
 from gateway.grpc.wire.rpc import Rpc
+from gateway.grpc.wire.rules import SPARE, RpcLimit
 from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError
 from tests.gateway.cycles import nothing_stays
@@ -556,3 +557,11 @@ async def test_a_stop_at_any_moment_leaves_nothing_and_a_second_one_changes_noth
         assert list(server._connections()) == []
         assert all(future.done() for future in twin.futures)
         await peer.until(lambda: peer.closed)
+
+
+def test_only_a_few_calls_of_health_are_served_beyond_the_bound() -> None:
+    limit = RpcLimit(most=1)
+    asked = [LIVE] * (1 + SPARE) + [INFER, LIVE]
+
+    assert [True] * (1 + SPARE) + [False, False] == [limit.begin(path) for path in asked]
+    assert 2 == limit.refused
