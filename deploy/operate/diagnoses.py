@@ -88,6 +88,7 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
         )
     else:
         yield warn("redis", "does not tell who it is", "allow the user INFO (ACL: +info)")
+    yield from _writing(info, config)
     yield from _keeping(info, config)
     yield from _memory(info)
     if facts.round_trip > SLOW_ROUND_TRIP_MS:
@@ -106,6 +107,18 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
         )
     else:
         yield ok("clock", "this machine and Redis agree")
+
+
+def _writing(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
+    wanted = int(config.get("min-replicas-to-write", 0))
+    # Named so by Redis and by Valkey; there only if some are wanted.
+    good = int(info.get("min_slaves_good_slaves", wanted))
+    if good < wanted:
+        yield fail(
+            "redis",
+            f"takes no writes: {good} of {wanted} replicas keep up (min-replicas-to-write)",
+            "start its replicas, or look into their logs; callers wait meanwhile",
+        )
 
 
 def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:

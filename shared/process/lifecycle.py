@@ -120,6 +120,9 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
 
 
+GIVEN_UP = "the handler is closed"
+"""How uvloop's error ends about a transport that is closed."""
+
 Serve = Callable[[Tasks, Stop], Awaitable[None]]
 
 
@@ -139,6 +142,7 @@ def run(serve: Serve) -> int:
     """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
     raise_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(tell_failure)
         # This timer is started only if the service is told to stop while it starts.
         with cut_off(0) as when_cancelled:
             code = runner.run(serve_until_stopped(serve, when_cancelled.start))
@@ -147,6 +151,17 @@ def run(serve: Serve) -> int:
             when_ended.start()
             runner.close()
     return code
+
+
+def tell_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what fails in a loop with nobody to hear of it.
+
+    But not that bytes came for a connection which was given up in the middle of TLS: uvloop calls that a fatal error,
+    and a failover has dozens of them.
+    """
+    if isinstance(failure := context.get("exception"), RuntimeError) and str(failure).endswith(GIVEN_UP):
+        return
+    loop.default_exception_handler(context)
 
 
 @contextmanager

@@ -147,7 +147,13 @@ def _sentinel_connection(endpoint: RedisEndpoint) -> Any:
 async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any) -> None:
     """Prepares a new connection before it is used."""
     connection.reply_timeout_s = reply_timeout_s
-    await connection.on_connect()
+    try:
+        await connection.on_connect()
+    except AuthenticationError as refusal:
+        if not isinstance(connection, DiscoveredConnection):
+            raise
+        # One of several servers may lack a user that the others have.
+        raise AuthenticationError(f"{connection.host}:{connection.port}: {refusal}") from refusal
     if isinstance(connection, DiscoveredConnection):
         await connection.verify()
     if run is not None:

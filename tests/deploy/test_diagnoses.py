@@ -38,6 +38,16 @@ def of_told(
     return [one for one in of_server(facts) if one.severity is not Severity.OK]
 
 
+@pytest.mark.parametrize(
+    ("good", "wanted", "told"),
+    [(0, 1, ["takes no writes: 0 of 1 replicas keep up (min-replicas-to-write)"]), (1, 1, []), (2, 1, [])],
+)
+def test_a_primary_that_lacks_replicas_takes_no_writes(good: int, wanted: int, told: list[str]) -> None:
+    found = of_told({"min_slaves_good_slaves": good}, {"min-replicas-to-write": str(wanted)})
+
+    assert told == [one.text for one in found if one.severity is Severity.FAIL]
+
+
 def member(
     name: str, *, models: tuple[str, ...] = (), alive: bool = True, says_ready: bool = True, failed: str = ""
 ) -> Member:

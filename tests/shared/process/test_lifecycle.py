@@ -36,6 +36,26 @@ def test_the_first_signal_lets_the_service_drain_and_exit_with_0(stop_signal: si
     assert story == [f"drained after {stop_signal.name}"]
 
 
+def test_the_log_says_what_fails_in_the_loop_but_not_that_bytes_came_for_a_connection_that_was_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        transport, _ = await loop.create_unix_connection(asyncio.Protocol, sock=ours)
+        transport.abort()
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError) as given_up:
+            transport.write(b"late")
+        theirs.close()
+        for failure in (given_up.value, RuntimeError("a fault of ours")):
+            loop.call_exception_handler({"message": str(failure), "exception": failure})
+
+    assert run(serve) == 0
+    assert ["a fault of ours"] == [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
     story: list[str] = []
 

@@ -401,6 +401,15 @@ async def test_connections_that_are_idle_leave_a_run_that_is_over(
     assert first is replicated.primary()
 
 
+async def test_a_server_that_refuses_the_password_is_named(replicated: ReplicatedRedis) -> None:
+    """One of several may have been restarted with an older file of users."""
+    primary = replicated.primary()
+    redis = client(replicated.url.replace(f":{primary.password}@", ":another@"))
+
+    assert (await refusal(redis.ping())).startswith(f"{primary.address}: ")
+    await redis.aclose()
+
+
 async def test_sentinels_may_die_one_after_the_other_and_come_back(replicated: ReplicatedRedis, redis: Any) -> None:
     assert await redis.set("a", "1")
     for sentinel in replicated.sentinels[:2]:
