@@ -1,7 +1,6 @@
 """Shapes as the configuration declares them, and as the model itself wants them.
 
-Pure. No shape here has the batch dimension. `reshape` follows Triton: the values that a request gives for the
-declared shape's -1 dimensions fill the -1 dimensions of the model's shape, in order.
+Pure. No shape here has the batch dimension.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.contract.model_config import TensorSpec
+from shared.contract.tensors import reshaped
 
 Shape = tuple[int, ...]
 
@@ -25,12 +25,12 @@ def declared_by_model(spec: TensorSpec) -> Shape:
 
 def for_model(spec: TensorSpec, shape: Shape) -> Shape:
     """The shape that the model gets for a client's shape."""
-    return shape if spec.reshape is None else _substituted(spec.dims, shape, spec.reshape)
+    return shape if spec.reshape is None else reshaped(shape, spec.dims, spec.reshape)
 
 
 def for_client(spec: TensorSpec, shape: Shape) -> Shape:
     """The shape that the client gets for a model's shape."""
-    return shape if spec.reshape is None else _substituted(spec.reshape, shape, spec.dims)
+    return shape if spec.reshape is None else reshaped(shape, spec.reshape, spec.dims)
 
 
 def smallest(dims: Sequence[int]) -> Shape:
@@ -41,8 +41,3 @@ def smallest(dims: Sequence[int]) -> Shape:
 def text(shape: Sequence[int]) -> str:
     """A shape as Triton's messages write it."""
     return f"[{','.join(map(str, shape))}]"
-
-
-def _substituted(dims: Shape, shape: Shape, template: Shape) -> Shape:
-    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
-    return tuple(next(variable) if dim == -1 else dim for dim in template)

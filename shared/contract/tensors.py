@@ -56,6 +56,16 @@ def element_count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+def reshaped(shape: Sequence[int], dims: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """The shape that a configuration's `reshape` makes of a tensor's: the sizes of the -1 dimensions fill the -1
+    dimensions of the target, in order. No shape here has the batch dimension.
+
+    dims, target  the declared shapes before and after; they have equally many -1 dimensions
+    """
+    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
+    return tuple(next(variable) if dim == -1 else dim for dim in target)
+
+
 def check_tensor(tensor: Tensor) -> None:
     """Raises ValueError for a tensor whose bytes do not match its datatype and shape. The elements of BYTES are not
     read; there only the shape is checked.

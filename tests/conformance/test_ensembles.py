@@ -74,6 +74,23 @@ MODELS = {
     "single_behind": ensemble(
         step("plain", "INPUT=INPUT", "OUTPUT=mid"), step("single", "INPUT=mid", "OUTPUT=OUTPUT"), batch=1
     ),
+    "reshaping": ensemble(
+        step("plain", "INPUT=INPUT", "OUTPUT=OUTPUT"),
+        tensors=f"{NUMBER.replace('[ 1 ]', '[ 1, 1 ] reshape { shape: [ 1 ] }')} "
+        f"{RESULT.replace('[ 1 ]', '[ 1, 1, 1 ] reshape { shape: [ 1 ] }')}",
+    ),
+    "around_reshaping": ensemble(
+        step("reshaping", "INPUT=INPUT", "OUTPUT=OUTPUT"),
+        tensors=f"{NUMBER.replace('[ 1 ]', '[ 1, 1 ]')} {RESULT.replace('[ 1 ]', '[ 1, 1, 1 ]')}",
+    ),
+    "passing": ensemble(
+        step("plain", "INPUT=INPUT", "OUTPUT=OUTPUT"), tensors=f"{NUMBER} {RESULT} {RESULT.replace('OUTPUT', 'INPUT')}"
+    ),
+    "around_passing": ensemble(
+        step("passing", "INPUT=INPUT", "INPUT=mid OUTPUT=again"),
+        step("plain", "INPUT=mid", "OUTPUT=OUTPUT"),
+        tensors=f"{NUMBER} {RESULT} {RESULT.replace('OUTPUT', 'again')}",
+    ),
     "answers": ensemble(
         step("repeating", "INPUT=INPUT", "OUTPUT=mid"),
         step("single", "INPUT=mid", "OUTPUT=OUTPUT"),
@@ -333,6 +350,22 @@ async def test_a_batch_dimension_is_taken_away_and_added_again(caller: Caller) -
     answer = await caller.of("single_behind").infer(Step(value=7))
 
     assert [[7]] == answer.outputs["OUTPUT"].tolist()
+
+
+@pytest.mark.parametrize("model", ["reshaping", "around_reshaping"])
+async def test_the_steps_see_the_shapes_that_their_ensemble_makes_and_clients_the_declared_ones(
+    caller: Caller, model: str
+) -> None:
+    answer = await caller.of(model).infer(Step(inputs={"INPUT": np.array([[[4]], [[5]]], np.int32)}))
+
+    assert [[[[4]]], [[[5]]]] == answer.outputs["OUTPUT"].tolist()
+
+
+@pytest.mark.parametrize(("model", "passed"), [("passing", "INPUT"), ("around_passing", "again")])
+async def test_an_input_may_be_an_output_too(caller: Caller, model: str, passed: str) -> None:
+    answer = await caller.of(model).infer(Step(value=7))
+
+    assert {"OUTPUT": 7, passed: 7} == {name: array.item() for name, array in answer.outputs.items()}
 
 
 async def test_an_output_that_a_step_leaves_out_is_left_out(caller: Caller) -> None:

@@ -30,10 +30,10 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.models.ensembles import are_alike
-from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
+from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep, TensorView
 from shared.contract.errors import OUTCOMES, Code, MeshError, Reason, Retry, SequenceError
 from shared.contract.errors import UnavailableError as NotNowError
-from shared.contract.tensors import Tensor
+from shared.contract.tensors import Tensor, reshaped
 
 PATIENCE_MS = 10_000
 """How long a step behind an anchor that has run is sent again: as long as requests wait while Redis is away."""
@@ -135,7 +135,7 @@ class EnsembleProgress:
         self._states = dict.fromkeys(sorted(plan.needed(tensors)), _State.WAITING)
         # What the stateful steps are made of: it is sent even when nobody waits for an answer any more.
         self._owed = plan.owed
-        self._held = dict(inputs)
+        self._held = _with_views(inputs, plan)
         self._is_named = is_named
         self._stand: Stand | None = None
         self._error: MeshError | None = None
@@ -153,7 +153,7 @@ class EnsembleProgress:
 
     def answered(self, index: int, outputs: Sequence[Tensor], stand: Stand | None = None) -> list[EnsembleAction]:
         """A step's request has succeeded, a decoupled step's with its last answer. stand: of the anchor's step"""
-        self._held |= held_tensors(self._plan.steps[index], outputs)
+        self._held |= _with_views(held_tensors(self._plan.steps[index], outputs), self._plan)
         self._states[index] = _State.DONE
         if index != self._plan.anchor:
             return self._next()
@@ -302,6 +302,29 @@ def held_tensors(step: PlannedStep, outputs: Sequence[Tensor]) -> dict[str, Held
         for name, tensor in step.outputs
         if (found := given.get(name)) is not None
     }
+
+
+def _with_views(held: Mapping[str, HeldTensor], plan: EnsemblePlan) -> dict[str, HeldTensor]:
+    """Tensors of the plan, and their views."""
+    found = dict(held)
+    waiting = list(held) if plan.views else []
+    while waiting:
+        name = waiting.pop()
+        for view in plan.views.get(name, ()):
+            found[view.tensor] = _seen(found[name], view)
+            waiting.append(view.tensor)
+    return found
+
+
+def _seen(held: HeldTensor, view: TensorView) -> HeldTensor:
+    """What a view makes of a tensor. A tensor of another shape than was declared stays as it is; the next step's own
+    check says so.
+    """
+    tensor = _named(view.tensor, held, view.dims, batched=view.batched)
+    rows, dims = tensor.shape[: int(view.batched)], tensor.shape[int(view.batched) :]
+    if are_alike(view.dims, dims):
+        tensor = msgspec.structs.replace(tensor, shape=(*rows, *reshaped(dims, view.dims, view.shape)))
+    return HeldTensor(tensor, rows[0] if rows else 0)
 
 
 def within_ensembles(step: PlannedStep, error: MeshError) -> MeshError:

@@ -147,6 +147,51 @@ class TestGraph:
         assert isinstance(second, SendStep)
         assert ((1,), (1, 1)) == (first.inputs[0].shape, second.inputs[0].shape)
 
+    def test_an_ensemble_reshapes_its_inputs_and_outputs_wherever_it_is(self) -> None:
+        """Inside the inner ensemble a row is [2, 1], and [1, 2] outside; the outer one has [2] for it."""
+
+        def shaped(
+            name: str, dims: tuple[int, ...], shape: tuple[int, ...] | None, *steps: EnsembleStep
+        ) -> ModelRecord:
+            found = model(name, steps=steps)
+            config = msgspec.structs.replace(
+                found.config,
+                inputs=(TensorSpec("I", "INT8", dims, reshape=shape),),
+                outputs=(TensorSpec("O", "INT8", dims, reshape=shape),),
+            )
+            return msgspec.structs.replace(found, config=config)
+
+        plain = shaped("plain", (-1, 1), None)
+        inner = shaped("inner", (1, -1), (-1, 1), step("plain", "I", "x"), step("plain", "x", "O"))
+        outer = shaped("outer", (-1,), (1, -1), step("inner", "I", "y"), step("inner", "y", "O"))
+        found = plan_of(outer, "1", lambda name, _: ({"plain": plain, "inner": inner}[name], "1"))
+        going = EnsembleProgress(found, {"I": HeldTensor(tensor("I", shape=(3, 2)), 3)}, (), is_named=False)
+
+        actions = going.begin()
+        for index in range(4):
+            assert [SendStep(index, (tensor("I", shape=(3, 2, 1)),), ("O",), None)] == actions
+            actions = going.answered(index, [tensor("O", shape=(3, 2, 1))])
+        assert [AnswerRequest((tensor("O", shape=(3, 2)),))] == actions
+
+    def test_a_tensor_that_has_not_the_shape_that_would_be_reshaped_stays_as_it_is(self) -> None:
+        """It is the step's own check that refuses it."""
+        record = model("e", steps=(step("plain", "I", "O"),))
+        config = msgspec.structs.replace(record.config, inputs=(TensorSpec("I", "INT8", (1, 1), reshape=(1,)),))
+        found = plan_of(ModelRecord(config, "{}", ("1",)), "1", lambda name, _: (MODELS[name], "1"))
+        going = EnsembleProgress(found, {"I": HeldTensor(tensor("I", shape=(1, 1)), 1)}, (), is_named=False)
+
+        assert [SendStep(0, (tensor("I", shape=(1, 1)),), ("O",), None)] == going.begin()
+
+    def test_steps_wait_for_a_tensor_that_another_ensemble_has_reshaped(self) -> None:
+        """Also where the configuration names the reader first, and where the writer is decoupled."""
+        inner = model("inner", steps=(step("many", "I", "O"),))
+        config = msgspec.structs.replace(inner.config, outputs=(TensorSpec("O", "INT8", (1, 1), reshape=(1,)),))
+        known = {**MODELS, "inner": ModelRecord(config, "{}", ("1",))}
+        outer = model("outer", steps=(step("plain", "x", "O"), step("inner", "I", "x")))
+        found = plan_of(outer, "1", lambda name, _: (known[name], "1"))
+
+        assert [["1.0"], ["0"]] == [[one.place for one in stage.steps] for stage in found.stages]
+
     def test_ensembles_within_an_ensemble_are_one_plan(self) -> None:
         inner = model("inner", steps=(step("plain", "I", "x"), step("state", "x", "O")))
         outer = model("outer", steps=(step("inner", "I", "x"), step("inner", "x", "O")))
