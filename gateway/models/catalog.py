@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
-from gateway.models.ensembles import unavailable_ensembles, with_decoupled_ensembles
+from gateway.models.ensembles import EnsembleJudge, any_model, with_decoupled_ensembles
 from gateway.models.versions import check_version_text
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.contract.messages import ModelRecord, RepositoryEntry
@@ -71,9 +71,11 @@ class Catalog:
         self._clock = clock
         self.view = CatalogView()
         """The mesh at the last refresh."""
+        self.offer: tuple[Mapping[str, ModelRecord], Mapping[str, tuple[str, ...]]] = ({}, {})
+        """The records and versions among which `find` looks; another object only when something of it has changed."""
+        self._judge_of_open, self._judge_of_ready = EnsembleJudge(), EnsembleJudge()
         self._served_until: dict[tuple[str, str], float] = {}
         self._unserved_since: dict[tuple[str, str], float] = {}
-        self._open: dict[str, tuple[str, ...]] = {}
         self._refreshed_at: float | None = None
         self._asked = asyncio.Event()
         self._after_refresh: list[Callable[[], None]] = []
@@ -86,8 +88,8 @@ class Catalog:
         Raises RequestError or UnavailableError with Triton's words.
         """
         requested = check_version_text(version)
-        record = self.view.records.get(model)
-        versions = self._open.get(model, ())
+        records, offered = self.offer
+        record, versions = records.get(model), offered.get(model, ())
         if record is not None and versions:
             if not requested:
                 return record, versions[-1]
@@ -227,11 +229,13 @@ class Catalog:
             for served, until in self._served_until.items()
             if until > now and served not in unloaded and served[0] not in gone
         }
-        self._open = _by_model(self._served_until)
+        offered = _by_model(self._served_until)
         # An ensemble takes requests as long as its steps' models do: also while their executors have just died.
-        self._open = _without(self._open, unavailable_ensembles(records, self._open))
+        offer = records, _without(offered, self._judge_of_open.problems(records, offered))
+        if offer != self.offer:
+            self.offer = offer
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
-        problems = unavailable_ensembles(records, ready)
+        problems = self._judge_of_ready.problems(records, ready)
         ready = _without(ready, problems)
         repository = tuple(_judged(line, problems) for line in repository)
         unready = unready_versions(live)
@@ -267,12 +271,12 @@ def _judged(line: RepositoryEntry, problems: Mapping[str, str]) -> RepositoryEnt
 def _unready_ensembles(
     records: Mapping[str, ModelRecord], unready: Collection[tuple[str, str]]
 ) -> frozenset[tuple[str, str]]:
-    """The ensembles that have a step whose model says that it is not ready."""
+    """The ensembles that have a step, however deep, whose model says that it is not ready."""
     models = {model for model, _ in unready}
     return frozenset(
         (name, version)
         for name, record in records.items()
-        if any(step.model in models for step in record.config.ensemble)
+        if models and record.config.ensemble and any_model(name, records, lambda config: config.name in models)
         for version in record.versions
     )
 

@@ -51,6 +51,20 @@ def unavailable_ensembles(records: Mapping[str, ModelRecord], served: Versions) 
     return {name: problem for name, problem in problems.items() if problem}
 
 
+class EnsembleJudge:
+    """`unavailable_ensembles`, for who asks again and again: it looks only at what has changed."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[Mapping[str, ModelRecord], Versions] | None = None
+        self._problems: dict[str, str] = {}
+
+    def problems(self, records: Mapping[str, ModelRecord], served: Versions) -> dict[str, str]:
+        """As `unavailable_ensembles`. What is given must not change afterwards."""
+        if self._asked != (records, served):
+            self._asked, self._problems = (records, served), unavailable_ensembles(records, served)
+        return self._problems
+
+
 def _circle_or_tower(start: str, records: Mapping[str, ModelRecord]) -> str:
     """Triton's message for an ensemble that is, over whatever steps, a step of itself, and ours for one with too many
     ensembles within each other; "" for any other.
@@ -86,8 +100,8 @@ def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, pr
         if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, problems)):
             return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
         if step.version and step.version not in served[step.model]:
-            return f"{about} whose required version {step.version} is not loaded"
-    if config.response_cache and _any_model(name, records, lambda inner: inner.decoupled):
+            return f"{about} whose required version {step.version} is not loaded."
+    if config.response_cache and any_model(name, records, lambda inner: inner.decoupled):
         return (
             f"Response Cache does not currently support model {name} with 'decoupled' transaction policy. Please "
             "disable the response cache."
@@ -118,7 +132,7 @@ def with_decoupled_ensembles(records: Mapping[str, ModelRecord]) -> dict[str, Mo
     ValidateEnsembleConfig).
     """
     return {
-        name: _told_decoupled(record, decoupled=_any_model(name, records, lambda config: config.decoupled))
+        name: _told_decoupled(record, decoupled=any_model(name, records, lambda config: config.decoupled))
         if record.config.ensemble
         else record
         for name, record in records.items()
@@ -137,7 +151,7 @@ def _told_decoupled(record: ModelRecord, *, decoupled: bool) -> ModelRecord:
     return msgspec.structs.replace(record, config=config, config_json=text)
 
 
-def _any_model(name: str, records: Mapping[str, ModelRecord], holds: Callable[[ModelConfig], bool]) -> bool:
+def any_model(name: str, records: Mapping[str, ModelRecord], holds: Callable[[ModelConfig], bool]) -> bool:
     """Whether something holds for the model, or, if it is an ensemble, for a model of its steps, however deep."""
     seen, waiting = set[str](), [name]
     while waiting:
@@ -177,13 +191,13 @@ def _check_answers(config: ModelConfig, records: Mapping[str, ModelRecord]) -> N
             raise ConfigError(f"in ensemble {config.name}, the tensors of {len(waiting)} steps are never written")
         step = waiting.pop(number)
         source = _one_source(config.name, step.model, {sources[tensor] for tensor in step.inputs.values()})
-        if source.number and _any_model(step.model, records, _keeps_state):
+        if source.number and any_model(step.model, records, _keeps_state):
             raise ConfigError(
                 f"in ensemble {config.name}, step of model '{step.model}' keeps state and comes behind the decoupled "
                 f"model '{source.model}': one request would be any number of steps of its sequence. Keep that state in "
                 f"'{source.model}', or in a step before it"
             )
-        if _any_model(step.model, records, lambda inner: inner.decoupled):
+        if any_model(step.model, records, lambda inner: inner.decoupled):
             source = AnswerSource(number, step.model)
         sources.update(dict.fromkeys(step.outputs.values(), source))
     _one_source(config.name, config.name, {sources[spec.name] for spec in config.outputs if spec.name in sources})

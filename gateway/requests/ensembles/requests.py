@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gateway.models.catalog import Catalog, CatalogView
+from gateway.models.catalog import Catalog
 from gateway.requests.admission import named_sequence
 from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
@@ -52,7 +52,7 @@ class Ensembles:
         self.services = EnsembleServices(dispatch, replies, notices, send, hold)
         self.tracing = tracing
         self.lines = StepLines()
-        self._plans: dict[tuple[str, str], tuple[CatalogView, EnsemblePlan]] = {}
+        self._plans: dict[tuple[str, str], tuple[object, EnsemblePlan]] = {}
 
     def begin(
         self,
@@ -78,11 +78,11 @@ class Ensembles:
         return request
 
     def _plan(self, record: ModelRecord, version: str) -> EnsemblePlan:
-        """The plan, made once for each view of the mesh."""
-        name, view = (record.config.name, version), self._catalog.view
+        """The plan, made anew when any model has changed."""
+        name, offer = (record.config.name, version), self._catalog.offer
         known = self._plans.get(name)
-        if known is None or known[0] is not view:
-            known = self._plans[name] = view, plan_of(record, version, self._catalog.find)
+        if known is None or known[0] is not offer:
+            known = self._plans[name] = offer, plan_of(record, version, self._catalog.find)
         return known[1]
 
 

@@ -9,10 +9,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gateway.models import ensembles
 from gateway.models.catalog import ABSENCE_GRACE_S, STALE_S, Catalog, merged_index
+from gateway.models.ensembles import unavailable_ensembles
 from shared.contract.errors import Code, MeshError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord, RepositoryEntry, ServedModel
+from shared.contract.model_config import EnsembleStep
 from shared.store.membership import Member
 from tests.gateway.fake_executor import running_sum
 
@@ -83,6 +86,53 @@ async def test_version_is_not_ready_when_all_executors_say_so_and_is_served_neve
 
     catalog = await mesh.at(101, saying(False, "1"))
     assert not catalog.is_model_ready("m")
+
+
+def ensemble(name: str, of: str) -> ModelRecord:
+    """The record of an ensemble with one step."""
+    spec = running_sum("m")
+    names = tuple({tensor.name: tensor.name for tensor in specs} for specs in (spec.inputs, spec.outputs))
+    config = msgspec.structs.replace(spec, name=name, sequence_batching=None, ensemble=(EnsembleStep(of, "", *names),))
+    return ModelRecord(config, "{}", ("1",))
+
+
+def serving(*names: str, ready: bool = True) -> Member:
+    """An executor with version 1 of models and ensembles. ready: whether models say that they are"""
+    models = tuple(ServedModel(name, "1", 1, 8, says_ready=ready or name != "m") for name in names)
+    return member(models=models, repository=tuple(RepositoryEntry(name, "1", "READY") for name in names))
+
+
+async def test_an_ensemble_is_not_ready_when_a_model_says_so_however_deep_it_is():
+    mesh = Mesh(versions=("1",))
+    mesh.records = {**mesh.records, "outer": ensemble("outer", "inner"), "inner": ensemble("inner", "m")}
+    names = ("m", "outer", "inner")
+
+    catalog = await mesh.at(100, serving(*names, ready=False))
+    assert [False] * 3 == [catalog.is_model_ready(name) for name in names]
+
+    catalog = await mesh.at(101, serving(*names))
+    assert [True] * 3 == [catalog.is_model_ready(name) for name in names]
+
+
+async def test_ensembles_are_looked_at_anew_only_when_a_model_has_changed(monkeypatch: pytest.MonkeyPatch):
+    judged: list[Any] = []
+
+    def judge(*asked: Any) -> dict[str, str]:
+        judged.append(asked)
+        return unavailable_ensembles(*asked)
+
+    monkeypatch.setattr(ensembles, "unavailable_ensembles", judge)
+    mesh = Mesh(versions=("1",))
+    mesh.records = {**mesh.records, "e": ensemble("e", "m")}
+
+    offers = [(await mesh.at(now, serving("m", "e"))).offer for now in (100, 101, 102)]
+    assert 2 == len(judged), "among the versions that take requests, and among those that are ready"
+    assert offers[0] is offers[1] is offers[2]
+
+    mesh.records = {**mesh.records, "e": ensemble("e", "gone")}
+    catalog = await mesh.at(103, serving("m", "e"))
+    assert error_of(catalog, "e") == (Code.NOT_FOUND, "Request for unknown model: 'e' has no available versions")
+    assert offers[0] is not catalog.offer
 
 
 async def test_words_for_what_cannot_be_found():

@@ -71,7 +71,7 @@ def test_one_tensor_may_go_to_several_steps() -> None:
         ("ensemble e contains models that are not available or ambiguous: b", (CHAIN, model("a")), {}),
         ("ensemble 'e' depends on 'b' which has no loaded version.", (CHAIN, model("a"), model("b")), {"b": ()}),
         (
-            "ensemble 'e' depends on 'a' whose required version 7 is not loaded",
+            "ensemble 'e' depends on 'a' whose required version 7 is not loaded.",
             (model("e", steps=(step("a", version="7"),)), model("a")),
             {},
         ),
