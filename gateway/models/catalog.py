@@ -35,6 +35,8 @@ its restart and the loading of its models take this long."""
 STALE_S = 10.0
 """Without a refresh for this long the gateway says that it is not ready."""
 
+UNLOADED = "unloaded"
+"""The reason of a version that is not READY because somebody has asked for that."""
 STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
 """Where executors report different states of a model version, the state with the highest rank is shown."""
 
@@ -229,13 +231,14 @@ class Catalog:
             for served, until in self._served_until.items()
             if until > now and served not in unloaded and served[0] not in gone
         }
+        failed = _failures(repository)
         offered = _by_model(self._served_until)
         # An ensemble takes requests as long as its steps' models do: also while their executors have just died.
-        offer = records, _without(offered, self._judge_of_open.problems(records, offered))
+        offer = records, _without(offered, self._judge_of_open.problems(records, offered, failed))
         if offer != self.offer:
             self.offer = offer
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
-        problems = self._judge_of_ready.problems(records, ready)
+        problems = self._judge_of_ready.problems(records, ready, failed)
         ready = _without(ready, problems)
         repository = tuple(_judged(line, problems) for line in repository)
         unready = unready_versions(live)
@@ -259,6 +262,14 @@ def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, st
 
 def _without(versions: Mapping[str, tuple[str, ...]], models: Collection[str]) -> dict[str, tuple[str, ...]]:
     return {model: names for model, names in versions.items() if model not in models}
+
+
+def _failures(index: Sequence[RepositoryEntry]) -> dict[str, str]:
+    """Models with a version that could not be loaded -> why, in the words with which a load on request fails."""
+    lines = [
+        line for line in index if line.version and line.state == "UNAVAILABLE" and line.reason not in ("", UNLOADED)
+    ]
+    return {line.model: f"version {line.version} is at UNAVAILABLE state: {line.reason};" for line in lines}
 
 
 def _judged(line: RepositoryEntry, problems: Mapping[str, str]) -> RepositoryEntry:
@@ -295,7 +306,7 @@ def unready_versions(members: Sequence[Member]) -> frozenset[tuple[str, str]]:
 
 def is_missing(entry: RepositoryEntry) -> bool:
     """Whether a model is wanted and not there: it is being loaded or unloaded, or could not be loaded."""
-    return entry.state in ("LOADING", "UNLOADING") or (entry.state == "UNAVAILABLE" and entry.reason != "unloaded")
+    return entry.state in ("LOADING", "UNLOADING") or (entry.state == "UNAVAILABLE" and entry.reason != UNLOADED)
 
 
 def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:

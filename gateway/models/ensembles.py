@@ -38,16 +38,22 @@ class DeclaredTensor(msgspec.Struct, frozen=True):
         return (-1, *self.dims) if self.batched else self.dims
 
 
-def unavailable_ensembles(records: Mapping[str, ModelRecord], served: Versions) -> dict[str, str]:
+NOTHING_FAILED: Mapping[str, str] = {}
+
+
+def unavailable_ensembles(
+    records: Mapping[str, ModelRecord], served: Versions, failed: Mapping[str, str] = NOTHING_FAILED
+) -> dict[str, str]:
     """Ensembles that cannot be served now -> why. Of ensembles that are not loaded nothing is said.
 
     served  versions that take requests; an ensemble counts as served while some executor announces it
+    failed  models that could not be loaded -> why
     """
     ensembles = [name for name in served if name in records and records[name].config.ensemble]
     # An ensemble within an ensemble is judged first, by recursion. That ends, because circles and towers come first.
     problems = {name: problem for name in ensembles if (problem := _circle_or_tower(name, records))}
     for name in ensembles:
-        _judge(name, records, served, problems)
+        _judge(name, records, served, failed, problems)
     return {name: problem for name, problem in problems.items() if problem}
 
 
@@ -55,13 +61,16 @@ class EnsembleJudge:
     """`unavailable_ensembles`, for who asks again and again: it looks only at what has changed."""
 
     def __init__(self) -> None:
-        self._asked: tuple[Mapping[str, ModelRecord], Versions] | None = None
+        self._asked: tuple[Mapping[str, ModelRecord], Versions, Mapping[str, str]] | None = None
         self._problems: dict[str, str] = {}
 
-    def problems(self, records: Mapping[str, ModelRecord], served: Versions) -> dict[str, str]:
+    def problems(
+        self, records: Mapping[str, ModelRecord], served: Versions, failed: Mapping[str, str]
+    ) -> dict[str, str]:
         """As `unavailable_ensembles`. What is given must not change afterwards."""
-        if self._asked != (records, served):
-            self._asked, self._problems = (records, served), unavailable_ensembles(records, served)
+        asked = records, served, failed
+        if self._asked != asked:
+            self._asked, self._problems = asked, unavailable_ensembles(*asked)
         return self._problems
 
 
@@ -82,22 +91,37 @@ def _circle_or_tower(start: str, records: Mapping[str, ModelRecord]) -> str:
     return f"ensemble '{start}' has more than {ENSEMBLE_DEPTH_MAX} ensembles within each other"
 
 
-def _judge(name: str, records: Mapping[str, ModelRecord], served: Versions, problems: dict[str, str]) -> str:
+def _judge(
+    name: str,
+    records: Mapping[str, ModelRecord],
+    served: Versions,
+    failed: Mapping[str, str],
+    problems: dict[str, str],
+) -> str:
     if name not in problems:
-        problems[name] = _problem(name, records, served, problems)
+        problems[name] = _problem(name, records, served, failed, problems)
     return problems[name]
 
 
-def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, problems: dict[str, str]) -> str:
+def _problem(
+    name: str,
+    records: Mapping[str, ModelRecord],
+    served: Versions,
+    failed: Mapping[str, str],
+    problems: dict[str, str],
+) -> str:
     config = records[name].config
-    unknown = sorted({step.model for step in config.ensemble} - records.keys())
+    unknown = sorted({step.model for step in config.ensemble} - records.keys() - failed.keys())
     if unknown:
         return f"ensemble {name} contains models that are not available or ambiguous: {', '.join(unknown)}"
     for step in config.ensemble:
         about = f"ensemble '{name}' depends on '{step.model}'"
         if not served.get(step.model):
-            return f"{about} which has no loaded version."
-        if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, problems)):
+            told = (
+                f" Model '{step.model}' loading failed with error: {failed[step.model]}" if step.model in failed else ""
+            )
+            return f"{about} which has no loaded version.{told}"
+        if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, failed, problems)):
             return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
         if step.version and step.version not in served[step.model]:
             return f"{about} whose required version {step.version} is not loaded."

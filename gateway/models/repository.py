@@ -69,20 +69,31 @@ class RepositoryControl:
             )
         check_files(model, files or {}, config_json)
         await self._load(model, config_json, files or {})
-        # As in Triton, the models of an ensemble's steps are loaded with it, unless they are loaded already.
+        failure = await self._load_steps(model)
+        lines = [line for line in self.index() if line.model == model]
+        if not any(line.state == "READY" for line in lines):
+            # What failed of an ensemble's steps, its own reason tells.
+            reason = next((line.reason for line in lines if self._steps(model)), "")
+            if reason:
+                raise LoadError(f"load failed for model '{model}': {reason}\n")
+            raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
+        if failure is not None:
+            raise failure
+
+    async def _load_steps(self, model: str) -> LoadError | None:
+        """Loads the models of an ensemble's steps, unless they are loaded already, as in Triton. All of them are tried;
+        returns the first error.
+        """
+        first: LoadError | None = None
         tried = {model}
         while missing := self._missing_steps(model) - tried:
             tried |= missing
             for step in sorted(missing):
-                await self._load(step, "", {})
-        problem = next((line for line in self.index() if line.model == model and line.state != "READY"), None)
-        if not any(line.state == "READY" for line in self.index() if line.model == model):
-            if problem is not None and self._steps(model):
-                raise LoadError(
-                    f"load failed for model '{model}': version {problem.version} is at UNAVAILABLE state: Invalid "
-                    f"argument: {problem.reason};\n"
-                )
-            raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
+                try:
+                    await self._load(step, "", {})
+                except LoadError as error:
+                    first = first or error
+        return first
 
     def _steps(self, model: str) -> set[str]:
         """The models that an ensemble needs, those of ensembles within it included; none for another model."""

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
+from tritonclient.utils import InferenceServerException
 
 from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Refused, Step, fresh_id, refused
-from tests.conformance.conftest import watched
+from tests.conformance.conftest import MakeTarget, watched
 from tests.conformance.repository import ModelText
 from tests.conformance.targets import Target, running_target
 from tests.conformance.test_decoupled import Got, asked, streamed, with_empty_finals
@@ -240,6 +241,41 @@ async def test_a_graph_that_cannot_be_served_is_told_with_its_fault(ensembles: T
     told = lines[name]["reason"] if ensembles.is_mesh else ensembles.log()
     assert BROKEN[name][1] in told
     assert "READY" == lines["two_states"]["state"]
+
+
+async def test_loading_a_graph_that_cannot_be_served_says_why(make_target: MakeTarget) -> None:
+    """The error is of the ensemble that was to be loaded, whichever model is at fault."""
+    around = {
+        "stranger": BROKEN["stranger"],
+        "of_another_type": BROKEN["of_another_type"],
+        "circle_a": BROKEN["circle_a"],
+        "of_no_such_version": (
+            ensemble(step("plain", "INPUT=INPUT", "OUTPUT=OUTPUT")).replace("model_version: -1", "model_version: 7"),
+            "ensemble 'of_no_such_version' depends on 'plain' whose required version 7 is not loaded.",
+        ),
+        "of_unlucky": (
+            ensemble(step("unlucky", "INPUT=INPUT", "OUTPUT=OUTPUT")),
+            (
+                "ensemble 'of_unlucky' depends on 'unlucky' which has no loaded version. Model 'unlucky' loading "
+                "failed with error: version 1 is at UNAVAILABLE state: "
+            ),
+        ),
+    }
+    models = {"plain": PLAIN, "wrong_type": WRONG_TYPE, "circle_b": BROKEN["circle_b"][0]}
+    texts = [
+        ModelText(name, text) for name, text in (models | {name: text for name, (text, _) in around.items()}).items()
+    ]
+    unlucky = ModelText("unlucky", PLAIN, {"1/model.py": "raise RuntimeError('no such luck')"})
+    target = make_target([*texts, unlucky], options={"model-control-mode": "explicit"})
+
+    async with http_aio.InferenceServerClient(target.http) as client:
+        for name, (_, reason) in around.items():
+            with pytest.raises(InferenceServerException) as caught:
+                await client.load_model(name)
+            told: Any = caught.value
+            assert told.message().startswith(f"load failed for model '{name}': {reason}")
+            assert "400" == told.status()
+            assert ("no such luck" in told.message()) == (name == "of_unlucky")
 
 
 async def test_a_sequences_flags_and_id_reach_every_step(caller: Caller) -> None:

@@ -329,7 +329,8 @@ def _seen(held: HeldTensor, view: TensorView) -> HeldTensor:
 
 def within_ensembles(step: PlannedStep, error: MeshError) -> MeshError:
     """A step's error, with the names of the ensembles around it. A step that was cancelled has no text of its own."""
-    error.message = error.message or "the request was cancelled"
+    if error.code is Code.CANCELLED and not error.message:
+        error.message = "the request was cancelled"
     return error.within("".join(f"in ensemble '{name}', " for name in step.ensembles))
 
 

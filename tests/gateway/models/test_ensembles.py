@@ -171,6 +171,17 @@ def test_ensembles_of_ensembles_that_grow_without_measure_are_refused() -> None:
     assert "ensemble 'e9' depends on 'e8' which is not valid." in problem(*towers, model("a"), name="e9")
 
 
+def test_a_model_that_could_not_be_loaded_is_named_with_its_error_however_deep_it_is() -> None:
+    records = {name: model(name, steps=(step(inner),)) for name, inner in (("outer", "inner"), ("inner", "a"))}
+    served = dict.fromkeys(records, ("1",))
+    told = "ensemble 'inner' depends on 'a' which has no loaded version. Model 'a' loading failed with error: no luck"
+
+    assert {
+        "inner": told,
+        "outer": f"ensemble 'outer' depends on 'inner' which is not valid. Model 'inner' failed with error: {told}",
+    } == unavailable_ensembles(records, served, {"a": "no luck"})
+
+
 def test_towers_of_ensembles_are_refused_however_high() -> None:
     tower = [model(f"e{level}", steps=(step(f"e{level - 1}" if level else "a"),)) for level in range(3000)]
 

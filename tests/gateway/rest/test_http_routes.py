@@ -15,11 +15,12 @@ import pytest
 from gateway.rest.reply import RouteEndpoint
 from gateway.rest.server import ServerRoutes
 from gateway.settings import GatewaySettings
-from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry
+from shared.contract.messages import ControlMessage, LoadFailure, ModelRecord, RepositoryEntry
+from shared.contract.model_config import EnsembleStep
 from shared.origins import Origins
 from shared.process.lifecycle import Stop
 from shared.statistics.tally import packed
-from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running, running_sum
 
 ONE = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
 
@@ -232,6 +233,32 @@ async def test_load_returns_when_every_executor_has_carried_it_out(
     assert (message.action, message.model, message.files) == ("load", "extra", {"1/model.py": b"hello"})
     assert response.status == status
     assert (json.loads(content)["error"] if content else "") == error
+
+
+async def test_loading_an_ensemble_fails_with_its_steps_model_though_another_executor_has_that(
+    session: aiohttp.ClientSession, executor: FakeExecutor
+):
+    """The executor that could not load the model will not try again."""
+    part = running_sum("part")
+    names = tuple({tensor.name: tensor.name for tensor in specs} for specs in (part.inputs, part.outputs))
+    config = msgspec.structs.replace(
+        part, name="extra", sequence_batching=None, ensemble=(EnsembleStep("part", "", *names),)
+    )
+    for one in (part, config):
+        await executor.membership.publish(ModelRecord(one, "{}", ("1",)))
+
+    async def obey_twice() -> list[ControlMessage]:
+        first = await obey(executor, outcome=RepositoryEntry("extra", "1", "READY"))
+        while await executor.commands.xlen(executor.keys.control) < 2:
+            await asyncio.sleep(0.01)
+        return [first, await obey(executor, outcome=RepositoryEntry("part", "1", "READY", "no luck"))]
+
+    obeying = asyncio.create_task(obey_twice())
+    async with session.post("/v2/repository/models/extra/load") as response:
+        assert response.status == 400
+        assert await response.json() == {"error": "no luck"}
+
+    assert ["extra", "part"] == [word.model for word in await obeying]
 
 
 async def test_unload_returns_when_every_executor_has_carried_it_out(

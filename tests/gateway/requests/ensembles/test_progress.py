@@ -230,6 +230,12 @@ class TestStates:
 
         assert "in ensemble 'e', the request was cancelled" == failure(actions).message
 
+    def test_a_models_error_without_a_text_is_no_cancellation(self) -> None:
+        going = progress(plan(step("plain", "I", "O")))
+        going.begin()
+
+        assert "in ensemble 'e', " == failure(going.failed(0, ModelError(""), now_ms=0)).message
+
     def test_what_the_anchor_refuses_changes_nothing(self) -> None:
         going = progress(TWO_STATES)
         going.begin()
