@@ -23,6 +23,7 @@ import pytest
 
 from executor.engine.backends import find_backend
 from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowResult, SeesCancellation
+from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import current_process
@@ -93,6 +94,16 @@ METHODS = f"""{OWN}
         def restore(self, correlation_id, state):
             self.sums[correlation_id] = state["sum"]
 """
+BY_PLACE = """
+        def execute(self, requests):
+            return [self.add(place, request) for place, request in enumerate(requests)]
+
+        def add(self, place, request):
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+            if request.correlation_id():  # null rows are requests too
+                self.sums[place] = value if request.flags() & 1 else self.sums[place] + value
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.sums.get(place, value))])
+"""
 STATELESS = """
         def sum(self, request, value):
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value)])
@@ -125,9 +136,10 @@ def loaded(workshop: Workshop, method: str, config: ModelConfig) -> ProcessEngin
     return engine
 
 
-def row(slot: int, value: int, *, start: bool = False, end: bool = False) -> Row:
+def row(slot: int, value: int, *, start: bool = False, end: bool = False, name: int = 0) -> Row:
+    """name: the correlation id; 0 for one of the slot's own"""
     inputs = {"INPUT": from_numpy("INPUT", np.array([[value]], np.int32))}
-    return Row(inputs, slot=slot, start=start, end=end, correlation_id=slot + 1)
+    return Row(inputs, slot=slot, start=start, end=end, correlation_id=name or slot + 1)
 
 
 def answers(engine: ProcessEngine, *rows: Row) -> list[int | str]:
@@ -191,6 +203,26 @@ def test_a_state_that_the_process_alone_held_is_lost_with_it_and_sequences_that_
     results = engine.run([row(2, 7, start=True), row(1, 1)], [False, False]).rows
     assert [False, True] == [isinstance(result, RowError) for result in results]
     assert [8] == answers(engine, row(2, 1))
+
+
+@pytest.mark.parametrize("recovery", ["replay", ""])
+def test_sequences_of_one_correlation_id_stay_apart_in_another_process(workshop: Workshop, recovery: str) -> None:
+    """As two steps of an ensemble have them. They go on, each with its own steps, or are lost, each by itself."""
+    engine = loaded(workshop, BY_PLACE, sum_config(declares=False, recovery=recovery, direct=True))
+    assert [1, 2] == answers(engine, row(0, 1, start=True, name=9), row(1, 2, start=True, name=9))
+    kill(engine)
+
+    assert [7] == answers(engine, NULL_ROW, NULL_ROW, row(2, 7, start=True, name=9))
+    (first,) = answers(engine, row(0, 10, name=9))
+    engine.drop_state(2)
+    engine.release(9)
+    kill(engine)
+    (second,) = answers(engine, NULL_ROW, row(1, 20, name=9))
+    if recovery:
+        assert (11, 22) == (first, second)
+    else:
+        assert "was lost with the process" in str(first)
+        assert "was lost with the process" in str(second)
 
 
 def test_states_that_come_from_elsewhere_reach_the_next_process(workshop: Workshop) -> None:

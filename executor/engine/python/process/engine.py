@@ -259,7 +259,7 @@ class ProcessEngine:
     @property
     def frees_slots(self) -> bool:
         """See `base.FreesSlots`."""
-        return self._sequences.lie_in_slots
+        return self._sequences.are_known_by_slot
 
     @property
     def hands_out_state(self) -> bool:

@@ -2,9 +2,12 @@
 
     states   the model declares its sequences' state: the state after each step, and each pass over one, by slot
     methods  the model hands its state out: what its method gave after each step, by correlation id
-    replay   the steps since START that succeeded, by correlation id, within the bounds of the model's log
+    replay   the steps since START that succeeded, by slot, within the bounds of the model's log
     nothing  the state was in the process alone: the sequence is lost, as with an executor
     none     a stateless model: there is nothing to go on with
+
+Two sequences may have one correlation id: those of an ensemble have their client's. So only what the model itself knows
+by correlation id is kept by it.
 
 So the end of an instance's process costs a sequence what the end of its executor would, and its commits need not know
 of it: nothing that was committed is run again for a caller. Pure.
@@ -37,7 +40,7 @@ class Kept:
 
     def key(self, row: Row) -> Hashable:
         """What the row's sequence is known by; None for a row that no state outlives."""
-        return None if row.slot is None else row.correlation_id
+        return row.slot
 
     def ran(self, row: Row, result: Result) -> None:
         """Notes what became of a row that has a key."""
@@ -86,9 +89,6 @@ class _Latest(Kept, Generic[S]):
 
 
 class KeptStates(_Latest[States]):
-    def key(self, row: Row) -> Hashable:
-        return row.slot
-
     def ran(self, row: Row, result: Result) -> None:
         if isinstance(result, RowError):
             return
@@ -104,6 +104,9 @@ class KeptStates(_Latest[States]):
 
 
 class KeptByMethods(_Latest[bytes]):
+    def key(self, row: Row) -> Hashable:
+        return None if row.slot is None else row.correlation_id
+
     def ran(self, row: Row, result: Result) -> None:
         if row.end or not result.model_state:
             self.forget(row.correlation_id)
@@ -126,7 +129,7 @@ class KeptForReplay(Kept):
         self._bytes: dict[Hashable, int] = {}
 
     def ran(self, row: Row, result: Result) -> None:
-        key = row.correlation_id
+        key = row.slot
         if row.start:
             self._steps[key], self._bytes[key] = [], 0
         if row.end or key not in self._steps:

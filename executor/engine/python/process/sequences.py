@@ -12,7 +12,7 @@ from executor.engine.base import Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.process.current_process import CurrentProcess
 from executor.engine.python.process.instance_process import ProcessLostError
-from executor.engine.python.process.kept import KeptByMethods, KeptStates, kept_of
+from executor.engine.python.process.kept import KeptByMethods, KeptStates, NothingToKeep, kept_of
 from executor.engine.python.process.messages import Call, Load, Ran, Run, travelling
 from executor.engine.python.process.open_requests import LOOK_S, OpenRequests, ReplayedAnswers
 from shared.contract.errors import Code, MeshError
@@ -43,9 +43,14 @@ class ProcessSequences:
         return self._kept.wants_states
 
     @property
-    def lie_in_slots(self) -> bool:
-        """Whether their states are declared, and known by slot."""
+    def _lie_in_slots(self) -> bool:
+        """Whether their states are declared."""
         return isinstance(self._kept, KeptStates)
+
+    @property
+    def are_known_by_slot(self) -> bool:
+        """Whether something is kept of them until their slots are dropped."""
+        return not isinstance(self._kept, KeptByMethods | NothingToKeep)
 
     def key(self, row: Row) -> Hashable:
         """What the row's sequence is known by; None for a row that no state outlives."""
@@ -71,7 +76,7 @@ class ProcessSequences:
         if self._kept.key(row) is None:
             return
         self._kept.ran(row, last)
-        if self.lie_in_slots and isinstance(last, RowResult) and row.slot is not None and not row.end:
+        if self._lie_in_slots and isinstance(last, RowResult) and row.slot is not None and not row.end:
             self._moved_on[row.slot] = last.states
 
     def take_moved_on(self) -> Mapping[int, Mapping[str, Tensor] | None]:
@@ -94,12 +99,13 @@ class ProcessSequences:
         self._kept.put(correlation_id, state)
 
     def drop(self, slot: int) -> None:
-        """The process drops the slot's state before its next batch."""
+        """The sequence in the slot has left. The process drops a declared state before its next batch."""
         self._forget(slot)
-        self._moved_on[slot] = None
+        if self._lie_in_slots:
+            self._moved_on[slot] = None
 
     def release(self, correlation_id: CorrelationId) -> None:
-        if not self.lie_in_slots:
+        if not self.are_known_by_slot:
             self._forget(correlation_id)
 
     def release_all(self) -> None:
