@@ -9,6 +9,7 @@ model_repository_manager.cc (CheckNode, CircularDependencyCheck).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -135,6 +136,7 @@ def _problem(
     try:
         _check_tensors(config, records)
         _check_answers(config, records)
+        _check_handed_out_states(config, records)
     except ConfigError as error:
         return error.message
     return ""
@@ -225,6 +227,26 @@ def _check_answers(config: ModelConfig, records: Mapping[str, ModelRecord]) -> N
             source = AnswerSource(number, step.model)
         sources.update(dict.fromkeys(step.outputs.values(), source))
     _one_source(config.name, config.name, {sources[spec.name] for spec in config.outputs if spec.name in sources})
+
+
+def _check_handed_out_states(config: ModelConfig, records: Mapping[str, ModelRecord]) -> None:
+    """Checks that no model which hands its states out by correlation id is in two steps: it would mix their states."""
+    for model, steps in _uses(config, records).items():
+        if steps > 1 and records[model].config.state_methods:
+            raise ConfigError(
+                f"in ensemble {config.name}, model '{model}' is in {steps} steps, and hands its states out by "
+                "correlation id, which is the same in all of them. Declare its state in its configuration, or give "
+                "each step a copy of the model under another name"
+            )
+
+
+def _uses(config: ModelConfig, records: Mapping[str, ModelRecord]) -> Counter[str]:
+    """Model -> in how many steps it is, those of ensembles within it included."""
+    uses = Counter[str]()
+    for step in config.ensemble:
+        inner = records[step.model].config
+        uses += _uses(inner, records) if inner.ensemble else Counter([step.model])
+    return uses
 
 
 def _one_source(ensemble: str, model: str, sources: set[AnswerSource]) -> AnswerSource:

@@ -243,6 +243,21 @@ def test_decoupled_steps_come_one_behind_the_other(expected: str, steps: tuple[E
     assert expected == problem(*records)
 
 
+def test_a_model_that_hands_its_states_out_by_correlation_id_is_in_one_step_alone() -> None:
+    """Also where one of the steps is another ensemble's."""
+    methods = changed(STATE, state_methods=True)
+    inner = model("inner", steps=(step("state"),))
+    once = model("e", steps=(step("state", "I", "x"), step("a", "x")))
+    twice = model("e", steps=(step("state", "I", "x"), step("inner", "x")))
+
+    assert "" == problem(once, inner, methods, model("a"))
+    assert "" == problem(twice, inner, STATE)
+    assert problem(twice, inner, methods).startswith(
+        "in ensemble e, model 'state' is in 2 steps, and hands its states out by correlation id, which is the same in "
+        "all of them."
+    )
+
+
 def test_outputs_from_different_sides_of_a_decoupled_step() -> None:
     sides = model("e", made={"O": "FP32", "P": "FP32"}, steps=(step("many"), step("a", made="P")))
 
