@@ -22,6 +22,7 @@ and nothing but the moment was wrong), the sequences stay as they are: the retry
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -135,7 +136,12 @@ class EnsembleProgress:
         self._states = dict.fromkeys(sorted(plan.needed(tensors)), _State.WAITING)
         # What the stateful steps are made of: it is sent even when nobody waits for an answer any more.
         self._owed = plan.owed
-        self._held = _with_views(inputs, plan)
+        # Tensor -> how many need it: steps that are not over yet, and the answer.
+        self._needed = Counter(tensors)
+        for index in self._states:
+            self._needed.update(tensor for _, tensor in plan.steps[index].inputs)
+        self._held: dict[str, HeldTensor] = {}
+        self._hold(inputs)
         self._is_named = is_named
         self._stand: Stand | None = None
         self._error: MeshError | None = None
@@ -153,8 +159,8 @@ class EnsembleProgress:
 
     def answered(self, index: int, outputs: Sequence[Tensor], stand: Stand | None = None) -> list[EnsembleAction]:
         """A step's request has succeeded, a decoupled step's with its last answer. stand: of the anchor's step"""
-        self._held |= _with_views(held_tensors(self._plan.steps[index], outputs), self._plan)
-        self._states[index] = _State.DONE
+        self._hold(held_tensors(self._plan.steps[index], outputs))
+        self._is_over(index, _State.DONE)
         if index != self._plan.anchor:
             return self._next()
         assert stand is not None, "the anchor's answer says where its sequence stands"
@@ -180,7 +186,7 @@ class EnsembleProgress:
             self._is_spent = True
             actions += self._counted(stand)
         self._only_for_now &= is_for_now or index not in self._owed
-        self._states[index] = _State.FAILED
+        self._is_over(index, _State.FAILED)
         self._error = self._error or within_ensembles(self._plan.steps[index], error)
         return [*actions, *self._next()]
 
@@ -202,6 +208,19 @@ class EnsembleProgress:
         return self._withdrawn(all_steps=False)
 
     # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _hold(self, tensors: Mapping[str, HeldTensor]) -> None:
+        """Holds what is needed of these tensors and their views."""
+        found = _with_views(tensors, self._plan)
+        self._held |= {name: held for name, held in found.items() if self._needed[name]}
+
+    def _is_over(self, index: int, state: _State) -> None:
+        """Notes the end of a step. Tensors that nobody else needs go: in a long chain they would be many."""
+        self._states[index] = state
+        for _, tensor in self._plan.steps[index].inputs:
+            self._needed[tensor] -= 1
+            if not self._needed[tensor]:
+                self._held.pop(tensor, None)
 
     def _withdrawn(self, *, all_steps: bool) -> list[EnsembleAction]:
         return [

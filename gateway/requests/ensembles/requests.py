@@ -228,6 +228,8 @@ class EnsembleRequest(OpenRequest):
             self._of.lines.leave(self._line, self._place)
         load = ModelLoad(self._call.model, self._plan.version, self._plan.record.generation)
         self._of.services.notices.count(load, packed(self._counts()))
+        # It calls back here. Both, and the tensors that they have, would wait for the garbage collector.
+        del self._run
 
     def _counts(self) -> dict[str, int]:
         took_ns = time.time_ns() - self._arrived_ns

@@ -307,7 +307,8 @@ class StageRun:
     # -- outcomes of steps ------------------------------------------------------------------------------------------
 
     def _done(self, index: int, future: asyncio.Future[Answer]) -> None:
-        pending = self._pending.get(index)
+        # It has the step's inputs, which nobody needs any more.
+        pending = self._pending.pop(index, None)
         if future.cancelled():
             self._failed(index, MeshError("", Code.CANCELLED), None)
             return

@@ -1,0 +1,126 @@
+"""Requests to ensembles: what a gateway holds for one, and how long."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.requests.caller import Caller
+from gateway.requests.ensembles.requests import Ensembles
+from gateway.requests.infer_call import InferCall
+from gateway.requests.orphans import ConnectionSequences
+from gateway.requests.waiting import Answer, PendingRequest
+from shared.contract.errors import ModelError
+from shared.contract.messages import ModelRecord, ReplyMessage
+from shared.contract.tensors import Tensor
+from shared.traces.tracing import NO_STEP, StepSpan
+from tests.gateway.requests.ensembles.test_progress import MODELS, model, step
+
+pytestmark = pytest.mark.unit
+
+
+class Raw(bytes):
+    """A tensor's bytes, which say when they go."""
+
+    gone: list[bytes]
+
+    def __del__(self) -> None:
+        self.gone.append(bytes(self))
+
+
+def found(name: str, _: str) -> tuple[ModelRecord, str]:
+    return MODELS[name], "1"
+
+
+def no_span(*_: object, **__: object) -> StepSpan:
+    return NO_STEP
+
+
+def not_counted(*_: object) -> None:
+    return
+
+
+class Chain:
+    """A request to an ensemble of three steps, one behind the other, which the test answers. `gone`: tensors that
+    nobody holds any more
+    """
+
+    def __init__(self) -> None:
+        Raw.gone = self.gone = []
+        self.open: list[asyncio.Future[Answer]] = []
+        steps = (step("plain", "I", "a"), step("plain", "a", "b"), step("plain", "b", "O"))
+        catalog = SimpleNamespace(offer=object(), find=found)
+        tracing = SimpleNamespace(begin_step=no_span)
+        notices = SimpleNamespace(count=not_counted)
+        nothing = cast(Any, None)
+        replies = SimpleNamespace(has_given_up=False)
+        ensembles = Ensembles(
+            cast(Any, catalog),
+            nothing,
+            cast(Any, replies),
+            cast(Any, tracing),
+            cast(Any, notices),
+            send=self.send,
+            hold=lambda _: None,
+        )
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = InferCall("e", "", inputs=(self.tensor("I", b"given"),))
+        ensembles.begin(
+            call, Caller(self.answer, None, None), model("e", steps=steps), "1", ConnectionSequences(lambda _: None)
+        )
+
+    def tensor(self, name: str, raw: bytes) -> Tensor:
+        return Tensor(name, "INT8", (1, 1), Raw(raw[:1]))
+
+    def send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        self.open.append(caller.future)
+        return cast(Any, SimpleNamespace(call=call, future=caller.future))
+
+    async def answered(self, raw: bytes) -> None:
+        message = ReplyMessage("1", (self.tensor("O", raw),))
+        self.open.pop().set_result(Answer(message, MODELS["plain"], "1", "", None))
+        del message
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """What goes, goes by itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_a_tensor_goes_when_no_step_needs_it_any_more() -> None:
+    chain = Chain()
+    await chain.answered(b"a")
+    assert [] == chain.gone, "the second step has the first one's tensor"
+    await chain.answered(b"b")
+    assert b"a" in chain.gone
+
+
+async def test_everything_goes_with_the_request() -> None:
+    chain = Chain()
+    for raw in (b"a", b"b", b"O"):
+        await chain.answered(raw)
+    assert b"O" == chain.answer.result().message.outputs[0].raw
+    del chain.answer
+
+    assert {b"g", b"a", b"b", b"O"} == {*chain.gone}
+
+
+async def test_everything_goes_with_a_request_that_fails() -> None:
+    chain = Chain()
+    await chain.answered(b"a")
+    chain.open.pop().set_exception(ModelError("no"))
+    await asyncio.sleep(0)
+    assert isinstance(chain.answer.exception(), ModelError)
+    del chain.answer
+
+    assert {b"g", b"a"} == {*chain.gone}
