@@ -206,6 +206,23 @@ local function fields_of(entry)
   return fields
 end
 
+-- Entries that are read together: each may have a message of many MiB, and a script gets copies.
+local READ_TOGETHER = 4
+
+-- Calls `act` for the entries of a stream behind one of them, `most` at most. Returns the last one, and how many.
+local function each_entry(stream, after, most, act)
+  local count, found = 0, nil
+  repeat
+    local wanted = math.min(READ_TOGETHER, most - count)
+    found = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', wanted)
+    for _, entry in ipairs(found) do
+      act(entry)
+      after, count = entry[1], count + 1
+    end
+  until #found < wanted or count == most
+  return after, count
+end
+
 -- The model of a sequence id.
 local function model_of(sid)
   return string.match(sid, '^[^|]*')

@@ -51,10 +51,8 @@ local function stays(entry)
   return false
 end
 
-local last, left = ARGV[2], 0
-local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', ARGV[3])
-for _, entry in ipairs(entries) do
-  last = entry[1]
+local left = 0
+local last, looked_at = each_entry(KEYS[1], ARGV[2], tonumber(ARGV[3]), function(entry)
   -- An entry that cannot be read belongs to no sequence, and is removed.
   local is_read, is_kept = pcall(stays, entry)
   if not is_read then count_unreadable(KEYS[1], 'an entry that cannot be read') end
@@ -63,5 +61,5 @@ for _, entry in ipairs(entries) do
   else
     redis.call('XDEL', KEYS[1], entry[1])
   end
-end
-return { last, #entries, left }
+end)
+return { last, looked_at, left }

@@ -78,17 +78,18 @@ if versions then
   return { taken, 0 }
 end
 
-local entries = ARGV[6] ~= '' and redis.call('XRANGE', INBOX, '(' .. ARGV[6], '+', 'COUNT', most) or {}
-local taken = 0
-for _, entry in ipairs(entries) do
+local taken, looked_at = 0, 0
+local function take_its_sequence(entry)
+  looked_at = looked_at + 1
   local sid = fields_of(entry).q
   if sid and redis.call('SREM', OWNED, sid) == 1 then
     take(sid)
     taken = taken + 1
   end
 end
+if ARGV[6] ~= '' then each_entry(INBOX, ARGV[6], most, take_its_sequence) end
 -- The others follow when every step in the inbox has been looked at.
-if #entries == most then return { taken, #entries } end
+if looked_at == most then return { taken, looked_at } end
 local others = redis.call('SPOP', OWNED, most - taken)
 for _, sid in ipairs(others) do take(sid) end
-return { taken + #others, #entries }
+return { taken + #others, looked_at }

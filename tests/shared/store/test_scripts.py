@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from executor.core.state import VoidCause
 from executor.sequences.checkpoints import read_checkpoints
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import (
     InboxCancelled,
@@ -33,6 +33,7 @@ from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
 from shared.store.script_values import (
     Assignment,
     CancelCode,
@@ -47,7 +48,9 @@ from shared.store.script_values import (
     VacateCode,
     Vacation,
 )
+from shared.store.scripts import Scripts
 from shared.store.waiting_line import TAKEOVER_CAUSES, read_lines
+from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
@@ -1716,3 +1719,25 @@ class TestEnd:
         await marker_is_gone(mesh)
         assert await expire(mesh, mesh.sequence(7))
         assert SubmitCode.REPEATED is (await mesh.submit(msgspec.structs.replace(named, token="7/later"))).code
+
+
+@pytest.mark.leaves_sequences
+async def test_a_takeover_of_large_steps_does_not_hold_copies_of_all_of_them(private_server: EmbeddedRedis) -> None:
+    """Redis copies what a script reads: with an inbox of GiB it would need as many again."""
+    redis = cast("Any", connect(private_server.url, retries=0))
+    keys = Keyspace("large", 1)
+    scripts, shard, message = Scripts(redis, keys), ShardId(0), bytes(4 << 20)
+    for number in range(32):
+        await redis.xadd(keys.inbox(shard, ALICE), {"q": f"sum||i{number}", "n": 1, "e": 1, "m": message})
+    await redis.sadd(keys.owned(shard, ALICE, "sum"), *(f"sum||i{number}" for number in range(32)))
+    before = (await redis.info("memory"))["used_memory_peak"]
+
+    reclaim = scripts.reclaim(
+        ALICE, shard=shard, model="sum", term=Term(1), count=256, tombstone_ms=1000, after="0-0", lost=True
+    )
+    assert (32, 32) == await scripts.run(reclaim)
+    _, looked_at, stayed = await scripts.run(scripts.drain(ALICE, shard=shard))
+
+    assert (32, 0) == (looked_at, stayed)
+    assert (await redis.info("memory"))["used_memory_peak"] - before < 16 * len(message)
+    await redis.aclose()
