@@ -256,7 +256,8 @@ class Resharding:
                 terms[model] = await self._term(scripts, model)
             executor = ExecutorId(one.rest.removesuffix(f":{model}"))
             about: Any = {"shard": ShardId(one.shard), "model": model, "term": terms[model]}
-            while await scripts.run(scripts.reclaim(executor, **about, count=256, tombstone_ms=TOMBSTONE_MS)):
+            reclaim = scripts.reclaim(executor, **about, count=256, tombstone_ms=TOMBSTONE_MS)
+            while await scripts.run(reclaim) != (0, 0):
                 pass
         for one in found:
             if one.kind == "inbox":
