@@ -178,6 +178,7 @@ class TwinTransport:
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
+        self._is_over = False
         self.wire: Wire | None = None
 
     def get_protocol(self) -> asyncio.Protocol:
@@ -190,13 +191,22 @@ class TwinTransport:
         assert self.wire is not None, "it is connected"
         self.wire.send(b"".join(parts))
 
+    def abort(self) -> None:
+        """The process gives the connection up. As of a socket, its protocol hears of that a moment later."""
+        assert self.wire is not None, "it is connected"
+        self.wire.close()
+        asyncio.get_running_loop().call_soon(self.lost, None)
+
     def received(self, data: bytes) -> None:
         """Bytes have come from the server."""
-        self._protocol.data_received(data)
+        if not self._is_over:
+            self._protocol.data_received(data)
 
-    def lost(self, failure: OSError) -> None:
-        """The connection has broken."""
-        self._protocol.connection_lost(failure)
+    def lost(self, failure: OSError | None) -> None:
+        """The connection has broken, or was given up (None)."""
+        if not self._is_over:
+            self._is_over = True
+            self._protocol.connection_lost(failure)
 
 
 Dial = Callable[[TwinTransport], Any]
