@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
+from shared.contract.record import LOST
 from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
@@ -111,7 +112,7 @@ class Ledger:
     def watching(self) -> Generator[None]:
         """While it lasts, the calls that processes make are known here by what they mean."""
         submit, commit, assign, expire = Scripts.submit, Scripts.commit, Scripts.assign, Scripts.expire
-        page, answers = Scripts.page, Scripts.answers
+        page, answers, reclaim = Scripts.page, Scripts.answers, Scripts.reclaim
 
         def seen_submit(scripts: Scripts, steps: Sequence[Submission], **where: Any) -> Call[Any]:
             call = submit(scripts, steps, **where)
@@ -153,8 +154,12 @@ class Ledger:
             executor = str(where["executor"])
             return self._note(call, lambda: None, lambda _, paged: self._left(executor, owned, paged))
 
+        def seen_reclaim(scripts: Scripts, executor: ExecutorId, **where: Any) -> Call[Any]:
+            return self._note(reclaim(scripts, executor, **where), lambda: None, lambda _, __: self._reclaimed())
+
         with (
             patch.object(Scripts, "answers", seen_answers),
+            patch.object(Scripts, "reclaim", seen_reclaim),
             patch.object(Scripts, "page", seen_page),
             patch.object(Scripts, "submit", seen_submit),
             patch.object(Scripts, "commit", seen_commit),
@@ -357,6 +362,13 @@ class Ledger:
                     self.story.violate(f"{sequence}: expired only after {idle_s:.3f} s")
                 if life := self._lives.get((sequence, record.get(b"bn", b""))):
                     life.over_at = asyncio.get_running_loop().time()
+
+    def _reclaimed(self) -> None:
+        """A sequence between two steps is over if only its lost executor had its state."""
+        for (sequence, birth), life in self._lives.items():
+            record = self._record(sequence)
+            if life.over_at is None and record.get(b"st") == LOST and record.get(b"bn", b"") == birth:
+                life.over_at = asyncio.get_running_loop().time()
 
     def _check_idle(self, sequence: SequenceId, record: Record) -> float:
         """Returns how long it has been idle, s."""
