@@ -333,18 +333,21 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
         return []
     state.move_executor(executor, "lost", event.cause)
     executor.versions = ()
-    held = state.held_by(executor.executor)
-    furnish(state, executor)
-    drop(state, held, event.cause)
+    clear(state, executor, event.cause)
     return [ReclaimPart(executor.executor, event.cause)]
 
 
 def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
     """Takes every sequence from an executor that lives. Its slots are then empty."""
+    clear(state, executor, cause)
+    return [Reclaim(executor.executor, cause), *serve_all(state, executor.versions, cause)]
+
+
+def clear(state: LeaderState, executor: Executor, cause: str) -> None:
+    """Forgets every sequence of an executor, and makes its slots anew."""
     held = state.held_by(executor.executor)
     furnish(state, executor)
     drop(state, held, cause)
-    return [Reclaim(executor.executor, cause), *serve_all(state, executor.versions, cause)]
 
 
 def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:

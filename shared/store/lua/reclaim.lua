@@ -59,37 +59,32 @@ local function reclaim(sid)
   count_line(LINE, 's:' .. got[8], accepted - committed)
 end
 
-local most = tonumber(ARGV[3])
+local most, taken = tonumber(ARGV[3]), 0
 
 local function take(sid)
+  taken = taken + 1
   for_one(BASE .. 'seq:' .. sid, reclaim, sid)
 end
 
+local function take_owned(sid)
+  if redis.call('SREM', OWNED, sid) == 1 then take(sid) end
+end
+
 if versions then
-  local taken = 0
   for _, sid in ipairs(redis.call('SMEMBERS', OWNED)) do
     if taken == most then break end
-    if versions[redis.call('HGET', BASE .. 'seq:' .. sid, 'vr') or ''] then
-      redis.call('SREM', OWNED, sid)
-      take(sid)
-      taken = taken + 1
-    end
+    if versions[redis.call('HGET', BASE .. 'seq:' .. sid, 'vr') or ''] then take_owned(sid) end
   end
   return { taken, 0 }
 end
 
-local taken, looked_at = 0, 0
 local function take_its_sequence(entry)
-  looked_at = looked_at + 1
   local sid = fields_of(entry).q
-  if sid and redis.call('SREM', OWNED, sid) == 1 then
-    take(sid)
-    taken = taken + 1
-  end
+  if sid then take_owned(sid) end
 end
-if ARGV[6] ~= '' then each_entry(INBOX, ARGV[6], most, take_its_sequence) end
+local looked_at = ARGV[6] == '' and 0 or select(2, each_entry(INBOX, ARGV[6], most, take_its_sequence))
 -- The others follow when every step in the inbox has been looked at.
-if looked_at == most then return { taken, looked_at } end
-local others = redis.call('SPOP', OWNED, most - taken)
-for _, sid in ipairs(others) do take(sid) end
-return { taken + #others, looked_at }
+if looked_at < most then
+  for _, sid in ipairs(redis.call('SPOP', OWNED, most - taken)) do take(sid) end
+end
+return { taken, looked_at }
