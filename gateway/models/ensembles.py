@@ -53,9 +53,19 @@ def unavailable_ensembles(
     ensembles = [name for name in served if name in records and records[name].config.ensemble]
     # An ensemble within an ensemble is judged first, by recursion. That ends, because circles and towers come first.
     problems = {name: problem for name in ensembles if (problem := _circle_or_tower(name, records))}
+    asked = _Asked(records, served, failed, problems)
     for name in ensembles:
-        _judge(name, records, served, failed, problems)
+        _judge(name, asked)
     return {name: problem for name, problem in problems.items() if problem}
+
+
+class _Asked(NamedTuple):
+    """What ensembles are judged by. problems: those that were judged -> why they cannot be served, "" if they can"""
+
+    records: Mapping[str, ModelRecord]
+    served: Versions
+    failed: Mapping[str, str]
+    problems: dict[str, str]
 
 
 class EnsembleJudge:
@@ -92,25 +102,14 @@ def _circle_or_tower(start: str, records: Mapping[str, ModelRecord]) -> str:
     return f"ensemble '{start}' has more than {ENSEMBLE_DEPTH_MAX} ensembles within each other"
 
 
-def _judge(
-    name: str,
-    records: Mapping[str, ModelRecord],
-    served: Versions,
-    failed: Mapping[str, str],
-    problems: dict[str, str],
-) -> str:
-    if name not in problems:
-        problems[name] = _problem(name, records, served, failed, problems)
-    return problems[name]
+def _judge(name: str, asked: _Asked) -> str:
+    if name not in asked.problems:
+        asked.problems[name] = _problem(name, asked)
+    return asked.problems[name]
 
 
-def _problem(
-    name: str,
-    records: Mapping[str, ModelRecord],
-    served: Versions,
-    failed: Mapping[str, str],
-    problems: dict[str, str],
-) -> str:
+def _problem(name: str, asked: _Asked) -> str:
+    records, served, failed, _ = asked
     config = records[name].config
     unknown = sorted({step.model for step in config.ensemble} - records.keys() - failed.keys())
     if unknown:
@@ -118,11 +117,10 @@ def _problem(
     for step in config.ensemble:
         about = f"ensemble '{name}' depends on '{step.model}'"
         if not served.get(step.model):
-            told = (
-                f" Model '{step.model}' loading failed with error: {failed[step.model]}" if step.model in failed else ""
-            )
+            why = failed.get(step.model)
+            told = "" if why is None else f" Model '{step.model}' loading failed with error: {why}"
             return f"{about} which has no loaded version.{told}"
-        if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, failed, problems)):
+        if records[step.model].config.ensemble and (inner := _judge(step.model, asked)):
             return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
         if step.version and step.version not in served[step.model]:
             return f"{about} whose required version {step.version} is not loaded."
