@@ -49,9 +49,13 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 PROCESS = "instance_process"
 CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
-of_sequences, of_stateless, of_pytorch, of_python, of_onnx, of_openvino, of_tensorflow = (
-    partial(Parameter, models) for models in For
-)
+of_sequences = partial(Parameter, For.SEQUENCES)
+of_stateless = partial(Parameter, For.STATELESS)
+of_pytorch = partial(Parameter, For.PYTORCH)
+of_python = partial(Parameter, For.PYTHON)
+of_onnx = partial(Parameter, For.ONNX)
+of_openvino = partial(Parameter, For.OPENVINO)
+of_tensorflow = partial(Parameter, For.TENSORFLOW)
 
 PARAMETERS: tuple[Parameter, ...] = (
     of_sequences(
