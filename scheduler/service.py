@@ -270,7 +270,11 @@ class Scheduler:
     # -- leading --------------------------------------------------------------------------------------------------
 
     async def _lead(self, model: str, term: Term) -> None:
-        """Leads a model for as long as the lease is held, with a new `Leader` after each failure."""
+        """Leads a model for as long as the lease is held, with a new `Leader` after each failure.
+
+        After a lost connection the lease is taken anew, in another term: what was sent may still be on its way to
+        Redis, which then refuses it.
+        """
         failures = 0
         while self._leadership.terms.get(model) == term:
             leader = Leader(
@@ -298,7 +302,9 @@ class Scheduler:
             except (IllegalMoveError, BrokenInvariantError) as error:
                 logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
             except CONNECTION_LOST as error:
-                logs.warning("leader lost redis, rebuilding", model=model, term=term, cause=error)
+                logs.warning("leader lost redis", model=model, term=term, cause=error)
+                self._leadership.drop(model, term)
+                return
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
             finally:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -24,6 +25,7 @@ from scheduler.ingest import Poll, StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.rebuild import raise_fence
+from scheduler.service import Scheduler
 from shared.contract.ids import (
     ExecutorId,
     InstanceIndex,
@@ -460,3 +462,27 @@ async def test_without_models_a_sign_of_life_is_written_with_the_leases_and_not_
         await stage.commands.delete(stage.keys.scheduler("s1"))
         await asyncio.sleep(10 * TICK_MS / 1000)
         assert not await is_seen()
+
+
+@pytest.mark.leaves_sequences
+async def test_a_leader_that_lost_redis_leads_on_in_a_new_term(stage: Stage) -> None:
+    """What it had sent may still be on its way, and Redis must refuse it when it comes."""
+    await stage.join("e1")
+    async with stage.scheduler() as scheduler:
+        await stage.until(partial(is_led, scheduler, Term(0)))
+        before = scheduler.leaders[MODEL]
+
+        async def lost(*_: object) -> list[object]:
+            raise RedisConnectionError
+
+        before._performer._send = lost  # type: ignore[method-assign]
+        await stage.submit(1, start=True)
+
+        await stage.until(partial(is_led, scheduler, before.term))
+        await stage.live(1)
+
+
+async def is_led(scheduler: Scheduler, after: Term) -> bool:
+    """Whether a leader of a later term leads."""
+    leader = scheduler.leaders.get(MODEL)
+    return leader is not None and leader.term > after
