@@ -22,6 +22,7 @@ from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.models.observation import Observation
+from gateway.models.preferred import PreferredExecutors
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
@@ -124,7 +125,7 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
     observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
     tenants = KnownTenants(StoredTenants(redis, keys))
     replies = Replies(redis, keys, gateway, where=where)
-    dispatch = _dispatch(settings, redis, keys, scripts, replies, gateway, tenants)
+    dispatch = _dispatch(settings, redis, keys, scripts, replies, gateway, tenants, catalog)
     orphans, notices = Orphans(scripts, keys, gateway), EnsembleNotices(scripts, keys)
     memory, unread = MemoryBound(settings.memory_max), UnreadAnswers(settings.max_bytes_unread)
     inference = Inference(
@@ -175,6 +176,7 @@ def _dispatch(
     replies: Replies,
     gateway: GatewayId,
     tenants: KnownTenants,
+    catalog: Catalog,
 ) -> Dispatch:
     calls = ScriptCalls(
         scripts,
@@ -184,6 +186,7 @@ def _dispatch(
         backlog_max=settings.backlog_max,
         live_max=settings.live_max,
         tenants=lambda: tenants.now,
+        prefers=PreferredExecutors(catalog, settings.virtual_nodes).of,
         summaries=settings.metrics.summary_latencies,
     )
     return Dispatch(redis, scripts, keys, replies, calls, early_wait_s=settings.early_step_wait_ms / 1000)

@@ -18,11 +18,13 @@ from scheduler.core.actions import (
     Dismiss,
     Drain,
     Forget,
+    LayOut,
     LookAtIdle,
     LookForExpired,
     MoveOut,
     Pause,
     Publish,
+    Recall,
     Reclaim,
     ReclaimPart,
     Reject,
@@ -30,7 +32,17 @@ from scheduler.core.actions import (
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.events import Assigned, Event, Forgotten, IdleSeen, Looked, MovedOut, Reclaimed, Vacated
+from scheduler.core.events import (
+    Assigned,
+    Event,
+    Forgotten,
+    IdleSeen,
+    Looked,
+    MovedOut,
+    RecallSent,
+    Reclaimed,
+    Vacated,
+)
 from scheduler.descriptions import paged_descriptions
 from scheduler.ingest import StreamKind
 from scheduler.polls import Polls
@@ -127,6 +139,8 @@ class EffectPerformer:
                 events += await self._place(together)
             elif kind is Reject:
                 await self._reject(cast("list[Reject]", together))
+            elif kind is LayOut:
+                await self._lay_out(cast("list[LayOut]", together))
             elif kind is MoveOut:
                 events += await self._move_out(cast("list[MoveOut]", together))
             else:
@@ -160,6 +174,8 @@ class EffectPerformer:
             case Drain(executor):
                 await self._drain(executor, alive=True)
                 return []
+            case Recall(executor):
+                return await self._recall(executor)
             case Forget(executor, cause):
                 return [Forgotten(executor, cause)] if await self._forget(executor) else []
             case LookForExpired(now_ms, cause):
@@ -177,7 +193,7 @@ class EffectPerformer:
             case Dismiss(sequence, entry):
                 await self._dismiss(sequence, entry)
                 return []
-            case Assign() | Vacate() | WantSlots() | MoveOut() | Reject():
+            case Assign() | Vacate() | WantSlots() | MoveOut() | Reject() | LayOut():
                 raise AssertionError("runs of these are carried out together")
 
     # -- slots ----------------------------------------------------------------------------------------------------
@@ -203,6 +219,28 @@ class EffectPerformer:
             self._tell_assigned(assign, epoch) for assign, epoch in zip(assigned, replies[: len(assigned)], strict=True)
         ]
         return told + await self._vacated(asked, replies[len(assigned) :])
+
+    async def _lay_out(self, actions: Sequence[LayOut]) -> None:
+        await self._run(
+            [
+                self._scripts.lay_out(
+                    action.slots,
+                    action.executor,
+                    action.version,
+                    shard=action.shard,
+                    model=self._model,
+                    term=self._term,
+                )
+                for action in actions
+            ]
+        )
+
+    async def _recall(self, executor: ExecutorId) -> list[Event]:
+        shards = self._keys.shard_ids()
+        numbers = await self._run(
+            [self._scripts.recall(executor, shard=shard, model=self._model, term=self._term) for shard in shards]
+        )
+        return [RecallSent(executor, shard, number) for shard, number in zip(shards, numbers, strict=True)]
 
     async def _want(self, wants: Sequence[WantSlots]) -> None:
         """Writes how many slots are wanted, an equal share to each shard. The last of several for a version counts."""

@@ -22,10 +22,12 @@ from scheduler.core.events import (
     PauseWished,
     SequenceOver,
     SequenceWaits,
+    SparesRecalled,
+    SpareTaken,
     WaitEnded,
 )
-from scheduler.core.slots import OfferedVersion
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from scheduler.core.slots import OfferedVersion, SlotAddress
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.contract.messages import RepositoryEntry
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, check_versions
@@ -60,6 +62,9 @@ ANY_VERSION = ""
 CUT = "d"
 """Kind of an entry of the feed about a sequence that is not over: its idle time ends sooner. A leader of a release that
 did not know it takes it for the end of epoch 0, which no sequence has."""
+
+TAKEN, RECALLED = "t", "r"
+"""Kinds of entries of the feed about spare slots (`scheduler.core.spares`)."""
 
 Offers = Mapping[ExecutorId, tuple[OfferedVersion, ...] | None]
 """What each registered executor offers of one model; None when it is dead or leaving."""
@@ -126,11 +131,11 @@ def started(entry: StreamEntry, keys: Keyspace) -> Started:
     return event
 
 
-def over(entry: StreamEntry) -> SequenceOver | WaitEnded | IdleTimeCut:
+def over(entry: StreamEntry) -> SequenceOver | WaitEnded | IdleTimeCut | SpareTaken | SparesRecalled:
     """The event of an entry of the feed.
 
     Written by `release` and `look_by` in common.lua; for a sequence that waits for a slot by cancel.lua, expire.lua and
-    pause.lua.
+    pause.lua; about spare slots by submit.lua and recall.lua.
     """
     sequence = SequenceId(entry.fields[b"q"].decode())
     kind = entry.fields[b"k"].decode()
@@ -139,7 +144,26 @@ def over(entry: StreamEntry) -> SequenceOver | WaitEnded | IdleTimeCut:
         return WaitEnded(sequence, parse_entry(entry.fields[b"b"], entry.source.shard), kind, cause)
     if kind == CUT:
         return IdleTimeCut(sequence, int(entry.fields[b"d"]), cause)
-    return SequenceOver(sequence, Epoch(int(entry.fields[b"e"])), kind, cause)
+    if kind == TAKEN:
+        return spare_taken(entry, sequence, cause)
+    if kind == RECALLED:
+        executor = ExecutorId(entry.fields[b"x"].decode())
+        return SparesRecalled(executor, entry.source.shard, int(entry.fields[b"n"]), cause)
+    is_spare = entry.fields.get(b"s") == b"1"
+    return SequenceOver(sequence, Epoch(int(entry.fields[b"e"])), kind, cause, is_spare)
+
+
+def spare_taken(entry: StreamEntry, sequence: SequenceId, cause: str) -> SpareTaken:
+    """An entry by which a sequence has taken a spare slot (`seat` in submit.lua)."""
+    version = entry.fields[b"v"].decode()
+    check_versions([version])
+    place = SlotAddress(
+        ExecutorId(entry.fields[b"x"].decode()),
+        version,
+        InstanceIndex(int(entry.fields[b"i"])),
+        SlotIndex(int(entry.fields[b"l"])),
+    )
+    return SpareTaken(sequence, place, Epoch(int(entry.fields[b"n"])), text_of(entry.fields[b"o"]), cause)
 
 
 def patience_lowered(entry: StreamEntry) -> PatienceLowered:

@@ -14,10 +14,11 @@ from scheduler.core import invariants
 from scheduler.core.actions import Action
 from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due
 from scheduler.core.events import ClockRead, Event, SequenceOver, SharesSeen, Tick, VersionsWithdrawn
+from scheduler.core.spares import has_spares_only
 from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
-from scheduler.rebuild import raise_fence, rebuilt
+from scheduler.rebuild import raise_fence, rebuilt, recall
 from scheduler.sweep import sweep
 from shared.contract.ids import ShardId, Term
 from shared.contract.record import LOST
@@ -31,6 +32,8 @@ leases runs in the pauses.
 """
 MAILBOX_MAX = 8_192
 """Entries that were read and not yet taken in. At this bound the model's streams are not read; they have bounds too."""
+AT_EASE_AFTER_S = 0.1
+"""A leader that was asked for a slot is asked for more of them soon."""
 LOST_KINDS = (LOST.decode(), UNREADABLE)
 LOST_NAMED_MAX = 16
 """Lost sequences that one line of the log names; it counts all."""
@@ -72,6 +75,7 @@ class Leader:
         self._polled = False
         self._now_ms = 0
         self._is_stirred = True
+        self._asked_at = 0.0
         self._since = float("inf")
         self._wake = asyncio.Event()
         self._closed = False
@@ -86,9 +90,21 @@ class Leader:
         ready = self._since < float("inf") and len(self._mailbox) < MAILBOX_MAX
         return self._positions if ready else {}
 
+    def awaited(self, positions: Mapping[str, str]) -> Mapping[str, str]:
+        """The ones among the streams for whose entries a reader is to wait.
+
+        While new sequences take spare slots and nobody waits for another one, the feed can be read a little later.
+        """
+        if asyncio.get_running_loop().time() - self._asked_at < AT_EASE_AFTER_S or not has_spares_only(self.state):
+            return positions
+        kinds = {stream: self._sources[stream].kind for stream in positions}
+        return {stream: last for stream, last in positions.items() if kinds[stream] is StreamKind.STARTS}
+
     def deliver(self, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
         """Takes entries of one of the leader's streams, in order, into the mailbox."""
         source = self._sources[stream]
+        if source.kind is StreamKind.STARTS:
+            self._asked_at = asyncio.get_running_loop().time()
         self._positions[stream] = entries[-1][0].decode()
         self._mailbox += [StreamEntry(source, entry, fields) for entry, fields in entries]
         self._wake.set()
@@ -137,15 +153,17 @@ class Leader:
                 await asyncio.sleep(0)
 
     async def _rebuild(self) -> None:
-        await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
+        mesh = self._mesh
+        await raise_fence(mesh.scripts, mesh.keys, self.model, self.term)
         if self._sweep:
-            await sweep(self._mesh, self.model, self.term)
-        poll, now_ms = await self._mesh.polls.next()
+            await sweep(mesh, self.model, self.term)
+        poll, now_ms = await mesh.polls.next()
         self._offers = poll.offers(self.model)
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
-        events = await rebuilt(self._mesh.links, self._mesh.keys, self.model, self._offers, now_ms)
+        await recall(mesh.scripts, mesh.links, mesh.keys, self.model, self.term, self._offers)
+        events = await rebuilt(mesh.links, mesh.keys, self.model, self._offers, now_ms)
         actions: list[Action] = []
         for begin in range(0, len(events), REBUILT_AT_ONCE):
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])

@@ -9,6 +9,7 @@ its positions with it: the new leader reads the streams from their beginning.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler.leader import Leader
@@ -29,6 +30,7 @@ class StreamReader:
     def __init__(self, redis: Redis) -> None:
         self._link = Link(redis)
         self._leaders: list[Leader] = []
+        self._is_fed = False
 
     @property
     def has_room(self) -> bool:
@@ -47,30 +49,43 @@ class StreamReader:
     async def read(self, *, tick_ms: int) -> bool:
         """Waits for entries and delivers them.
 
-        tick_ms  how long to wait at most while a leader is not ready to be read for
+        tick_ms  how long to wait at most while a leader is not ready to be read for, or at ease
         returns  False at once when there is no stream to be read
         raises   one of `redis_client.CONNECTION_LOST`; the next read then begins where this one did
         """
         owners: dict[str, Leader] = {}
-        last_read: list[str] = []
+        last_read: dict[str, str] = {}
+        awaited: dict[str, str] = {}
         block_ms = BLOCK_MS
         for leader in self._leaders:
             positions = leader.positions()
             if not positions:
                 block_ms = min(block_ms, tick_ms)
-            for stream, last in positions.items():
-                owners[stream] = leader
-                last_read.append(last)
+            last_read |= positions
+            owners |= dict.fromkeys(positions, leader)
+            awaited |= leader.awaited(positions)
         if not owners:
             return False
-        command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *last_read)
-        for stream, entries in await self._link.wait(command, blocking_s=block_ms / 1000) or ():
+        if len(awaited) < len(last_read):
+            # Only a sequence that asks for a slot is worth being woken for. What it brings is read with all the rest.
+            block_ms = min(block_ms, tick_ms if self._is_fed else BLOCK_MS)
+            await self._link.wait(_reading(awaited, block_ms), blocking_s=block_ms / 1000)
+            block_ms = 0
+        found = await self._link.wait(_reading(last_read, block_ms), blocking_s=block_ms / 1000) or ()
+        self._is_fed = bool(found)
+        for stream, entries in found:
             name = stream.decode()
             owners[name].deliver(name, [(entry, _fields(flat)) for entry, flat in entries])
         return True
 
     async def close(self) -> None:
         await self._link.close()
+
+
+def _reading(positions: Mapping[str, str], block_ms: int) -> Sequence[Any]:
+    """block_ms: 0 reads what is there"""
+    block = ("BLOCK", block_ms) if block_ms else ()
+    return ("XREAD", "COUNT", ENTRIES_PER_STREAM, *block, "STREAMS", *positions, *positions.values())
 
 
 def _fields(flat: list[Any]) -> dict[bytes, bytes]:

@@ -1,8 +1,8 @@
 """Rebuilds a leader's state from Redis, when it begins to lead and after it has lost the connection.
 
 1. The fence is raised. From then on no other scheduler changes anything of the model. Clients and executors do, but
-   what they change comes through the streams.
-2. The live sequences are read, from the executors' owned sets and the sequences' records.
+   what they change comes through the streams. Spare slots are recalled.
+2. The newest epochs are read, then the live sequences, from the executors' owned sets and the sequences' records.
 3. The backlog is not read here: it is the starts stream itself. The leader reads it from its beginning, and so the
    feed. Feed entries that are older than the rebuilt state carry epochs that it does not know, and change nothing.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from scheduler.core.events import Event, SequenceFound, Tick
+from scheduler.core.events import EpochsFound, Event, SequenceFound, Tick
 from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, member_events
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
@@ -40,6 +40,22 @@ async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) 
             raise outcome
 
 
+async def recall(
+    scripts: Scripts, links: SharedLinks, keys: Keyspace, model: str, term: Term, executors: Iterable[ExecutorId]
+) -> None:
+    """Takes back what the leader before has laid out: no sequence takes a slot that this leader takes for free."""
+    places = [(executor, shard) for executor in executors for shard in keys.shard_ids()]
+    exist = await links.ask([("EXISTS", keys.spares(shard, executor, model)) for executor, shard in places])
+    calls = [
+        scripts.recall(executor, shard=shard, model=model, term=term)
+        for (executor, shard), exists in zip(places, exist, strict=True)
+        if exists
+    ]
+    for outcome in await scripts.run_all(calls):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
 async def rebuilt(links: SharedLinks, keys: Keyspace, model: str, offers: Offers, now_ms: int) -> list[Event]:
     """The events that bring an empty state to what Redis holds. Take them in before any entry of the streams.
 
@@ -48,10 +64,18 @@ async def rebuilt(links: SharedLinks, keys: Keyspace, model: str, offers: Offers
     Sequences of lost executors are not among them: they come back through the starts stream when they are reclaimed.
     """
     # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
-    events: list[Event] = [Tick(now_ms, "rebuild"), *member_events({}, offers)]
+    events: list[Event] = [Tick(now_ms, "rebuild"), await epochs_found(links, keys), *member_events({}, offers)]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
     owned = await owned_sequences(links, keys, model, serving)
     return [*events, *await found(links, keys, owned)]
+
+
+async def epochs_found(links: SharedLinks, keys: Keyspace) -> EpochsFound:
+    """To be read when spare slots have been recalled, and before the live sequences are."""
+    shards = keys.shard_ids()
+    newest = await links.ask([("GET", keys.epoch(shard)) for shard in shards])
+    read = {shard: value_of(keys.epoch(shard), raw, int) for shard, raw in zip(shards, newest, strict=True) if raw}
+    return EpochsFound({shard: Epoch(epoch) for shard, epoch in read.items() if epoch is not None})
 
 
 async def owned_sequences(

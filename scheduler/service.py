@@ -123,7 +123,11 @@ class Scheduler:
         self._mesh = mesh
         self._tasks = tasks
         self._policy = Policy(
-            settings.bounded_load, settings.virtual_nodes, forget_after_ms=FORGET_LEASES * settings.lease_ms
+            settings.bounded_load,
+            settings.virtual_nodes,
+            forget_after_ms=FORGET_LEASES * settings.lease_ms,
+            spare_slots=settings.spare_slots,
+            shards=mesh.keys.shards,
         )
         self._clock = asyncio.get_running_loop().time
         self._leadership = Leadership(

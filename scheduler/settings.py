@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.settings import CommonSettings, lease_setting, setting
+from shared.settings import CommonSettings, lease_setting, setting, virtual_nodes_setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,13 @@ class SchedulerSettings(CommonSettings):
         group="Placement",
         minimum=1.0,
     )
-    virtual_nodes: int = setting(
-        64,
-        help="Points of each executor on the hash ring. More points make the load more even and cost memory.",
-        minimum=1,
-        maximum=4096,
+    virtual_nodes: int = virtual_nodes_setting()
+    spare_slots: int = setting(
+        32,
+        help="Free slots of each executor and version that new sequences may take without asking the scheduler. With 0 "
+        "it gives every slot itself.",
+        minimum=0,
+        maximum=64,
     )
     check_invariants: bool = setting(
         default=False,

@@ -20,7 +20,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts, text_of
 
-SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "deadlines", "parked")
+SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked")
 """Kinds of keys that many sequences share."""
 PAUSE_S = 5.0
 """Shortest pause between two sweeps, each of which goes over every key of the mesh."""

@@ -49,7 +49,7 @@ from shared.store.scripts import Scripts
 TO = "to"
 """Field of the mesh's record: the number of shards that the keys go to."""
 OF_A_SEQUENCE = ("seq", "idle", "parked", "checkpoint", "journal")
-REMOVED = ("feed", "replies", "wanted-slots", "inbox", "owned", "cache")
+REMOVED = ("feed", "replies", "wanted-slots", "spares", "inbox", "owned", "cache")
 """Kinds of keys that say something to running processes alone, and the response cache."""
 TOMBSTONE_MS = 60_000
 LEASE_MS = 60_000

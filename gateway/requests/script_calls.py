@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.requests.admission import START
 from gateway.requests.response_cache import lookup_of
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Code, Reason
@@ -63,6 +64,7 @@ class ScriptCalls:
                    one model version
     live_max       sequences of one model and shard that have had a slot, and are not over
     tenants        the limits of tenants as they are now
+    prefers        the executor that new sequences of a model and version prefer; "": not known
     summaries      whether durations of cache lookups are counted for Triton's summary metrics
     """
 
@@ -76,6 +78,7 @@ class ScriptCalls:
         backlog_max: int,
         live_max: int,
         tenants: Callable[[], Tenants] = lambda: NO_TENANTS,
+        prefers: Callable[[str, str, SequenceId], str] = lambda _model, _version, _sequence: "",
         summaries: bool = False,
     ) -> None:
         self._scripts = scripts
@@ -86,6 +89,7 @@ class ScriptCalls:
         self._backlog_max = backlog_max
         self._live_max = live_max
         self._tenants = tenants
+        self._prefers = prefers
         self._summaries = summaries
 
     def of(self, batch: CallBatch, redis_ahead_ms: float) -> Call[Any]:
@@ -144,6 +148,7 @@ class ScriptCalls:
             since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + redis_ahead_ms),
             tenant=call.tenant,
             tenant_max=-(-self._tenants().of(call.tenant).live_max // self._shards) if call.tenant else 0,
+            prefers=self._prefers(message.model, message.version, sequence_of(pending)) if flags & START else "",
         )
 
     def _item(self, pending: PendingRequest) -> WorkItem:

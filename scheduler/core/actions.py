@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
 from shared.contract.forecast import LineForecast
-from shared.contract.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,25 @@ class WantSlots:
 
     version: str
     count: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LayOut:
+    """Make free slots of a version spare ones in this shard (`scheduler.core.spares`)."""
+
+    executor: ExecutorId
+    version: str
+    shard: ShardId
+    slots: tuple[tuple[InstanceIndex, SlotIndex], ...]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Take an executor's spare slots back, in every shard. `RecallSent` comes back for each."""
+
+    executor: ExecutorId
     cause: str = ""
 
 
@@ -178,6 +197,8 @@ Action = (
     | Vacate
     | WantSlots
     | MoveOut
+    | LayOut
+    | Recall
     | Pause
     | Dismiss
     | Reclaim

@@ -179,16 +179,25 @@ def target(state: LeaderState, sequence: Sequence, wished: Wish, *, avoid: Execu
     return table if table is not None and not table.full else None
 
 
-def placement(state: LeaderState, sequence: Sequence) -> tuple[SlotTable | None, list[Action]]:
+def placement(state: LeaderState, sequence: Sequence) -> SlotTable | None:
     """The table from which a waiting sequence gets its slot, or None if every table is full.
 
-    A wish that has moved the sequence out decides, if its target has a free slot; the wish is then over. The second
-    value is the action that removes it.
+    A wish that has moved the sequence out decides, if its target has a free slot.
     """
     wished = state.wishes.get(sequence.sequence)
     if wished is not None and wished.left is not None:
         table = target(state, sequence, wished, avoid=wished.left)
         if table is not None:
-            del state.wishes[sequence.sequence]
-            return table, [Dismiss(sequence.sequence, wished.entry, "wish")]
-    return state.ring(sequence.version).choose(sequence.sequence), []
+            return table
+    return state.ring(sequence.version).choose(sequence.sequence)
+
+
+def fulfilled(state: LeaderState, sequence: SequenceId, executor: ExecutorId) -> list[Action]:
+    """A sequence has got a slot there: the wish that has moved it out is over, if that is where it was to go."""
+    wished = state.wishes.get(sequence)
+    if wished is None or wished.left is None:
+        return []
+    if executor != wished.to if wished.to is not None else executor == wished.left:
+        return []
+    del state.wishes[sequence]
+    return [Dismiss(sequence, wished.entry, "wish")]

@@ -6,11 +6,14 @@ given to others. A late or repeated event is recognised by its entry or its epoc
 
 from __future__ import annotations
 
-from scheduler.core import balance, expiry, forecasts, paging
+from collections.abc import Iterable
+
+from scheduler.core import balance, expiry, forecasts, paging, spares
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
 from scheduler.core.events import (
     Assigned,
     ClockRead,
+    EpochsFound,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -23,17 +26,20 @@ from scheduler.core.events import (
     MoveWished,
     PatienceLowered,
     PauseWished,
+    RecallSent,
     Reclaimed,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
     SharesSeen,
+    SparesRecalled,
+    SpareTaken,
     Tick,
     Vacated,
     VersionsWithdrawn,
     WaitEnded,
 )
-from scheduler.core.slots import OfferedVersion, SlotTable
+from scheduler.core.slots import SlotAddress, SlotTable
 from scheduler.core.state import (
     CONFIRMED,
     NO_EPOCH,
@@ -44,7 +50,7 @@ from scheduler.core.state import (
     Sequence,
     SequencePhase,
 )
-from shared.contract.ids import ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, shard_of
 
 PAGED = "p"
 """Kind of a `SequenceOver`: the sequence was paged (`commit.lua`)."""
@@ -77,6 +83,12 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return assigned(state, event)
         case SequenceOver():
             return sequence_over(state, event)
+        case SpareTaken():
+            return spare_taken(state, event)
+        case RecallSent():
+            return spares.recall_sent(state, event)
+        case SparesRecalled():
+            return spares_recalled(state, event)
         case SharesSeen():
             state.shares = event.shares
             return []
@@ -101,6 +113,9 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return forgotten(state, event)
         case SequenceFound():
             return sequence_found(state, event)
+        case EpochsFound(newest):
+            state.found_until = newest
+            return []
         case MovedOut():
             return moved_out(state, event)
         case MoveWished():
@@ -128,7 +143,7 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
             return []
         # Redis lets a sequence wait only when it holds no slot. So its earlier life is over, and the event that says so
         # is still to come.
-        actions = end(state, known, "superseded", event.cause)
+        actions = supersede(state, known, event.cause)
     sequence = Sequence(
         event.sequence,
         event.version,
@@ -139,6 +154,7 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
         event.tenant,
     )
     state.sequences[event.sequence] = sequence
+    state.used.add(event.version)
     state.move(sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
     state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving, tenant=event.tenant)
     if event.timeout_us > 0 and not event.moving:
@@ -180,7 +196,7 @@ def assigned(state: LeaderState, event: Assigned) -> list[Action]:
     sequence.epoch = event.epoch
     # The end of this epoch may have been heard of before its confirmation (see `sequence_over`).
     if sequence.over_epoch >= event.epoch:
-        return end(state, sequence, "over", event.cause)
+        return end(state, sequence, "over", event.cause, is_spare=True)
     return []
 
 
@@ -204,7 +220,39 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     is_older = event.kind == UNREADABLE and sequence.epoch < event.epoch
     if sequence.phase not in CONFIRMED or not (sequence.epoch == event.epoch or is_older):
         return []
-    return end(state, sequence, "paged" if is_paged else "over", event.cause)
+    return end(state, sequence, "paged" if is_paged else "over", event.cause, is_spare=event.is_spare)
+
+
+def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
+    """A sequence that has begun, or returned, has a slot that was spare. Otherwise as `sequence_found`."""
+    # It was found when the state was rebuilt, or is over. Its slot may be laid out again by now.
+    if event.epoch <= state.found_until.get(shard_of(event.sequence, state.policy.shards), NO_EPOCH):
+        return []
+    state.underway.pop(event.sequence, None)
+    executor, known = state.executors.get(event.place.executor), state.sequences.get(event.sequence)
+    table = state.ring(event.place.version).tables.get(event.place.executor)
+    # What was taken of a lost executor, or of a version that it offers no more, comes back through the starts stream.
+    if executor is None or table is None:
+        return []
+    # Where a sequence waits, or has a later slot, this one is over, and the feed has not said so yet.
+    if known is not None and (known.phase not in CONFIRMED or known.epoch >= event.epoch):
+        return []
+    actions = supersede(state, known, event.cause) if known is not None else []
+    if not table.take_at(event.place, event.sequence):
+        holder = table.holder(event.place)
+        if holder is not None and state.sequences[holder].epoch > event.epoch:
+            # This one is over too.
+            return actions
+        return [*actions, *take_all(state, executor, event.cause)]
+    seat(state, event.sequence, event.place, event.epoch, event.tenant, "seated", event.cause)
+    note_room(state, event.place.version)
+    return actions
+
+
+def spares_recalled(state: LeaderState, event: SparesRecalled) -> list[Action]:
+    """An executor's slots are spare no more: sequences that wait may have them."""
+    executor = spares.recalled(state, event)
+    return serve_all(state, versions_of(executor), event.cause) if executor is not None else []
 
 
 def vacated(state: LeaderState, event: Vacated) -> list[Action]:
@@ -245,12 +293,18 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
     table = state.ring(version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
         return take_all(state, executor, event.cause)
-    sequence = Sequence(
-        event.sequence, version, SequencePhase.ABSENT, tenant=event.tenant, place=event.place, epoch=event.epoch
-    )
-    state.sequences[event.sequence] = sequence
-    state.move(sequence, "found", event.cause)
+    seat(state, event.sequence, event.place, event.epoch, event.tenant, "found", event.cause)
     return []
+
+
+def seat(
+    state: LeaderState, name: SequenceId, place: SlotAddress, epoch: Epoch, tenant: str, how: str, cause: str
+) -> None:
+    """Notes that a sequence holds a slot, which was taken for it."""
+    sequence = Sequence(name, place.version, SequencePhase.ABSENT, tenant=tenant, place=place, epoch=epoch)
+    state.sequences[name] = sequence
+    state.used.add(place.version)
+    state.move(sequence, how, cause)
 
 
 def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
@@ -258,14 +312,23 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     actions: list[Action] = []
     backlog = state.backlog(version)
     while (sequence := backlog.first(state.turns(version))) is not None:
-        table, ended_wish = balance.placement(state, state.sequences[sequence])
+        table = balance.placement(state, state.sequences[sequence])
         if table is None:
             actions += paging.ask_for_slots(state, version, cause)
             break
+        if not table.unlent:
+            actions += spares.recall(state, state.executors[table.executor], cause)
+            break
         backlog.withdraw(sequence)
-        actions += [place(state, state.sequences[sequence], table, cause), *ended_wish]
-    state.freed_slots(version).taken(state.now_ms, all_taken=not state.ring(version).has_free_slot())
+        actions.append(place(state, state.sequences[sequence], table, cause))
+        actions += balance.fulfilled(state, sequence, table.executor)
+    note_room(state, version)
     return actions
+
+
+def note_room(state: LeaderState, version: str) -> None:
+    """Notes whether a slot is left: for the forecast only the time counts in which there is none."""
+    state.freed_slots(version).taken(state.now_ms, all_taken=not state.ring(version).has_free_slot())
 
 
 def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
@@ -276,14 +339,25 @@ def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) 
     return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, paged=sequence.returning)
 
 
-def end(state: LeaderState, sequence: Sequence, how: str, cause: str) -> list[Action]:
-    """Forgets a sequence. If it held a slot, the slot goes to the next in the backlog."""
+def supersede(state: LeaderState, sequence: Sequence, cause: str) -> list[Action]:
+    """Forgets a sequence that is over, as a later one of its id has come. Its slot may be spare by now."""
+    return end(state, sequence, "superseded", cause, is_spare=True)
+
+
+def end(state: LeaderState, sequence: Sequence, how: str, cause: str, *, is_spare: bool = False) -> list[Action]:
+    """Forgets a sequence. If it held a slot, the slot goes to the next in the backlog.
+
+    is_spare  the slot is a spare one now, or may be
+    """
     state.move(sequence, how, cause)
     del state.sequences[sequence.sequence]
     if sequence.place is None:
         state.backlog(sequence.version).withdraw(sequence.sequence)
         return []
-    state.table_at(sequence.place).release(sequence.place, sequence.sequence)
+    table = state.table_at(sequence.place)
+    table.release(sequence.place, sequence.sequence)
+    if is_spare and state.executors[table.executor].has_spares:
+        table.put_by(sequence.place, shard_of(sequence.sequence, state.policy.shards))
     if how not in NOT_FREED:
         state.freed_slots(sequence.version).freed(state.now_ms)
     return serve(state, sequence.version, cause)
@@ -306,13 +380,15 @@ def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
         return []
     else:
         state.move_executor(executor, "changed", event.cause)
+    # First of all: afterwards nothing of what it offers no more is taken.
+    actions = spares.recall(state, executor, event.cause)
     held = state.held_by(event.executor)
-    gone = {served.version for served in executor.versions} - {served.version for served in event.versions}
+    offered = {served.version for served in event.versions}
+    gone = {served.version for served in executor.versions} - offered
     executor.versions = event.versions
     # The new versions may have shorter idle times than the time of the next look was computed from: look now.
     state.look_ms = 0
     furnish(state, executor)
-    actions: list[Action] = []
     if gone:
         drop(state, [sequence for sequence in held if sequence.version in gone], event.cause)
         held = [sequence for sequence in held if sequence.version not in gone]
@@ -321,7 +397,8 @@ def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
         furnish(state, executor)
         drop(state, held, event.cause)
         actions.append(Reclaim(event.executor, event.cause))
-    return actions + serve_all(state, event.versions, event.cause)
+    # Sequences that waited for a slot of a version that is gone here may get one elsewhere.
+    return actions + serve_all(state, sorted(offered | gone), event.cause)
 
 
 def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
@@ -332,15 +409,18 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
     elif executor.phase is not ExecutorPhase.SERVING:
         return []
     state.move_executor(executor, "lost", event.cause)
+    # Sequences that waited for its spare slots may get others.
+    wanted = versions_of(executor) if executor.recalls else []
     executor.versions = ()
     clear(state, executor, event.cause)
-    return [ReclaimPart(executor.executor, event.cause)]
+    return [ReclaimPart(executor.executor, event.cause), *serve_all(state, wanted, event.cause)]
 
 
 def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
     """Takes every sequence from an executor that lives. Its slots are then empty."""
+    recalls = spares.recall(state, executor, cause)
     clear(state, executor, cause)
-    return [Reclaim(executor.executor, cause), *serve_all(state, executor.versions, cause)]
+    return [*recalls, Reclaim(executor.executor, cause), *serve_all(state, versions_of(executor), cause)]
 
 
 def clear(state: LeaderState, executor: Executor, cause: str) -> None:
@@ -369,12 +449,16 @@ def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
 
 
 def furnish(state: LeaderState, executor: Executor) -> None:
-    """Replaces the executor's slot tables by empty ones, for the versions that it offers now."""
+    """Replaces the executor's slot tables by empty ones, for the versions that it offers now. Spare slots stay so."""
+    spare = [each for table in state.tables(executor.executor) for each in table.spares()]
     for table in state.tables(executor.executor):
         state.ring(table.served.version).drop(executor.executor)
     for served in executor.versions:
         if served.slots > 0:
             state.ring(served.version).put(SlotTable(executor.executor, served))
+    for place, shard in spare:
+        if (table := state.ring(place.version).tables.get(executor.executor)) is not None:
+            table.put_by(place, shard)
 
 
 def keeps_its_slot(state: LeaderState, sequence: Sequence) -> bool:
@@ -391,8 +475,12 @@ def drop(state: LeaderState, held: list[Sequence], cause: str) -> None:
         del state.sequences[sequence.sequence]
 
 
-def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: str) -> list[Action]:
-    return [action for served in versions for action in serve(state, served.version, cause)]
+def serve_all(state: LeaderState, versions: Iterable[str], cause: str) -> list[Action]:
+    return [action for version in versions for action in serve(state, version, cause)]
+
+
+def versions_of(executor: Executor) -> list[str]:
+    return [served.version for served in executor.versions]
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -400,9 +488,13 @@ def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: s
 
 def clock_read(state: LeaderState, event: ClockRead) -> list[Action]:
     """A turn begins: every takeover goes on by a part. In between, what was taken gets its slots: so nobody waits until
-    all of tens of thousands are taken."""
+    all of tens of thousands are taken. Spare slots that were recalled for the turn before are laid out again."""
     state.now_ms = max(state.now_ms, event.now_ms)
-    return [ReclaimPart(executor, event.cause) for executor in in_takeover(state)]
+    recalled, state.recalled = state.recalled, set[str]()
+    return [
+        *(ReclaimPart(executor, event.cause) for executor in in_takeover(state)),
+        *spares.lay_out(state, recalled, event.cause),
+    ]
 
 
 def tick(state: LeaderState, event: Tick) -> list[Action]:
@@ -417,6 +509,7 @@ def tick(state: LeaderState, event: Tick) -> list[Action]:
     actions += paging.look_again(state, event.cause)
     actions += balance.time_passed(state, event.cause)
     actions += forecasts.time_passed(state, event.cause)
+    actions += spares.lay_out(state, state.used, event.cause)
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 

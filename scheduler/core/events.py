@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import OfferedVersion, SlotAddress
-from shared.contract.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,13 @@ class SequenceFound:
     epoch: Epoch
     cause: str = ""
     tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsFound:
+    """While rebuilding: the newest epoch of each shard. A sequence with an earlier one is found, or is over."""
+
+    newest: Mapping[ShardId, Epoch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +111,44 @@ class WaitEnded:
 class SequenceOver:
     """A sequence does not hold the slot of that epoch any more.
 
-    kind  e: ended, x: expired, f: failed at START, o: lost, c: cancelled, p: paged, u: its record could not be read
+    kind      e: ended, x: expired, f: failed at START, o: lost, c: cancelled, p: paged, u: its record could not be read
+    is_spare  its slot is a spare one now; else it is free
     """
 
     sequence: SequenceId
     epoch: Epoch
     kind: str = "e"
+    cause: str = ""
+    is_spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpareTaken:
+    """A sequence has taken a spare slot (`scheduler.core.spares`). tenant: whose it is"""
+
+    sequence: SequenceId
+    place: SlotAddress
+    epoch: Epoch
+    tenant: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallSent:
+    """The outcome of a `Recall` in one shard. number: what `SparesRecalled` will name"""
+
+    executor: ExecutorId
+    shard: ShardId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparesRecalled:
+    """An executor's spare slots were recalled in a shard. All that were taken before have been named."""
+
+    executor: ExecutorId
+    shard: ShardId
+    number: int
     cause: str = ""
 
 
@@ -257,11 +296,15 @@ Event = (
     ExecutorSeen
     | ExecutorLost
     | SequenceFound
+    | EpochsFound
     | SequenceWaits
     | PatienceLowered
     | IdleTimeCut
     | WaitEnded
     | SequenceOver
+    | SpareTaken
+    | RecallSent
+    | SparesRecalled
     | Assigned
     | Vacated
     | MovedOut

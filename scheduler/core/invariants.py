@@ -42,9 +42,9 @@ def check_slots(state: LeaderState) -> None:
 
 
 def check_table(table: SlotTable) -> None:
-    """Every slot is free or taken, never both. The load is the number of taken slots."""
+    """Every slot is free, spare or taken, and only one of these. The load is the number of taken slots."""
     for index, instance in enumerate(table.instances):
-        everything = sorted([*instance.free(), *instance.taken])
+        everything = sorted([*instance.free(), *instance.spare, *instance.taken])
         demand(everything == list(range(instance.size)), f"{table.executor} instance {index}: slots {everything}")
     taken = sum(len(instance.taken) for instance in table.instances)
     demand(table.load == taken, f"{table.executor}: load {table.load}, but {taken} slots are taken")
@@ -63,11 +63,13 @@ def check_sequences(state: LeaderState) -> None:
 
 
 def check_backlogs(state: LeaderState) -> None:
-    """No sequence waits while a slot is free, and every waiting sequence is a known one."""
+    """No sequence waits while a slot is free, unless spare slots are recalled for it. Every one that waits is known."""
     for version, backlog in state.backlogs.items():
         for waiting in backlog.in_order():
             demand(waiting.sequence in state.sequences, f"'{waiting.sequence}' waits, and nobody knows it")
-        demand(not len(backlog) or not state.ring(version).has_free_slot(), f"version {version}: a free slot is idle")
+        is_recalled = any(state.executors[executor].recalls for executor in state.ring(version).tables)
+        is_idle = state.ring(version).has_free_slot() and not is_recalled
+        demand(not len(backlog) or not is_idle, f"version {version}: a free slot is idle")
 
 
 def check_slot_holders(state: LeaderState) -> None:

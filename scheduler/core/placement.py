@@ -6,8 +6,8 @@ comes or goes. The bound keeps the load even. Within an executor, `SlotTable.tak
 
 from __future__ import annotations
 
-from scheduler.core.hashing import HashRing, bounded_capacity
 from scheduler.core.slots import SlotTable
+from shared.contract.hashing import HashRing, bounded_capacity
 from shared.contract.ids import ExecutorId, SequenceId
 
 

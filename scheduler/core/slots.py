@@ -1,7 +1,8 @@
 """Slots: the places that an executor has for sequences, each held by one live sequence. One table per executor and
 version. Only the executor knows whether a slot is a place for a state or a row of the batch.
 
-A slot is free, or taken by one sequence. Freeing a slot that the sequence does not hold raises.
+A slot is free, spare (`scheduler.core.spares`), or taken by one sequence. Freeing a slot that the sequence does not
+hold raises.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from scheduler.core.history import IllegalMoveError
-from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
+from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,18 +49,21 @@ class InstanceSlots:
     needs memory for as few places as possible.
 
     There may be hundreds of thousands of slots, most of which are never used.
+
+    spare  slots that are laid out in Redis (`scheduler.core.spares`), with the shard; a sequence may have one already
     """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
         self.taken: dict[SlotIndex, SequenceId] = {}
-        self._given_back: list[SlotIndex] = []  # a heap, in which taken slots may remain
+        self.spare: dict[SlotIndex, ShardId] = {}
+        self._given_back: list[SlotIndex] = []  # a heap, in which taken and spare slots may remain
         self._unused = SlotIndex(0)  # every free slot below it was given back
 
     def free(self) -> set[SlotIndex]:
         """The free slots, given back or never used."""
         known = {*self._given_back, *map(SlotIndex, range(self._unused, self.size))}
-        return known - self.taken.keys()
+        return known - self.taken.keys() - self.spare.keys()
 
     def take_lowest(self, sequence: SequenceId) -> SlotIndex:
         """Gives the lowest free slot. There must be one."""
@@ -67,21 +71,37 @@ class InstanceSlots:
         self.taken[slot] = sequence
         return slot
 
+    def lay_out_lowest(self, shard: ShardId) -> SlotIndex:
+        """Makes the lowest free slot a spare one. There must be one."""
+        slot = self._lowest()
+        self.spare[slot] = shard
+        return slot
+
     def _lowest(self) -> SlotIndex:
-        while self._given_back and self._given_back[0] in self.taken:
+        while self._given_back and self._is_held(self._given_back[0]):
             heappop(self._given_back)
-        while self._unused in self.taken:
+        while self._is_held(self._unused):
             self._unused = SlotIndex(self._unused + 1)
         if self._given_back and self._given_back[0] < self._unused:
             return heappop(self._given_back)
         return self._unused
 
+    def _is_held(self, slot: SlotIndex) -> bool:
+        return slot in self.taken or slot in self.spare
+
     def take_at(self, slot: SlotIndex, sequence: SequenceId) -> bool:
-        """Gives a certain slot. False when it is taken or does not exist."""
+        """Gives a certain slot, free or spare. False when it is taken or does not exist."""
         if slot in self.taken or not 0 <= slot < self.size:
             return False
+        self.spare.pop(slot, None)
         self.taken[slot] = sequence
         return True
+
+    def recall(self, shard: ShardId) -> None:
+        """The slots that are spare in a shard are free."""
+        for slot in [slot for slot, laid_out_in in self.spare.items() if laid_out_in == shard]:
+            del self.spare[slot]
+            heappush(self._given_back, slot)
 
     def release(self, slot: SlotIndex, sequence: SequenceId) -> None:
         """Takes a slot back from the sequence that holds it."""
@@ -109,21 +129,48 @@ class SlotTable:
         """Whether no slot can be taken: all are taken, or the version is closing."""
         return self.served.closing or self.load >= self.size
 
+    @property
+    def unlent(self) -> int:
+        """The number of slots that are neither taken nor spare."""
+        return self.size - self.load - sum(len(instance.spare) for instance in self.instances)
+
+    def spares_in(self, shard: ShardId) -> int:
+        """The number of slots that are spare in a shard."""
+        return sum(laid_out_in == shard for instance in self.instances for laid_out_in in instance.spare.values())
+
     def take(self, sequence: SequenceId) -> SlotAddress:
         """Takes the lowest free slot of the instance with the fewest sequences, so that instances fill evenly.
 
         source  Triton's free slots are a heap on the slot number, over all instances (triton-spec 1.3)
         """
-        if self.full:
+        if self.full or not self.unlent:
             raise IllegalMoveError(f"{self.executor} has no free slot of version {self.served.version}: '{sequence}'")
-        index = min(range(len(self.instances)), key=lambda i: len(self.instances[i].taken))
+        index = self._emptiest()
         slot = self.instances[index].take_lowest(sequence)
         self.load += 1
-        return SlotAddress(self.executor, self.served.version, InstanceIndex(index), slot)
+        return SlotAddress(self.executor, self.served.version, index, slot)
+
+    def lay_out(self, count: int, shard: ShardId) -> list[tuple[InstanceIndex, SlotIndex]]:
+        """Makes as many slots spare as it can, in the order in which `take` would give them."""
+        found: list[tuple[InstanceIndex, SlotIndex]] = []
+        for _ in range(min(count, self.unlent)):
+            index = self._emptiest()
+            found.append((index, self.instances[index].lay_out_lowest(shard)))
+        return found
+
+    def _emptiest(self) -> InstanceIndex:
+        def held(index: int) -> int:
+            return len(self.instances[index].taken) + len(self.instances[index].spare)
+
+        return InstanceIndex(min(range(len(self.instances)), key=held))
+
+    def is_slot(self, place: SlotAddress) -> bool:
+        """Whether there is such a slot."""
+        return 0 <= place.instance < len(self.instances) and 0 <= place.slot < self.served.slots
 
     def take_at(self, place: SlotAddress, sequence: SequenceId) -> bool:
         """Takes a certain slot, for a sequence that holds it in Redis. False when it is taken or does not exist."""
-        if not 0 <= place.instance < len(self.instances):
+        if not self.is_slot(place):
             return False
         if not self.instances[place.instance].take_at(place.slot, sequence):
             return False
@@ -134,6 +181,28 @@ class SlotTable:
         """Takes a slot back from the sequence that holds it."""
         self.instances[place.instance].release(place.slot, sequence)
         self.load -= 1
+
+    def put_by(self, place: SlotAddress, shard: ShardId) -> None:
+        """Notes that a free slot is spare, if there is such a slot."""
+        if self.is_slot(place) and place.slot not in self.instances[place.instance].taken:
+            self.instances[place.instance].spare[place.slot] = shard
+
+    def recall(self, shard: ShardId) -> None:
+        """The slots that are spare in a shard are free."""
+        for instance in self.instances:
+            instance.recall(shard)
+
+    def holder(self, place: SlotAddress) -> SequenceId | None:
+        """The sequence that holds a slot; None if nobody does, or there is no such slot."""
+        return self.instances[place.instance].taken.get(place.slot) if self.is_slot(place) else None
+
+    def spares(self) -> list[tuple[SlotAddress, ShardId]]:
+        """Every spare slot, with the shard in which it is laid out."""
+        return [
+            (SlotAddress(self.executor, self.served.version, InstanceIndex(index), slot), shard)
+            for index, instance in enumerate(self.instances)
+            for slot, shard in instance.spare.items()
+        ]
 
     def holders(self) -> list[tuple[SlotAddress, SequenceId]]:
         """Every taken slot with its sequence, by instance and slot."""

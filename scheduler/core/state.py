@@ -17,7 +17,7 @@ from scheduler.core.history import History
 from scheduler.core.placement import Ring
 from scheduler.core.slot_holders import SlotHolders
 from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
-from shared.contract.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 
 class SequencePhase(StrEnum):
@@ -66,6 +66,7 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.ABSENT, "moved"): SequencePhase.MOVING,
     (SequencePhase.ABSENT, "returned"): SequencePhase.RETURNING,
     (SequencePhase.ABSENT, "found"): SequencePhase.LIVE,
+    (SequencePhase.ABSENT, "seated"): SequencePhase.LIVE,
     (SequencePhase.WAITING, "placed"): SequencePhase.ASSIGNING,
     (SequencePhase.MOVING, "placed"): SequencePhase.ASSIGNING,
     (SequencePhase.RETURNING, "placed"): SequencePhase.ASSIGNING,
@@ -98,7 +99,8 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
 }
 """(phase, move) -> phase.
 
-superseded  a later sequence with the same id waits, so this one is over
+seated      it has taken a spare slot
+superseded  a later sequence with the same id waits or is live, so this one is over
 taken       reclaimed from its executor
 paged       it gave up its slot; the leader knows it again when it has a step, or is resumed after a pause
 paused      an operator paused it while it waited for a slot
@@ -122,11 +124,15 @@ class Policy:
     load_factor      the most that an executor's load may be, as a multiple of the mean
     virtual_nodes    points of an executor on the ring
     forget_after_ms  how long an empty executor's registration stays, so that every other leader has seen it die
+    spare_slots      most slots of an executor and version that are laid out; 0: none are
+    shards           number of shards of the mesh
     """
 
     load_factor: float = 1.25
     virtual_nodes: int = 64
     forget_after_ms: int = 6000
+    spare_slots: int = 32
+    shards: int = 1
 
 
 NO_EPOCH = Epoch(0)
@@ -134,12 +140,19 @@ NO_EPOCH = Epoch(0)
 
 @dataclass(slots=True)
 class Executor:
-    """One executor. quiet_since_ms: when it became EMPTY, or when it was last tried to forget it."""
+    """One executor.
+
+    quiet_since_ms  when it became EMPTY, or when it was last tried to forget it
+    has_spares      slots of it may be spare
+    recalls         shards in which its spare slots are being recalled -> number of the recall; NO_EPOCH: not sent yet
+    """
 
     executor: ExecutorId
     phase: ExecutorPhase
     versions: tuple[OfferedVersion, ...] = ()
     quiet_since_ms: int = 0
+    has_spares: bool = False
+    recalls: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
 
 
 @dataclass(slots=True)
@@ -200,6 +213,9 @@ class LeaderState:
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
     freed            by version
+    found_until      epochs up to which sequences were found when the state was rebuilt, by shard
+    used             versions that have had sequences
+    recalled         versions whose spare slots were recalled: some are laid out again when nobody waits
     shares           of tenants; 1 for one that is not named
     forecast_until_ms, forecast_next_ms  until when forecasts are wanted, and when the next one is due
     """
@@ -217,6 +233,9 @@ class LeaderState:
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
     freed: dict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
+    found_until: Mapping[ShardId, Epoch] = field(default_factory=dict[ShardId, Epoch])
+    used: set[str] = field(default_factory=set[str])
+    recalled: set[str] = field(default_factory=set[str])
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
     forecast_until_ms: int = 0
     forecast_next_ms: int = 0

@@ -35,7 +35,7 @@ TYPES = {
     for type_, kinds in {
         "hash": "seq checkpoint journal line work:meta work:messages work:held work:takers work:early cache:entries "
         "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls "
-        "tenants",
+        "tenants spares",
         "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway forecast "
         "allowance",
         "stream": "parked starts feed inbox replies control",
@@ -181,6 +181,10 @@ class Keyspace:
 
     def owned(self, shard: ShardId, executor: ExecutorId, model: str) -> str:
         return f"{self._shard_bases[shard]}owned:{executor}:{model}"
+
+    def spares(self, shard: ShardId, executor: ExecutorId, model: str) -> str:
+        """The free slots of an executor that scripts may give to new sequences."""
+        return f"{self._shard_bases[shard]}spares:{executor}:{model}"
 
     def replies(self, shard: ShardId, gateway: GatewayId) -> str:
         return f"{self._shard_bases[shard]}replies:{gateway}"

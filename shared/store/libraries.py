@@ -14,9 +14,9 @@ from importlib import resources
 PRELUDES: Mapping[str, tuple[str, ...]] = {
     name: preludes
     for names, preludes in {
-        "submit answers attempt reload page drain orphan lead resign draw total lose reopen resume": (),
-        "expire pause reclaim remove sweep vacate": ("leader",),
-        "commit cancel end count": ("tally",),
+        "answers attempt reload page drain orphan lead resign draw total lose reopen resume": (),
+        "expire lay_out pause recall reclaim remove sweep vacate": ("leader",),
+        "submit commit cancel end count": ("tally",),
         "assign reject": ("leader", "tally"),
         "work_pull work_take work_read work_answers work_requeue work_withdraw work_refuse work_wake": (
             "tally",

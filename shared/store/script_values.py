@@ -45,6 +45,7 @@ class Submission(msgspec.Struct, frozen=True):
                    became of it; else -1
     tenant         whose sequence it is, if it begins one; "": nobody's in particular
     tenant_max     most live sequences of the tenant in this shard; 0: any number
+    prefers        the executor whose spare slots a new sequence may take; "": none
     """
 
     sequence: SequenceId
@@ -59,6 +60,7 @@ class Submission(msgspec.Struct, frozen=True):
     since_ms: int = -1
     tenant: str = ""
     tenant_max: int = 0
+    prefers: str = ""
 
 
 class Submitted(msgspec.Struct, frozen=True):

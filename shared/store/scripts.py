@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 import msgspec
 from redis.exceptions import ResponseError
 
-from shared.contract.ids import Epoch, ExecutorId, SchedulerId, SequenceId, ShardId, Term
+from shared.contract.ids import (
+    Epoch,
+    ExecutorId,
+    InstanceIndex,
+    SchedulerId,
+    SequenceId,
+    ShardId,
+    SlotIndex,
+    Term,
+)
 from shared.contract.limits import ANSWERS_BYTES_MAX, JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS
 from shared.contract.tenants import TenantLimits
 from shared.statistics.meter import RoundTripMeter
@@ -92,6 +101,7 @@ class Scripts(ScriptSender):
                 step.since_ms,
                 step.tenant,
                 step.tenant_max,
+                step.prefers,
             )
         return Call("submit", self._keys.of_sequences(step.sequence for step in steps), args, _read_submitted)
 
@@ -102,6 +112,28 @@ class Scripts(ScriptSender):
         Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
         return self._of_each("assign", assignments, self._of_leader(shard, model), (term,), list)
+
+    def lay_out(
+        self,
+        slots: Iterable[tuple[InstanceIndex, SlotIndex]],
+        executor: ExecutorId,
+        version: str,
+        *,
+        shard: ShardId,
+        model: str,
+        term: Term,
+    ) -> Call[int]:
+        """Lays out free slots of an executor, for new sequences of one shard."""
+        keys = [*self._of_leader(shard, model), self._keys.spares(shard, executor, model)]
+        written = "".join(f"{slot}.{instance} " for instance, slot in slots)
+        return Call("lay_out", keys, [term, version, written], int)
+
+    def recall(self, executor: ExecutorId, *, shard: ShardId, model: str, term: Term) -> Call[int]:
+        """Takes an executor's spare slots back. The feed tells when all is known that was taken: in an entry with the
+        number that is returned.
+        """
+        keys = [*self._of_leader(shard, model), self._keys.spares(shard, executor, model)]
+        return Call("recall", keys, [term, executor], int)
 
     def attempt(self, sequence: SequenceId, epoch: Epoch) -> Call[bool]:
         """Notes that the owner of a suspected sequence runs its next step. False if the sequence has another owner

@@ -38,6 +38,8 @@ NONE, OVER = "none", "over"
 RECORD_MOVES = (
     (NONE, "submit", "w"),
     (OVER, "submit", "w"),
+    (NONE, "submit", "l"),
+    (OVER, "submit", "l"),
     ("w", "assign", "l"),
     ("m", "assign", "l"),
     ("w", "cancel", NONE),
@@ -50,6 +52,7 @@ RECORD_MOVES = (
     ("l", "vacate", "m"),
     ("l", "reclaim", "m"),
     ("p", "submit", "m"),
+    ("p", "submit", "l"),
     ("p", "vacate", "m"),
     ("l", "pause", "m"),
     ("p", "pause", "m"),
@@ -110,7 +113,7 @@ DRAWINGS = (
             OVER: "over: e ended, x expired,\\nf failed, o lost, c cancelled",
         },
         sinks=frozenset({NONE}),
-        back=frozenset({(OVER, "w"), ("m", "l")}),
+        back=frozenset({(OVER, "w"), (OVER, "l"), ("m", "l"), ("p", "l")}),
     ),
     Drawing(
         "owned-states",

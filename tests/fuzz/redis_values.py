@@ -35,7 +35,7 @@ OWN = frozenset({"seq", "idle", "parked", "checkpoint", "journal"})
 """Kinds of which each key is one sequence's: nobody else may notice anything."""
 DISTURBS = frozenset(
     {
-        *("starts", "feed", "deadlines", "inbox", "owned", "replies", "epoch", "fence", "line"),
+        *("starts", "feed", "deadlines", "inbox", "owned", "spares", "replies", "epoch", "fence", "line"),
         *("executors", "executor-lease", "models", "leader", "terms"),
         *(kind for kind in TYPES if kind.startswith(("work:", "cache:"))),
     }

@@ -68,6 +68,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
             environment={
                 "SEQMESH_REDIS_URL": proxy.url,
                 "SEQMESH_REDIS_TIMEOUT_MS": str(TIMEOUT_MS),
+                # So that each sequence needs a call of the leader, which can be lost.
+                "SEQMESH_SPARE_SLOTS": "0",
             },
         ) as mesh,
     ):

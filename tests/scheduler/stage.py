@@ -130,6 +130,7 @@ class Stage:
         durable: bool = True,
         pageable: bool = False,
         model: str = MODEL,
+        prefers: str = "",
     ) -> Submitted:
         """A gateway's step; its token is `<correlation id>`."""
         sequence = sequence_id(model, "", correlation_id)
@@ -145,6 +146,7 @@ class Stage:
             str(correlation_id),
             timeout_us,
             encode(InferMessage(model, "1", "", correlation_id, ())),
+            prefers=prefers,
         )
         call = self.scripts.submit([step], backlog_max=10_000, in_flight_max=1_000)
         (submitted,) = await self.scripts.run(call)

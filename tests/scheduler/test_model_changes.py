@@ -88,7 +88,7 @@ async def test_a_reload_ends_what_is_idle_since_before_it_and_frees_its_slot(mes
     assert ("o", "1") == (record["st"], record["cl"])
     assert SubmitCode.LOST is (await mesh.submit(mesh.submission(1, value(1)))).code
     feed = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
-    assert [{b"q": b"sum||i1", b"e": epoch.encode(), b"k": b"o"}] == [fields for _, fields in feed]
+    assert [{b"q": b"sum||i1", b"e": epoch.encode(), b"k": b"o", b"s": b"0"}] == [fields for _, fields in feed]
     assert not await mesh.redis.sismember(mesh.keys.owned(shard, ALICE, "sum"), mesh.sequence(1))
     await end_all(mesh, 2, 3, 4, 5)
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -124,6 +125,8 @@ class Game:
         begins = number not in self.steps
         flags = (START | PAGEABLE if begins else NONE) | (END if self.chance.random() < 0.1 else NONE)
         submission = self.mesh.submission(number, NOTHING, flags)
+        if self.executors:
+            submission = msgspec.structs.replace(submission, prefers=self.chance.choice(self.executors))
         outcome = await self.mesh.submit(submission)
         assert outcome.code in {SubmitCode.DELIVERED, SubmitCode.WAITING}, outcome
         self.steps[number] = self.steps.get(number, 0) + 1
@@ -254,9 +257,7 @@ class Game:
         if not leader.positions():
             await leader._rebuild()
         before = await self.line()
-        positions = leader.positions()
-        for stream, entries in await self.commands.xread(positions) or ():
-            leader.deliver(stream.decode(), entries)
+        await self.read(leader)
         if ticks:
             leader.observe(
                 Poll(await self.membership.members()),
@@ -264,6 +265,9 @@ class Game:
                 asyncio.get_running_loop().time(),
             )
         await leader._turn()
+        while any(executor.recalls for executor in leader.state.executors.values()):
+            await self.read(leader)
+            await leader._turn()
         after = await self.line()
         for placed in before.keys() - after.keys():
             overtaken = [entry for entry in before.keys() & after.keys() if entry < placed]
@@ -271,6 +275,11 @@ class Game:
         await self.check_slots()
         if ticks and leader.state.ring("1").tables and before.keys() & after.keys():
             await self.check_nobody_waits_beside_an_idle_sequence()
+
+    async def read(self, leader: Leader) -> None:
+        """The leader hears everything."""
+        for stream, entries in await self.commands.xread(leader.positions()) or ():
+            leader.deliver(stream.decode(), entries)
 
     async def line(self) -> dict[Entry, bytes]:
         """Who waits by age: those that begin or come back. Who moves comes before them."""

@@ -17,12 +17,13 @@ from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
+from scheduler.core.slots import InstanceSlots
 from scheduler.core.state import LeaderState
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
 from shared.contract.errors import MeshError
-from shared.contract.ids import ExecutorId
+from shared.contract.ids import ExecutorId, ShardId, SlotIndex
 from shared.contract.messages import ReplyMessage
 from shared.store import libraries
 
@@ -99,6 +100,11 @@ def looked_for_rarely(state: LeaderState, event: Looked) -> list[Action]:
     return []
 
 
+def laid_out_and_free(self: InstanceSlots, _shard: ShardId) -> SlotIndex:
+    """As `InstanceSlots.lay_out_lowest`, but the leader goes on giving the slot."""
+    return self._lowest()
+
+
 def handed_on(self: PendingRequest, message: ReplyMessage, take: Callable[[Answer | MeshError], None]) -> bool:
     """In the place of `PendingRequest._one_of_many`."""
     if message.more:
@@ -108,9 +114,24 @@ def handed_on(self: PendingRequest, message: ReplyMessage, take: Callable[[Answe
     return message.more
 
 
-FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate", "pause")
+FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate", "pause", "lay_out", "recall")
 
 MUTANTS = (
+    Mutant(
+        "spare twice",
+        "submit leaves a spare slot among the others when it gives it to a new sequence",
+        (Edit("submit", r"redis\.call\('HSET', spares, 'v:' \.\. version, string\.sub.*\)\n", "\n"),),
+    ),
+    Mutant(
+        "laid out and given",
+        "the leader gives slots to those who wait that it has laid out for new sequences",
+        code={"scheduler.core.slots.InstanceSlots.lay_out_lowest": laid_out_and_free},
+    ),
+    Mutant(
+        "spare of the dead",
+        "reclaim leaves the spare slots of a dead executor, and new sequences begin there when it has taken all others",
+        (Edit("reclaim", r"if not versions then redis\.call\('DEL', spares_of\(ARGV\[2\], MODEL\)\) end"),),
+    ),
     Mutant(
         "epoch",
         "an owner that lost its sequence still commits",
@@ -220,7 +241,7 @@ MUTANTS = (
     Mutant(
         "restless pause",
         "a step that is accepted in a pause ends it",
-        (Edit("submit", r"if state == 'p' then return_to_line", "if state ~= 'w' then return_to_line"),),
+        (Edit("submit", r"state == 'p' and return_from_page", "state ~= 'w' and return_from_page"),),
     ),
     Mutant(
         "kept slot",
@@ -235,7 +256,9 @@ MUTANTS = (
     Mutant(
         "slot",
         "nobody hears of a sequence that has ended, and its slot stays taken",
-        tuple(Edit(name, r"redis.call\('XADD', keys.feed, [^\n]*'k', kind\)") for name in ("commit", "expire")),
+        tuple(
+            Edit(name, r"redis.call\('XADD', keys.feed, [^\n]*'k', kind, 's', spare\)") for name in ("commit", "expire")
+        ),
     ),
     Mutant(
         "owned",

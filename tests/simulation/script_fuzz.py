@@ -82,7 +82,7 @@ class Waits:
 
 @dataclass(eq=False)
 class Leader:
-    """One term's picture: who waits, and who holds which slot."""
+    """One term's picture: who waits, who holds which slot, and which slots are laid out."""
 
     term: Term
     starts: str = "0-0"
@@ -91,6 +91,8 @@ class Leader:
     slots: dict[SequenceId, tuple[ExecutorId, int, int]] = field(
         default_factory=dict[SequenceId, tuple[ExecutorId, int, int]]
     )
+    spare: set[tuple[ExecutorId, int]] = field(default_factory=set[tuple[ExecutorId, int]])
+    recalls: dict[ExecutorId, int] = field(default_factory=dict[ExecutorId, int])
 
 
 class Fuzz:
@@ -173,10 +175,17 @@ class Fuzz:
             timeout_us=timeout_us,
             message=b"%d %d" % (number, kind != "plain"),
             tenant=TENANTS[number % len(TENANTS)],
+            prefers=self.preferred() if START in flags else "",
         )
         asked = Asked(number, sequence, submission, self.bench.now_us // 1000)
         self.asked.append(asked)
         self.send(asked, submission)
+
+    def preferred(self) -> ExecutorId:
+        """Any executor, if none has spare slots: the gateway may know of it what was true a moment ago."""
+        names = [executor.name for executor in self.executors]
+        offering = [name for name in names if self.do("HGET", self.keys.spares(SHARD, name, MODEL), f"v:{VERSION}")]
+        return self.chance.choice(offering or names)
 
     def send(self, asked: Asked, submission: Submission) -> Submitted:
         call = self.scripts.submit([submission], backlog_max=3, in_flight_max=6, live_max=10)
@@ -186,6 +195,14 @@ class Fuzz:
             f"number {submission.expected_step}: {outcome.code.name} {outcome.step}"
         )
         self.truth.submitted(submission, asked.number, outcome)
+        life = self.truth.current(submission.sequence)
+        if outcome.code is SubmitCode.DELIVERED and life is not None and life.owner is None:
+            record = self.truth.record(submission.sequence)
+            owner = ExecutorId(record[b"ow"].decode())
+            self.tell(f"{submission.sequence} takes a spare slot: {owner}/{int(record[b'sl'])}")
+            self.truth.assigned(submission.sequence, owner, int(record[b"ep"]))
+            if any(executor.emptied for executor in self.executors if executor.name == owner):
+                self.truth.violate(f"{submission.sequence} comes to {owner}, after all was taken from there")
         if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
             asked.birth, asked.place = outcome.extra, outcome.step
         return outcome
@@ -354,6 +371,8 @@ class Fuzz:
         self.leader = Leader(Term(self.leader.term + 1))
         self.tell(f"term {self.leader.term} begins")
         self.expire_now(self.leader, [])
+        for executor in self.executors:
+            self.recall(self.leader, executor)
         for sequence in self.sequences:
             record = self.truth.record(sequence)
             if record.get(b"st") == b"l" and any(e.name.encode() == record[b"ow"] for e in self.serving()):
@@ -369,6 +388,7 @@ class Fuzz:
     def lead(self) -> None:
         """The present leader does something."""
         moves = [self.hear] * 6 + [self.assign] * 8 + [self.vacate] * 4 + [self.want_slots] * 2
+        moves += [self.lay_out] * 4 + [self.recall]
         moves += [self.look_for_expired] * 2 + [self.reject, self.lose]
         self.chance.choice(moves)(self.leader)
         self.reclaim_lost(self.leader)
@@ -395,6 +415,8 @@ class Fuzz:
         calls: list[Call[Any]] = [
             self.scripts.expire(self.sequences, tombstone_ms=TOMBSTONE_MS, **where),
             self.scripts.reclaim(owner, count=10, tombstone_ms=TOMBSTONE_MS, **where),
+            self.scripts.lay_out([(InstanceIndex(0), SlotIndex(0))], owner, VERSION, **where),
+            self.scripts.recall(owner, **where),
         ]
         feed = self.keys.feed(SHARD, MODEL)
         if news := self.do("XRANGE", feed, "-", "+"):
@@ -420,8 +442,20 @@ class Fuzz:
                 waits = leader.waiting.get(sequence)
                 if waits is not None and waits.entry == news["b"]:
                     del leader.waiting[sequence]
+            elif news["k"] == "t":
+                place = ExecutorId(news["x"]), int(news["l"])
+                if place in leader.spare:
+                    leader.spare.remove(place)
+                    leader.slots[sequence] = (*place, int(news["n"]))
+            elif news["k"] == "r":
+                executor = ExecutorId(news["x"])
+                if leader.recalls.get(executor) == int(news["n"]):
+                    del leader.recalls[executor]
+                    leader.spare = {place for place in leader.spare if place[0] != executor}
             elif sequence in leader.slots and leader.slots[sequence][2] == int(news["e"]):
-                del leader.slots[sequence]
+                owner, slot, _ = leader.slots.pop(sequence)
+                if news.get("s") == "1":
+                    leader.spare.add((owner, slot))
             self.run(self.scripts.remove([entry], stream=feed, shard=SHARD, model=MODEL, term=leader.term))
         for entry, flat in self.do("XRANGE", starts, f"({leader.starts}", "+"):
             leader.starts, news = entry.decode(), {k.decode(): v.decode() for k, v in pairs(flat)}
@@ -429,10 +463,29 @@ class Fuzz:
                 leader.waiting[SequenceId(news["q"])] = Waits(entry.decode(), news["k"])
                 leader.slots.pop(SequenceId(news["q"]), None)
 
+    def free(self, leader: Leader) -> list[tuple[ExecutorId, int]]:
+        """The slots that are neither taken nor spare, as far as a leader knows."""
+        taken = {(owner, slot) for owner, slot, _ in leader.slots.values()} | leader.spare
+        return [(e.name, slot) for e in self.serving() for slot in range(self.slots) if (e.name, slot) not in taken]
+
+    def lay_out(self, leader: Leader) -> None:
+        """A free slot is laid out."""
+        if free := [(name, slot) for name, slot in self.free(leader) if name not in leader.recalls]:
+            executor, slot = self.chance.choice(free)
+            laid_out = [(InstanceIndex(0), SlotIndex(slot))]
+            self.run(self.scripts.lay_out(laid_out, executor, VERSION, shard=SHARD, model=MODEL, term=leader.term))
+            self.tell(f"{executor}/{slot} is laid out")
+            leader.spare.add((executor, slot))
+
+    def recall(self, leader: Leader, executor: Executor | None = None) -> None:
+        """What is laid out at an executor is taken back. The leader knows it when it hears of it."""
+        name = (executor or self.chance.choice(self.executors)).name
+        leader.recalls[name] = self.run(self.scripts.recall(name, shard=SHARD, model=MODEL, term=leader.term))
+        self.tell(f"the spare slots of {name} are recalled")
+
     def assign(self, leader: Leader) -> None:
         """Somebody who waits gets a slot that is free."""
-        taken = {(owner, slot) for owner, slot, _ in leader.slots.values()}
-        free = [(e.name, slot) for e in self.serving() for slot in range(self.slots) if (e.name, slot) not in taken]
+        free = self.free(leader)
         if not leader.waiting or not free:
             return
         sequence = self.chance.choice(sorted(leader.waiting))
@@ -501,6 +554,7 @@ class Fuzz:
         executor.lost = True
         self.tell(f"{executor.name} is lost")
         leader.slots = {s: place for s, place in leader.slots.items() if place[0] != executor.name}
+        leader.spare = {place for place in leader.spare if place[0] != executor.name}
 
     def reclaim_lost(self, leader: Leader) -> None:
         """Takes from lost executors what they own, in pieces; perhaps not all of it before somebody else leads."""
@@ -603,6 +657,10 @@ class Fuzz:
         self.hear(self.leader)
         if sum(not executor.lost for executor in self.executors) < EXECUTORS:
             self.join()
+        if self.leader.spare and not self.free(self.leader):
+            for executor in self.serving():
+                self.recall(self.leader, executor)
+            self.hear(self.leader)
         for _ in self.sequences:
             self.assign(self.leader)
         for executor in self.executors:

@@ -6,18 +6,6 @@
 -- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
 -- atomic epoch, owner and the move of every parked step. Callers that asked (flag 128) are told how long it waited
 
--- Upper ends of the buckets of waits, ms: `SLOT_WAIT_BOUNDS_S` of shared/statistics/meter.py.
-local WAIT_BOUNDS = { 5, 10, 50, 100, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000 }
-
--- Measures how long a sequence has waited for its slot. cause: start, takeover, page
-local function tally_wait(version, cause, waits)
-  local waited, bucket = math.max(0, clock_ms() - number(string.match(waits, '^%d+'))), 0
-  while WAIT_BOUNDS[bucket + 1] and waited > WAIT_BOUNDS[bucket + 1] do bucket = bucket + 1 end
-  local name = 'slot_wait_' .. cause
-  tally(BASE .. 'tally:' .. MODEL .. '::' .. version,
-    cmsgpack.pack({ name .. ':' .. bucket, 1, name .. ':sum', waited }))
-end
-
 -- Tells the caller of a step that has asked for it how long the step has waited; packed as a ReplyMessage of
 -- shared/contract/messages.py is. fields: as `park` wrote them; entry: the step's among the parked ones
 local function tell_waited(fields, entry)
@@ -43,7 +31,8 @@ local function assign(keys, sid, waits, executor, instance, slot)
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
   -- A paged sequence keeps its last owner's name.
-  tally_wait(got[4], got[1] == 'w' and 'start' or got[10] and 'page' or 'takeover', waits)
+  local cause = got[1] == 'w' and 'start' or got[10] and 'page' or 'takeover'
+  tally_slot_wait(MODEL, got[4], cause, math.max(0, clock_ms() - number(string.match(waits, '^%d+'))))
   local committed = number(got[3])
   leave_line(LINE, got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', STARTS, waits, got[6] or waits)

@@ -425,6 +425,34 @@ local function count_over(sid, kind, version)
   count_line(BASE .. 'line:' .. model_of(sid), 'over_' .. kind .. ':' .. (version or ''), 1)
 end
 
+-- Spare slots are free ones that a model's leader has laid out: `submit` gives them to sequences that begin or return, and
+-- a sequence that is over or paged gives its slot back to them. So the leader need not be asked; it reads of it in the
+-- feed.
+local function spares_of(executor, model)
+  return BASE .. 'spares:' .. executor .. ':' .. model
+end
+
+-- The spare slots of a version, as `<slot>.<instance> ` one after the other; '' when all are taken. nil if the model's
+-- present leader has laid out none.
+local function spares_left(spares, model, version)
+  local got = redis.call('HMGET', spares, 't', 'v:' .. version)
+  return got[2] and got[1] == redis.call('GET', BASE .. 'fence:' .. model) and got[2] or nil
+end
+
+-- Bytes of a version's spare slots at an executor from which on no slot comes back to them.
+local SPARES_BYTES = 4096
+
+-- Makes a sequence's slot, which it does not need any more, a spare one. 0 if it is for the leader to give, else 1.
+local function spare_again(record, model, version)
+  local got = redis.call('HMGET', record, 'ow', 'sl', 'in')
+  if not (got[1] and got[2] and got[3]) then return 0 end
+  local spares = spares_of(got[1], model)
+  local left = spares_left(spares, model, version)
+  if not left or #left > SPARES_BYTES then return 0 end
+  redis.call('HSET', spares, 'v:' .. version, left .. got[2] .. '.' .. got[3] .. ' ')
+  return 1
+end
+
 -- Ends a sequence: its slot is reported to the scheduler's feed, and its record becomes a tombstone.
 -- keys: record, idle, parked, checkpoint, deadlines; for a sequence with a slot also owned, feed
 local function release(keys, sid, kind, epoch, version, tombstone_ms)
@@ -436,7 +464,8 @@ local function release(keys, sid, kind, epoch, version, tombstone_ms)
   redis.call('ZREM', keys.deadlines, sid)
   if keys.owned then
     redis.call('SREM', keys.owned, sid)
-    redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
+    local spare = spare_again(keys.record, model_of(sid), version)
+    redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind, 's', spare)
   end
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk',
     'en', 'ps')

@@ -14,9 +14,10 @@ local function page_idle(keys, sid, epoch)
   if got[2] ~= EXECUTOR or got[3] ~= epoch then return 0 end
   if got[1] == 'p' then return 1 end
   if got[1] ~= 'l' or got[4] ~= got[5] or got[5] ~= got[6] or not got[7] then return 0 end
+  local spare = spare_again(keys.record, model_of(sid), got[8])
   page(keys.record, LINE, got[8])
   redis.call('SREM', OWNED, sid)
-  redis.call('XADD', FEED, '*', 'q', sid, 'e', epoch, 'k', 'p')
+  redis.call('XADD', FEED, '*', 'q', sid, 'e', epoch, 'k', 'p', 's', spare)
   return 1
 end
 

@@ -59,6 +59,9 @@ local function reclaim(sid)
   count_line(LINE, 's:' .. got[8], accepted - committed)
 end
 
+-- No new sequence comes to the executor from here on.
+if not versions then redis.call('DEL', spares_of(ARGV[2], MODEL)) end
+
 local most, taken = tonumber(ARGV[3]), 0
 
 local function take(sid)

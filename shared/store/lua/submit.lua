@@ -14,7 +14,8 @@
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
 --                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
 --                  knowing what became of it, else -1,
---                  its tenant, and most live sequences of the tenant in this shard (0: any number)
+--                  its tenant, and most live sequences of the tenant in this shard (0: any number),
+--                  the executor of which a new sequence may take a spare slot, or ''
 -- reply  per step {code, step, extra, run, cut_off}. For a refusal, step is the last accepted step (since START): it
 --        does not depend on how far the owner has come with the accepted ones.
 --        run names what began with a START: the record's birth, a dot, the number of its latest START. No other run of
@@ -300,38 +301,109 @@ local function enter_tenant(step)
   return true
 end
 
--- Begins a new record, with this step as its first. last_step: of the old one, for a refusal
-local function create(step, flags, last_step)
-  if number(redis.call('HGET', line_of(step), 'w')) >= WAITING_MAX then
-    return { BACKLOG_FULL, last_step, 'waiting' }
+-- Unread entries of a feed from which on no spare slot is given: no leader runs, and each sequence adds two.
+local FEED_MAX = 10000
+-- Bytes of the spare slots among which the lowest is looked for.
+local LOOKED_THROUGH = 256
+
+-- Takes a spare slot of an executor, the lowest as the leader would: so batches of rows by slot stay dense. Returns slot
+-- and instance, or nil.
+local function take_spare(executor, model, version)
+  if executor == '' or redis.call('XLEN', BASE .. 'feed:' .. model) >= FEED_MAX then return nil end
+  local spares = spares_of(executor, model)
+  local left = spares_left(spares, model, version)
+  if not left then return nil end
+  local lowest, of_instance, from, to = nil, nil, nil, nil
+  for begins, slot, instance, ends in string.gmatch(string.sub(left, 1, LOOKED_THROUGH), '()(%d+)%.(%d+) ()') do
+    if not lowest or tonumber(slot) < tonumber(lowest) then
+      lowest, of_instance, from, to = slot, instance, begins, ends
+    end
   end
-  -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
-  -- is paged. So the number of entries bounds the live sequences.
-  if redis.call('ZCARD', BASE .. 'deadlines:' .. model_of(step.sid)) >= LIVE_MAX then
-    return { BACKLOG_FULL, last_step, 'live' }
-  end
-  if step.tenant ~= '' and not enter_tenant(step) then return { QUOTA, last_step, '' } end
-  redis.call('DEL', step.record)
+  if not lowest then return nil end
+  redis.call('HSET', spares, 'v:' .. version, string.sub(left, 1, from - 1) .. string.sub(left, to))
+  return lowest, of_instance
+end
+
+-- Gives a sequence a spare slot that was taken for it, and tells the leader so. Returns what `deliver` needs of a record,
+-- and the feed's entry.
+local function seat(step, model, version, tenant, owner, slot, instance)
+  local epoch = redis.call('INCR', BASE .. 'epoch')
+  -- A leader of a release that knew no spare slots takes the entry for the end of epoch 0, which no sequence has.
+  local entry = redis.call('XADD', BASE .. 'feed:' .. model, '*', 'q', step.sid, 'e', 0, 'k', 't', 'n', epoch,
+    'x', owner, 'i', instance, 'l', slot, 'v', version, 'o', tenant)
+  redis.call('HSET', step.record, 'st', 'l', 'ow', owner, 'in', instance, 'sl', slot, 'ep', epoch)
+  redis.call('SADD', owned_by(owner, model), step.sid)
+  return { owner = owner, instance = instance, slot = slot, epoch = epoch, committed = 0, version = version }, entry
+end
+
+-- Writes what every new record has, beside its state.
+local function write_first(step, flags, birth)
+  local change = { 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0, 'vr', step.version,
+    'du', has(flags, DURABLE) and 1 or 0, 'bn', birth, 'la', accepted_now(step) }
+  if has(flags, PAGEABLE) then append(change, 'pg', 1) end
+  if step.tenant ~= '' then append(change, 'tn', step.tenant) end
+  if step.digest ~= '' then append(change, 'rd', step.digest .. four_bytes(1)) end
+  redis.call('HSET', step.record, unpack(change))
+  redis.call('SET', step.idle, '1')
+end
+
+-- Begins a sequence in a spare slot, whose executor gets the step at once.
+local function begin_in_slot(step, flags, model, slot, instance)
+  local record, entry = seat(step, model, step.version, step.tenant, step.prefers, slot, instance)
+  -- The letter: no entry of the starts stream, which names the other sequences' births, is called so.
+  local birth = entry .. 't'
+  write_first(step, flags, birth)
+  redis.call('HSET', step.record, 'fe', record.epoch)
+  tally_slot_wait(model, step.version, 'start', 0)
+  deliver(step, record, 1, bit.bor(flags, START))
+  return { DELIVERED, 1, birth, birth .. '.1' }
+end
+
+-- Begins a sequence that waits for the leader to give it a slot.
+local function begin_in_line(step, flags)
   local entry = line_up(step.sid, 'w', step.version, step.timeout, step.tenant)
   count_line(line_of(step), 'w', 1)
-  count_line(line_of(step), 'begun:' .. step.version, 1)
-  redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
-    'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
-    'bn', entry, 'la', accepted_now(step))
-  if has(flags, PAGEABLE) then redis.call('HSET', step.record, 'pg', 1) end
-  if step.tenant ~= '' then redis.call('HSET', step.record, 'tn', step.tenant) end
+  write_first(step, flags, entry)
+  redis.call('HSET', step.record, 'st', 'w', 'be', entry)
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
-  if step.digest ~= '' then redis.call('HSET', step.record, 'rd', step.digest .. four_bytes(1)) end
-  redis.call('SET', step.idle, '1')
   park(step, 1, bit.bor(flags, START), step.version)
   return { WAITING, 1, entry, entry .. '.1' }
 end
 
--- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
-local function return_to_line(step, record)
-  local entry = line_up(step.sid, 'r', record.version, '0', tenant_of(step.record))
+-- Begins a new sequence, with this step as its first. last_step: of the old one, for a refusal
+local function create(step, flags, last_step)
+  local model, waiting = model_of(step.sid), number(redis.call('HGET', line_of(step), 'w'))
+  if waiting >= WAITING_MAX then return { BACKLOG_FULL, last_step, 'waiting' } end
+  -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
+  -- is paged. So the number of entries bounds the live sequences.
+  if redis.call('ZCARD', BASE .. 'deadlines:' .. model) >= LIVE_MAX then
+    return { BACKLOG_FULL, last_step, 'live' }
+  end
+  if step.tenant ~= '' and not enter_tenant(step) then return { QUOTA, last_step, '' } end
+  count_line(line_of(step), 'begun:' .. step.version, 1)
+  -- Nobody overtakes those who wait.
+  local slot, instance = nil, nil
+  if waiting <= 0 then slot, instance = take_spare(step.prefers, model, step.version) end
+  redis.call('DEL', step.record)
+  if slot then return begin_in_slot(step, flags, model, slot, instance) end
+  return begin_in_line(step, flags)
+end
+
+-- A paged sequence wants a slot again. It takes a spare one of its last owner, if its next owner needs no more than the
+-- checkpoint and this step, and returns its place; or it takes its turn in the same line as new sequences.
+local function return_from_page(step, record)
+  local model, tenant = model_of(step.sid), tenant_of(step.record)
   count_line(line_of(step), 'in:' .. record.version, 1)
-  redis.call('HSET', step.record, 'st', 'm', 'be', entry)
+  local got = redis.call('HMGET', step.record, 'ck', 'tk', 'gu')
+  local is_simple = tonumber(got[1]) == record.committed and not (got[2] or got[3])
+  if is_simple and redis.call('EXISTS', step.parked) == 0 then
+    local slot, instance = take_spare(record.owner or '', model, record.version)
+    if slot then
+      tally_slot_wait(model, record.version, 'page', 0)
+      return (seat(step, model, record.version, tenant, record.owner, slot, instance))
+    end
+  end
+  redis.call('HSET', step.record, 'st', 'm', 'be', line_up(step.sid, 'r', record.version, '0', tenant))
 end
 
 -- The fields of a record that every step needs; the last two only a step with a digest. A field that is absent costs
@@ -404,17 +476,18 @@ local function submit(step, flags)
   if record.orphaned then redis.call('HDEL', step.record, 'og') end
   local run = record.birth .. '.' .. (begins and n or record.start)
   local cut_off = begins and not record.closed and record.birth .. '.' .. record.start or nil
-  if state == 'l' then
-    deliver(step, record, n, flags)
+  local place = state == 'l' and record or state == 'p' and return_from_page(step, record)
+  if place then
+    place.committed = record.committed
+    deliver(step, place, n, flags)
     return { DELIVERED, n, record.birth, run, cut_off }
   end
-  if state == 'p' then return_to_line(step, record) end
   park(step, n, flags, record.version)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
   return { WAITING, n, record.birth, run, cut_off }
 end
 
-local FIELDS = 12
+local FIELDS = 13
 
 -- each call
 WAITING_MAX, OPEN_MAX, REMEMBERED = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -426,11 +499,13 @@ for i = 1, #KEYS / 4 do
   local flags = tonumber(ARGV[a + 2])
   local step = { record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], sid = ARGV[a + 1], digest = ARGV[a + 3],
     expected = ARGV[a + 4], version = ARGV[a + 5], gateway = ARGV[a + 6], token = ARGV[a + 7], timeout = ARGV[a + 8],
-    message = ARGV[a + 9], since = tonumber(ARGV[a + 10]), tenant = ARGV[a + 11], tenant_max = ARGV[a + 12] }
+    message = ARGV[a + 9], since = tonumber(ARGV[a + 10]), tenant = ARGV[a + 11], tenant_max = ARGV[a + 12],
+    prefers = ARGV[a + 13] }
   local done, reply = for_one(step.record, submit, step, flags)
   -- If the record could not be read, the sequence is lost now, and the second try finds the tombstone: the step is
   -- refused, or begins a new sequence.
   replies[i] = done and reply or submit(step, flags)
 end
+tally_all()
 send_answers()
 return replies

@@ -27,6 +27,17 @@ local function tally_refused(key, reason, ms)
   tally(key, cmsgpack.pack({ 'fail_count', 1, 'fail_ns', math.max(0, ms) * 1000000, 'fail_' .. reason, 1 }))
 end
 
+-- Upper ends of the buckets of waits, ms: `SLOT_WAIT_BOUNDS_S` of shared/statistics/meter.py.
+local WAIT_BOUNDS = { 5, 10, 50, 100, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000 }
+
+-- Measures how long a sequence has waited for its slot. cause: start, takeover, page
+local function tally_slot_wait(model, version, cause, waited)
+  local bucket = 0
+  while WAIT_BOUNDS[bucket + 1] and waited > WAIT_BOUNDS[bucket + 1] do bucket = bucket + 1 end
+  local name = 'slot_wait_' .. cause
+  tally(BASE .. 'tally:' .. model .. '::' .. version, cmsgpack.pack({ name .. ':' .. bucket, 1, name .. ':sum', waited }))
+end
+
 -- Ends a sequence that waits for a slot: each step that is not committed gets the same reply, and no record stays.
 -- Committed steps can be parked too (they are kept for a replay); they were answered before.
 -- Each step is counted as failed for this reason (shared/statistics/tally.py). Returns the number of steps answered.

@@ -20,11 +20,13 @@ from scheduler.core.actions import (
     Dismiss,
     Drain,
     Forget,
+    LayOut,
     LookAtIdle,
     LookForExpired,
     MoveOut,
     Pause,
     Publish,
+    Recall,
     Reclaim,
     ReclaimPart,
     Reject,
@@ -36,6 +38,7 @@ from scheduler.core.decide import decide, in_takeover, is_due
 from scheduler.core.events import (
     Assigned,
     ClockRead,
+    EpochsFound,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -44,10 +47,13 @@ from scheduler.core.events import (
     MovedOut,
     MoveWished,
     PatienceLowered,
+    RecallSent,
     Reclaimed,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
+    SparesRecalled,
+    SpareTaken,
     Tick,
     Vacated,
     WaitEnded,
@@ -59,6 +65,7 @@ from tests.scheduler.state_view import view
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
 SHARD = ShardId(0)
+Fed = SequenceOver | WaitEnded | SpareTaken | SparesRecalled
 TIMEOUT_MS = 50
 
 
@@ -87,7 +94,11 @@ class Record:
 
 @dataclass
 class Twin:
-    """What Redis holds. starts and feed: entries that are there; the log of starts is what a reader may have seen."""
+    """What Redis holds.
+
+    starts, feed  entries that are there; the log of starts is what a reader may have seen
+    spares        slots that are laid out, by executor; one without an entry has none that an end gives back
+    """
 
     now_ms: int = 1000
     epoch: int = 0
@@ -96,7 +107,8 @@ class Twin:
     records: dict[SequenceId, Record] = field(default_factory=dict[SequenceId, Record])
     starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
     news: list[PatienceLowered] = field(default_factory=list[PatienceLowered])
-    feed: list[SequenceOver | WaitEnded] = field(default_factory=list[SequenceOver | WaitEnded])
+    feed: list[Fed] = field(default_factory=list[Fed])
+    spares: dict[ExecutorId, set[SlotAddress]] = field(default_factory=dict[ExecutorId, set[SlotAddress]])
     executors: dict[ExecutorId, OfferedVersion] = field(default_factory=dict[ExecutorId, OfferedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
     untold: set[Entry] = field(default_factory=set[Entry])
@@ -122,7 +134,48 @@ class Twin:
 
     def release(self, sequence: SequenceId) -> None:
         """A live sequence is over."""
-        self.feed.append(SequenceOver(sequence, self.records.pop(sequence).epoch))
+        record = self.records.pop(sequence)
+        self.feed.append(SequenceOver(sequence, record.epoch, is_spare=self.spare_again(record)))
+
+    def page_by_owner(self, sequence: SequenceId, record: Record) -> None:
+        """page.lua"""
+        self.feed.append(SequenceOver(sequence, record.epoch, "p", is_spare=self.spare_again(record)))
+        self.page(record)
+
+    def spare_again(self, record: Record) -> bool:
+        """`spare_again` in common.lua."""
+        assert record.place is not None
+        is_spare = record.place.executor in self.spares
+        if is_spare:
+            self.spares[record.place.executor].add(record.place)
+        return is_spare
+
+    def seat(self, sequence: SequenceId, executor: ExecutorId) -> None:
+        """submit.lua: a sequence that begins or returns takes the lowest spare slot."""
+        place = min(self.spares[executor], key=lambda place: (place.slot, place.instance))
+        self.spares[executor].remove(place)
+        self.epoch += 1
+        record = self.records.setdefault(sequence, Record(Entry(0, 0, SHARD)))
+        record.place, record.epoch = place, Epoch(self.epoch)
+        record.begun, record.paged, record.busy = True, False, True
+        self.feed.append(SpareTaken(sequence, place, Epoch(self.epoch)))
+
+    def lay_out(self, action: LayOut) -> None:
+        """lay_out.lua, with the checks of a strict world."""
+        held = {record.place for record in self.records.values()}
+        spares = self.spares.setdefault(action.executor, set())
+        for instance, slot in action.slots:
+            place = SlotAddress(action.executor, action.version, instance, slot)
+            assert place not in held, f"{place} is held"
+            assert place not in spares, f"{place} is spare already"
+            spares.add(place)
+
+    def recall(self, executor: ExecutorId) -> Event:
+        """recall.lua"""
+        self.spares.pop(executor, None)
+        self.epoch += 1
+        self.feed.append(SparesRecalled(executor, SHARD, self.epoch))
+        return RecallSent(executor, SHARD, self.epoch)
 
     def assign(self, action: Assign) -> Event:
         """assign.lua, with the checks of a strict world."""
@@ -134,6 +187,7 @@ class Twin:
             return Assigned(action.sequence, action.entry, Epoch(0))
         holders = [other for other, held in self.records.items() if held.place == action.place]
         assert holders == [], f"{action.place} is held by {holders}"
+        assert action.place not in self.spares.get(action.place.executor, ()), f"{action.place} is spare"
         self.epoch += 1
         record.place, record.epoch = action.place, Epoch(self.epoch)
         record.begun, record.moving, record.paged = True, False, False
@@ -142,6 +196,7 @@ class Twin:
 
     def reclaim(self, executor: ExecutorId, most: int) -> bool:
         """reclaim.lua. True if nothing was left."""
+        self.spares.pop(executor, None)
         owned = [(s, r) for s, r in self.records.items() if r.place is not None and r.place.executor == executor]
         for sequence, record in owned[:most]:
             if not record.busy:
@@ -237,11 +292,16 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     def begin_leading(self) -> None:
         """A new leader: an empty state, and the streams from their beginning."""
         self.state = LeaderState(Policy(1.25, virtual_nodes=4, forget_after_ms=100))
+        # Slots are laid out from the first tick on, and not only when a sequence has come through the line.
+        self.state.used.add("1")
+        for executor in sorted(self.twin.spares):
+            self.twin.recall(executor)
+        decide(self.state, EpochsFound({SHARD: Epoch(self.twin.epoch)}))
         self.is_stirred = True
         self.known: set[ExecutorId] = set()
         self.read_starts = Entry(0, 0, SHARD)
         self.read_log: list[SequenceWaits] = []
-        self.read_feed: list[SequenceOver | WaitEnded] = []
+        self.read_feed: list[Fed] = []
 
     @initialize()
     def mesh_begins_with_an_executor(self) -> None:
@@ -268,6 +328,30 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         if sequence not in self.twin.records:
             timeout_us = TIMEOUT_MS * 1000 if timeout else 0
             self.twin.waits(sequence, Record(Entry(0, 0, SHARD), timeout_us=timeout_us))
+
+    @rule(sequence=st.sampled_from(SEQUENCES), data=st.data())
+    @precondition(lambda self: any(self.twin.spares.values()))
+    def client_starts_in_a_spare_slot(self, sequence: SequenceId, data: st.DataObject) -> None:
+        """Unless others wait for their first slot, or the feed has no room."""
+        waits = any(record.in_line and not record.begun for record in self.twin.records.values())
+        if sequence not in self.twin.records and not waits and not self.twin.untold:
+            self.twin.seat(sequence, self.drawn_executor(data))
+
+    @rule(sequence=st.sampled_from(SEQUENCES), data=st.data())
+    @precondition(lambda self: any(self.twin.spares.values()))
+    def paged_sequence_returns_to_a_spare_slot(self, sequence: SequenceId, data: st.DataObject) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.paged and not record.busy and not record.moving and not self.twin.untold:
+            self.twin.seat(sequence, self.drawn_executor(data))
+
+    def drawn_executor(self, data: st.DataObject) -> ExecutorId:
+        return data.draw(st.sampled_from(sorted(name for name, spares in self.twin.spares.items() if spares)))
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
+    def owner_pages_an_idle_sequence(self, sequence: SequenceId) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.place is not None and not record.busy:
+            self.twin.page_by_owner(sequence, record)
 
     @rule(sequence=st.sampled_from(SEQUENCES))
     def client_sends_a_step_with_a_timeout(self, sequence: SequenceId) -> None:
@@ -359,15 +443,19 @@ class CoreAgainstTwin(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 5))
     def leader_reads_feed(self, most: int) -> None:
-        for over in self.twin.feed[:most]:
-            self.read_feed.append(over)
-            self.tell(over)
+        read = self.twin.feed[:most]
         del self.twin.feed[:most]
+        for fed in read:
+            self.read_feed.append(fed)
+            self.tell(fed)
 
     @rule(data=st.data())
     @precondition(lambda self: self.read_feed)
     def end_is_heard_twice(self, data: st.DataObject) -> None:
-        self.tell(data.draw(st.sampled_from(self.read_feed)))
+        """But not how it began, when it is over: a leader reads its feed once."""
+        fed = data.draw(st.sampled_from(self.read_feed))
+        if not isinstance(fed, SpareTaken) or fed.sequence in self.state.sequences:
+            self.tell(fed)
 
     @rule()
     def leader_polls_members(self) -> None:
@@ -431,6 +519,11 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             case WantSlots(_, count):
                 self.twin.wanted = count
                 return []
+            case LayOut():
+                self.twin.lay_out(action)
+                return []
+            case Recall(executor):
+                return [self.twin.recall(executor)]
             case Reclaim(executor):
                 self.twin.reclaim(executor, most=len(SEQUENCES))
                 return []
@@ -511,6 +604,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
 
         assert live == {sequence: (place, epoch) for sequence, place, epoch in view(self.state).live}
         # Of those whose cancellation the feed had no room for, it learns when their turn comes.
+        spares = {place for table in self.state.ring("1").tables.values() for place, _ in table.spares()}
+        assert {place for places in self.twin.spares.values() for place in places} == spares, (self.twin.spares, spares)
         believed = {sequence for _, sequence, _ in view(self.state).waiting}
         assert waiting == {s for s in believed if self.state.sequences[s].entry not in self.twin.untold}
 

@@ -14,7 +14,12 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > cancelled a 100-0         a does not wait there any more: a caller has gone
     > expired a 100-0           a does not wait there any more: its idle time ended between two owners
     > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
-    > over a 7                  a, of epoch 7, has ended
+    > over a 7                  a, of epoch 7, has ended; `> over a 7 spare`: its slot is a spare one
+    > epochs 20                 rebuilding: the newest epoch
+    > took a e1/1/0/3 7         new sequence a took this spare slot, in epoch 7
+    > recall e1 8               e1's spare slots were recalled; the feed will say so under the number 8
+    > recalled e1 8             the feed says so
+    > spares 4                  at most 4 slots of an executor and version are laid out from now on; none before
     > paged a 7                 a, of epoch 7, gave up its slot with a commit
     > vacated a 7 yes           a was asked for its slot, in epoch 7, and has given it up, or (no) keeps it
     > found a e1/1/0/3 7        rebuilding: a holds this slot
@@ -32,6 +37,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,11 +49,13 @@ from scheduler.core.actions import (
     Dismiss,
     Drain,
     Forget,
+    LayOut,
     LookAtIdle,
     LookForExpired,
     MoveOut,
     Pause,
     Publish,
+    Recall,
     Reclaim,
     ReclaimPart,
     Reject,
@@ -59,6 +67,7 @@ from scheduler.core.decide import decide, is_due
 from scheduler.core.events import (
     Assigned,
     ClockRead,
+    EpochsFound,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -69,10 +78,13 @@ from scheduler.core.events import (
     MovedOut,
     MoveWished,
     PatienceLowered,
+    RecallSent,
     Reclaimed,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
+    SparesRecalled,
+    SpareTaken,
     Tick,
     Vacated,
     WaitEnded,
@@ -113,12 +125,13 @@ def test_there_are_transcripts() -> None:
         "balance",
         "move",
         "forecast",
+        "spares",
     } <= {file.stem for file in FILES}
 
 
 def replay(told: str) -> str:
     """The transcript with what the core really does after each command."""
-    state = LeaderState(Policy(load_factor=1.25, virtual_nodes=16, forget_after_ms=5000))
+    state = LeaderState(Policy(load_factor=1.25, virtual_nodes=16, forget_after_ms=5000, spare_slots=0))
     happened: list[str] = []
     is_quiet = False
     for line in told.splitlines():
@@ -139,6 +152,9 @@ def obey(state: LeaderState, words: list[str], *, may_be_left_out: bool) -> list
     """What the core answers to one command. may_be_left_out: a tick that is not due may; it must have nothing to do."""
     if words == ["state"]:
         return shown(state)
+    if words[0] == "spares":
+        state.policy = replace(state.policy, spare_slots=int(words[1]))
+        return []
     told = event(state, words)
     is_needed = not isinstance(told, Tick) or not may_be_left_out or is_due_without_looking(state, told.now_ms)
     actions = decide(state, told)
@@ -215,13 +231,20 @@ def assigned(state: LeaderState, subject: str, rest: list[str]) -> Event:
 
 
 def over(_: LeaderState, subject: str, rest: list[str]) -> Event:
-    return SequenceOver(SequenceId(subject), Epoch(int(rest[0])))
+    return SequenceOver(SequenceId(subject), Epoch(int(rest[0])), is_spare="spare" in rest)
 
 
 def found(_: LeaderState, subject: str, rest: list[str]) -> Event:
-    executor, version, instance, slot = rest[0].split("/")
-    held = SlotAddress(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(slot)))
-    return SequenceFound(SequenceId(subject), held, Epoch(int(rest[1])))
+    return SequenceFound(SequenceId(subject), slot(rest[0]), Epoch(int(rest[1])))
+
+
+def took(_: LeaderState, subject: str, rest: list[str]) -> Event:
+    return SpareTaken(SequenceId(subject), slot(rest[0]), Epoch(int(rest[1])))
+
+
+def slot(word: str) -> SlotAddress:
+    executor, version, instance, number = word.split("/")
+    return SlotAddress(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(number)))
 
 
 def wish(_: LeaderState, subject: str, rest: list[str]) -> Event:
@@ -245,6 +268,10 @@ COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "expired": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0]), "x"),
     "assigned": assigned,
     "over": over,
+    "epochs": lambda _, subject, __: EpochsFound({ShardId(0): Epoch(int(subject))}),
+    "took": took,
+    "recall": lambda _, subject, rest: RecallSent(ExecutorId(subject), ShardId(0), int(rest[0])),
+    "recalled": lambda _, subject, rest: SparesRecalled(ExecutorId(subject), ShardId(0), int(rest[0])),
     "closes": closes,
     "wish": wish,
     "asks": lambda _, subject, rest: ForecastAsked(SequenceId(subject), place(rest[0])),
@@ -270,6 +297,10 @@ def told_action(action: Action) -> str:
             return f"  ask {sequence} at {place}"
         case WantSlots(version, count):
             return f"  want {count} slots of version {version}"
+        case LayOut(executor, version, _, slots):
+            return f"  lay out {' '.join(f'{executor}/{version}/{instance}/{slot}' for instance, slot in slots)}"
+        case Recall(executor):
+            return f"  recall the spare slots of {executor}"
         case Reclaim(executor):
             return f"  reclaim {executor}"
         case ReclaimPart(executor):

@@ -17,9 +17,9 @@ TREES = ("gateway", "scheduler", "executor", "shared", "deploy", "benchmarks")
 SCRIPTS = {path.stem: re.sub(r"--.*", "", path.read_text()) for path in ROOT.glob("shared/store/lua/*.lua")}
 MODULES = [path for tree in TREES for path in (ROOT / tree).rglob("*.py") if path.name != "record.py"]
 NAMES = {field.name for field in FIELDS}
-OTHERS = {"s:", "i:", "o:"}
-"""Literals that look like a record's field and are none: `s:<version>` counts in a model's line, `i:<n>` and `o:<n>`
-are a step's request and reply in a journal."""
+OTHERS = {"s:", "v:", "i:", "o:"}
+"""Literals that look like a record's field and are none: `s:<version>` counts in a model's line, `v:<version>` has the
+spare slots of an executor, `i:<n>` and `o:<n>` are a step's request and reply in a journal."""
 HOMONYMS = {("shared/store/waiting_line.py", "in"), ("gateway/rest/openapi.py", "in")}
 """Literals that have a field's name and mean something else."""
 KEYS_OF_RECORDS = {("lose", "KEYS[1]"), ("attempt", "KEYS[1]")}

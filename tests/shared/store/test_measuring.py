@@ -155,7 +155,7 @@ async def test_waits_for_a_slot_are_measured_by_what_the_sequence_waited_as(mesh
 def test_the_script_and_the_metric_have_the_same_bounds_of_waits() -> None:
     bounds = ", ".join(f"{round(bound * 1000)}" for bound in SLOT_WAIT_BOUNDS_S)
 
-    assert f"local WAIT_BOUNDS = {{ {bounds} }}" in (LUA / "assign.lua").read_text()
+    assert f"local WAIT_BOUNDS = {{ {bounds} }}" in (LUA / "tally.lua").read_text()
 
 
 async def test_measurements_of_several_processes_add_up(redis: Redis, key_prefix: str) -> None:

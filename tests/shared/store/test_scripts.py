@@ -438,7 +438,7 @@ class TestCommit:
 
         shard = mesh.keys.shard_of(step.sequence)
         feed = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
-        assert [{b"q": b"sum||i7", b"e": str(epoch).encode(), b"k": b"e"}] == [fields for _, fields in feed]
+        assert [{b"q": b"sum||i7", b"e": str(epoch).encode(), b"k": b"e", b"s": b"0"}] == [fields for _, fields in feed]
         assert 0 < await mesh.redis.pttl(mesh.keys.sequence(step.sequence).record) <= 10_000
         assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
 
@@ -710,7 +710,7 @@ class TestPage:
         assert "p" == (await mesh.record(7))["st"]
         assert 0 == await mesh.redis.scard(mesh.keys.owned(shard, ALICE, "sum"))
         told = [fields for _, fields in await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))]
-        assert [{b"q": step.sequence.encode(), b"e": b"%d" % step.epoch, b"k": b"p"}] == told
+        assert [{b"q": step.sequence.encode(), b"e": b"%d" % step.epoch, b"k": b"p", b"s": b"0"}] == told
         assert 0 < await mesh.redis.pttl(own.idle) <= 60_000
         assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
         assert not await self.page(mesh, step), "it waits for a slot by now"

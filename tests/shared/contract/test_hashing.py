@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.hashing import HashRing, bounded_capacity, stable_hash
+from shared.contract.hashing import HashRing, bounded_capacity, stable_hash
 
 names = st.text(alphabet="abcdefgh0123456789-", min_size=1, max_size=8)
 node_sets = st.sets(names, min_size=1, max_size=8)

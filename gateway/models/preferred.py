@@ -1,0 +1,54 @@
+"""Which executor a new sequence prefers: there it may take a spare slot without asking the leader.
+
+The rule is the leader's own (`shared.contract.hashing`). Where this gateway knows the executors of a moment ago, the
+sequence may find no spare slot, and waits in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.models.catalog import Catalog
+from shared.contract.hashing import HashRing
+from shared.contract.ids import SequenceId
+from shared.store.membership import Member
+
+Place = tuple[str, str]
+"""A model and version."""
+
+
+class PreferredExecutors:
+    """virtual_nodes: as the schedulers have it"""
+
+    def __init__(self, catalog: Catalog, virtual_nodes: int) -> None:
+        self._catalog = catalog
+        self._virtual_nodes = virtual_nodes
+        self._members: Sequence[Member] = ()
+        self._offering: Mapping[Place, tuple[str, ...]] = {}
+        self._rings: dict[tuple[str, ...], HashRing] = {}
+
+    def of(self, model: str, version: str, sequence: SequenceId) -> str:
+        """The executor that the sequence prefers; "" if none offers the version to new sequences."""
+        members = self._catalog.view.members
+        if members is not self._members:
+            self._take(members)
+        executors = self._offering.get((model, version), ())
+        if len(executors) < 2:
+            return executors[0] if executors else ""
+        ring = self._rings.get(executors)
+        if ring is None:
+            ring = self._rings[executors] = HashRing(self._virtual_nodes)
+            for executor in executors:
+                ring.add(executor)
+        return next(ring.walk(sequence))
+
+    def _take(self, members: Sequence[Member]) -> None:
+        if members != self._members:
+            offering: dict[Place, list[str]] = {}
+            for registration in (member.registration for member in members if member.usable):
+                for served in registration.models:
+                    if served.slots and not served.closing:
+                        offering.setdefault((served.model, served.version), []).append(registration.executor)
+            self._offering = {place: tuple(sorted(executors)) for place, executors in offering.items()}
+            self._rings = {}
+        self._members = members

@@ -1,0 +1,266 @@
+"""Spare slots: new sequences take them without the leader, which hears of it, and no slot has two holders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from scheduler.leader import Leader
+from scheduler.service import Scheduler
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, sequence_id
+from shared.store.script_values import SubmitCode
+from tests.scheduler.stage import MODEL, Stage
+
+pytestmark = pytest.mark.leaves_sequences
+
+SHARD = ShardId(0)
+
+
+async def laid_out(stage: Stage, executor: ExecutorId) -> list[str]:
+    """The spare slots of an executor, as they are stored."""
+    return ((await stage.commands.hget(stage.keys.spares(SHARD, executor, MODEL), "v:1")) or b"").decode().split()
+
+
+async def use(stage: Stage, executor: ExecutorId, slots: int) -> None:
+    """A first sequence, 1000, makes the leader lay slots out."""
+    await stage.submit(1000, start=True)
+    await stage.live(1000)
+
+    async def are_laid_out() -> bool:
+        return len(await laid_out(stage, executor)) == slots
+
+    await stage.until(are_laid_out)
+
+
+async def known(stage: Stage, scheduler: Scheduler, *numbers: int) -> None:
+    """Waits until the leader knows exactly these sequences with slots."""
+    expected = {sequence_id(MODEL, "", number) for number in numbers}
+
+    async def knows() -> bool:
+        return MODEL in scheduler.leaders and holders(scheduler).keys() == expected
+
+    await stage.until(knows)
+
+
+def holders(scheduler: Scheduler) -> dict[SequenceId, str]:
+    state = scheduler.leaders[MODEL].state
+    return {name: str(sequence.place) for name, sequence in state.sequences.items() if sequence.place is not None}
+
+
+def places(records: Iterable[dict[str, str]]) -> list[str]:
+    return [f"{record['ow']}/1/{record['in']}/{record['sl']}" for record in records]
+
+
+async def test_a_new_sequence_takes_the_lowest_spare_slot_and_gives_it_back(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=4)
+    async with stage.scheduler() as scheduler:
+        await use(stage, executor, slots=3)
+
+        first = await stage.submit(1, start=True, prefers=executor)
+        second = await stage.submit(2, start=True, end=True, prefers=executor)
+
+        assert [SubmitCode.DELIVERED] * 2 == [first.code, second.code]
+        assert ["e1/1/0/1", "e1/1/0/2"] == places(await stage.live(1, 2))
+        await known(stage, scheduler, 1000, 1, 2)
+        await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i2")], executor)
+        await known(stage, scheduler, 1000, 1)
+        assert ["3.0", "2.0"] == await laid_out(stage, executor)
+        await stage.submit(3, start=True, prefers=executor)
+        assert ["e1/1/0/2"] == places(await stage.live(3))
+
+
+async def test_new_sequences_begin_and_end_while_no_scheduler_runs(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=4)
+    async with stage.scheduler():
+        await use(stage, executor, slots=3)
+    for number in range(1, 31):
+        await stage.submit(number, start=True, end=True, prefers=executor)
+        steps = [step for step in await stage.inbox(executor) if step.sequence.endswith(f"i{number}")]
+        assert [2] == await stage.commit(steps, executor)
+    await stage.submit(31, start=True, prefers=executor)
+
+    async with stage.scheduler() as scheduler:
+        await known(stage, scheduler, 1000, 31)
+        for number in (32, 33):
+            await stage.submit(number, start=True)
+        records = await stage.live(1000, 31, 32, 33)
+
+        assert len(set(places(records))) == 4
+
+
+async def page(stage: Stage, executor: ExecutorId, number: int) -> None:
+    """Its owner pages an idle sequence."""
+    owned = (sequence_id(MODEL, "", number), Epoch(int((await stage.record(number))["ep"])))
+    assert [True] == await stage.scripts.run(stage.scripts.page([owned], shard=SHARD, executor=executor, model=MODEL))
+
+
+async def test_a_paged_sequence_returns_to_a_spare_slot_of_its_last_owner(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=2)
+    async with stage.scheduler():
+        await use(stage, executor, slots=1)
+    await stage.submit(1, start=True, pageable=True, prefers=executor)
+    await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i1")], executor)
+
+    await page(stage, executor, 1)
+    assert ["1.0"] == await laid_out(stage, executor)
+    submitted = await stage.submit(1)
+
+    record = await stage.record(1)
+    (step,) = [step for step in await stage.inbox(executor) if step.sequence.endswith("i1")]
+    assert SubmitCode.DELIVERED is submitted.code
+    assert ["e1/1/0/1"] == places([record])
+    assert (step.epoch, step.committed) == (int(record["ep"]), 1)
+    assert [1] == await stage.commit([step], executor)
+    async with stage.scheduler() as scheduler:
+        await known(stage, scheduler, 1000, 1)
+
+
+async def test_a_paged_sequence_without_a_spare_slot_waits_in_line(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=2)
+    async with stage.scheduler():
+        await use(stage, executor, slots=1)
+    await stage.submit(1, start=True, pageable=True, prefers=executor)
+    await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i1")], executor)
+    await page(stage, executor, 1)
+    await stage.submit(2, start=True, prefers=executor)
+
+    submitted = await stage.submit(1)
+
+    assert SubmitCode.WAITING is submitted.code
+    await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i1000")], executor)
+    async with stage.scheduler() as scheduler:
+        await stage.commands.delete(stage.keys.sequence(sequence_id(MODEL, "", 1000)).idle)
+        await stage.commands.zadd(stage.keys.deadlines(SHARD, MODEL), {sequence_id(MODEL, "", 1000): 1})
+        await stage.live(1)
+        await known(stage, scheduler, 1, 2)
+
+
+async def test_spare_slots_of_an_earlier_leader_are_given_to_nobody(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=4)
+    async with stage.scheduler():
+        await use(stage, executor, slots=3)
+    await stage.commands.set(stage.keys.fence(SHARD, MODEL), await stage.term() + 1)
+
+    submitted = await stage.submit(1, start=True, prefers=executor)
+
+    assert SubmitCode.WAITING is submitted.code
+
+
+async def test_who_waits_gets_a_spare_slot_before_those_who_come_later(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=2)
+    async with stage.scheduler():
+        await use(stage, executor, slots=1)
+
+    await stage.submit(1, start=True)
+    later = await stage.submit(2, start=True, prefers=executor)
+
+    assert SubmitCode.WAITING is later.code
+    async with stage.scheduler():
+        assert ["e1/1/0/1"] == places(await stage.live(1))
+
+
+async def test_recalled_slots_go_to_those_who_wait(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=4)
+    async with stage.scheduler() as scheduler:
+        await use(stage, executor, slots=3)
+        await stage.submit(1, start=True, prefers=executor)
+
+        await stage.submit(2, start=True)
+        await stage.submit(3, start=True)
+
+        assert {"e1/1/0/1", "e1/1/0/2", "e1/1/0/3"} == set(places(await stage.live(1, 2, 3)))
+        await known(stage, scheduler, 1000, 1, 2, 3)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_sequences_in_spare_slots_move_when_their_executor_goes(stage: Stage, *, leaves: bool) -> None:
+    executor = await stage.join("e1", slots=8)
+    async with stage.scheduler() as scheduler:
+        await use(stage, executor, slots=7)
+        await stage.submit(1, start=True, prefers=executor)
+        other = await stage.join("e2", slots=8)
+
+        await (stage.leave(executor) if leaves else stage.kill(executor))
+        # The leader has not heard of it yet: it takes this one too.
+        await stage.submit(2, start=True, prefers=executor)
+
+        async def have_moved() -> bool:
+            return [other] * 3 == [(await stage.record(number)).get("ow") for number in (1000, 1, 2)]
+
+        await stage.until(have_moved)
+        await known(stage, scheduler, 1000, 1, 2)
+        assert not await stage.commands.exists(stage.keys.spares(SHARD, executor, MODEL))
+        late = await stage.submit(3, start=True, prefers=executor)
+        assert SubmitCode.WAITING is late.code
+        await stage.live(3)
+
+
+async def test_no_more_is_laid_out_than_an_executors_share(stage: Stage) -> None:
+    names = [await stage.join(name, slots=64) for name in ("e1", "e2")]
+    async with stage.scheduler() as scheduler:
+        for number in range(16):
+            await stage.submit(number, start=True)
+        await stage.live(*range(16))
+
+        async def are_laid_out() -> bool:
+            return all([await laid_out(stage, name) for name in names])
+
+        await stage.until(are_laid_out)
+        loads = [place.split("/")[0] for place in holders(scheduler).values()]
+
+        for name in names:
+            assert loads.count(name) + len(await laid_out(stage, name)) <= 1.25 * 17
+
+
+async def test_nothing_is_taken_while_the_feed_is_not_read(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=4)
+    async with stage.scheduler():
+        await use(stage, executor, slots=3)
+    feed = stage.keys.feed(SHARD, MODEL)
+    pipe = stage.redis.pipeline(transaction=False)
+    for _ in range(10_000):
+        pipe.xadd(feed, {"q": "sum||i1", "e": "0", "k": "e"})
+    await pipe.execute()
+
+    submitted = await stage.submit(1, start=True, prefers=executor)
+
+    assert SubmitCode.WAITING is submitted.code
+
+
+async def test_without_spare_slots_the_leader_gives_every_slot(stage: Stage) -> None:
+    executor = await stage.join("e1", slots=4)
+    async with stage.scheduler(spare_slots=0):
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        await asyncio.sleep(0.1)
+
+        submitted = await stage.submit(2, start=True, prefers=executor)
+
+        assert SubmitCode.WAITING is submitted.code
+        await stage.live(2)
+
+
+async def test_a_leader_at_ease_is_not_woken_by_every_sequence(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty sequences that come one after the other within a tick are read together."""
+    executor = await stage.join("e1", slots=64)
+    reads: list[int] = []
+    deliver = Leader.deliver
+
+    def counted(leader: Leader, stream: str, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        if ":feed:" in stream:
+            reads.append(len(entries))
+        deliver(leader, stream, entries)
+
+    async with stage.scheduler(tick_ms=1000) as scheduler:
+        await use(stage, executor, slots=32)
+        await asyncio.sleep(0.2)
+        monkeypatch.setattr(Leader, "deliver", counted)
+        for number in range(1, 21):
+            await stage.submit(number, start=True, prefers=executor)
+            await asyncio.sleep(0.005)
+        await known(stage, scheduler, 1000, *range(1, 21))
+
+    assert sum(reads) == 20
+    assert len(reads) <= 3
