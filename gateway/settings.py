@@ -291,7 +291,6 @@ class GatewaySettings(MetricsSettings):
         "slots. Beyond it a START is refused. About 1 KiB of Redis each, beside their state.",
         minimum=1,
     )
-
     virtual_nodes: int = virtual_nodes_setting()
 
     def __post_init__(self) -> None:

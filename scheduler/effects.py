@@ -522,14 +522,8 @@ class EffectPerformer:
         done, self._done = self._done, {}
         together: list[Call[Any]] = [*calls]
         together += (self._removal(shard, stream, entries) for (shard, stream), entries in done.items())
-        outcomes: list[Any] = []
         async with self._links.connected() as link:
-            replies = await self._scripts.run_all(together, link)
-        for outcome in replies:
-            if isinstance(outcome, Exception):
-                raise outcome
-            outcomes.append(outcome)
-        return outcomes[: len(calls)]
+            return (await self._scripts.run_together(together, link))[: len(calls)]
 
     async def _exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Sends plain commands in one round trip. Raises the first error among their replies."""

@@ -155,15 +155,17 @@ def over(entry: StreamEntry) -> SequenceOver | WaitEnded | IdleTimeCut | SpareTa
 
 def spare_taken(entry: StreamEntry, sequence: SequenceId, cause: str) -> SpareTaken:
     """An entry by which a sequence has taken a spare slot (`seat` in submit.lua)."""
-    version = entry.fields[b"v"].decode()
-    check_versions([version])
-    place = SlotAddress(
-        ExecutorId(entry.fields[b"x"].decode()),
-        version,
-        InstanceIndex(int(entry.fields[b"i"])),
-        SlotIndex(int(entry.fields[b"l"])),
-    )
+    fields = entry.fields
+    check_versions([fields[b"v"].decode()])
+    place = address(fields[b"x"], fields[b"v"], fields[b"i"], fields[b"l"])
     return SpareTaken(sequence, place, Epoch(int(entry.fields[b"n"])), text_of(entry.fields[b"o"]), cause)
+
+
+def address(executor: bytes, version: bytes, instance: bytes, slot: bytes) -> SlotAddress:
+    """The address of a slot, as entries and records name it. Raises one of `FAILURES`."""
+    return SlotAddress(
+        ExecutorId(executor.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
+    )
 
 
 def patience_lowered(entry: StreamEntry) -> PatienceLowered:

@@ -97,8 +97,8 @@ class Leader:
         """
         if asyncio.get_running_loop().time() - self._asked_at < AT_EASE_AFTER_S or not has_spares_only(self.state):
             return positions
-        kinds = {stream: self._sources[stream].kind for stream in positions}
-        return {stream: last for stream, last in positions.items() if kinds[stream] is StreamKind.STARTS}
+        sources = self._sources
+        return {stream: last for stream, last in positions.items() if sources[stream].kind is StreamKind.STARTS}
 
     def deliver(self, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
         """Takes entries of one of the leader's streams, in order, into the mailbox."""

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from scheduler.core.events import EpochsFound, Event, SequenceFound, Tick
-from scheduler.core.slots import SlotAddress
-from scheduler.ingest import Offers, member_events
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
+from scheduler.ingest import Offers, address, member_events
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, Term
 from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, TENANT, VERSION
 from shared.store.keyspace import Keyspace
 from shared.store.link import SharedLinks
@@ -35,9 +34,7 @@ async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) 
     FENCED if this leader is the older one.
     """
     calls = [scripts.expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in keys.shard_ids()]
-    for outcome in await scripts.run_all(calls):
-        if isinstance(outcome, Exception):
-            raise outcome
+    await scripts.run_together(calls)
 
 
 async def recall(
@@ -51,9 +48,7 @@ async def recall(
         for (executor, shard), exists in zip(places, exist, strict=True)
         if exists
     ]
-    for outcome in await scripts.run_all(calls):
-        if isinstance(outcome, Exception):
-            raise outcome
+    await scripts.run_together(calls)
 
 
 async def rebuilt(links: SharedLinks, keys: Keyspace, model: str, offers: Offers, now_ms: int) -> list[Event]:
@@ -103,7 +98,5 @@ async def found(links: SharedLinks, keys: Keyspace, sequences: Sequence[Sequence
 
 def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
     _, owner, version, instance, slot, epoch, tenant = record
-    address = SlotAddress(
-        ExecutorId(owner.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
-    )
-    return SequenceFound(sequence, address, Epoch(int(epoch)), "rebuild", text_of(tenant or b""))
+    place = address(owner, version, instance, slot)
+    return SequenceFound(sequence, place, Epoch(int(epoch)), "rebuild", text_of(tenant or b""))

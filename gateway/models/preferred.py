@@ -31,7 +31,9 @@ class PreferredExecutors:
         """The executor that the sequence prefers; "" if none offers the version to new sequences."""
         members = self._catalog.view.members
         if members is not self._members:
-            self._take(members)
+            if members != self._members:
+                self._offering, self._rings = offering(members), {}
+            self._members = members
         executors = self._offering.get((model, version), ())
         if len(executors) < 2:
             return executors[0] if executors else ""
@@ -42,13 +44,12 @@ class PreferredExecutors:
                 ring.add(executor)
         return next(ring.walk(sequence))
 
-    def _take(self, members: Sequence[Member]) -> None:
-        if members != self._members:
-            offering: dict[Place, list[str]] = {}
-            for registration in (member.registration for member in members if member.usable):
-                for served in registration.models:
-                    if served.slots and not served.closing:
-                        offering.setdefault((served.model, served.version), []).append(registration.executor)
-            self._offering = {place: tuple(sorted(executors)) for place, executors in offering.items()}
-            self._rings = {}
-        self._members = members
+
+def offering(members: Sequence[Member]) -> dict[Place, tuple[str, ...]]:
+    """The executors that new sequences of each version may go to, by name."""
+    found: dict[Place, list[str]] = {}
+    for registration in (member.registration for member in members if member.usable):
+        for served in registration.models:
+            if served.slots and not served.closing:
+                found.setdefault((served.model, served.version), []).append(registration.executor)
+    return {place: tuple(sorted(executors)) for place, executors in found.items()}

@@ -197,7 +197,5 @@ def fulfilled(state: LeaderState, sequence: SequenceId, executor: ExecutorId) ->
     wished = state.wishes.get(sequence)
     if wished is None or wished.left is None:
         return []
-    if executor != wished.to if wished.to is not None else executor == wished.left:
-        return []
-    del state.wishes[sequence]
-    return [Dismiss(sequence, wished.entry, "wish")]
+    is_there = executor != wished.left if wished.to is None else executor == wished.to
+    return dismissed(state, sequence, "wish") if is_there else []

@@ -39,7 +39,7 @@ from scheduler.core.events import (
     VersionsWithdrawn,
     WaitEnded,
 )
-from scheduler.core.slots import SlotAddress, SlotTable
+from scheduler.core.slots import SlotTable
 from scheduler.core.state import (
     CONFIRMED,
     NO_EPOCH,
@@ -50,7 +50,7 @@ from scheduler.core.state import (
     Sequence,
     SequencePhase,
 )
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, shard_of
+from shared.contract.ids import ExecutorId, SequenceId, shard_of
 
 PAGED = "p"
 """Kind of a `SequenceOver`: the sequence was paged (`commit.lua`)."""
@@ -244,7 +244,7 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
             # This one is over too.
             return actions
         return [*actions, *take_all(state, executor, event.cause)]
-    seat(state, event.sequence, event.place, event.epoch, event.tenant, "seated", event.cause)
+    seat(state, event, "seated")
     note_room(state, event.place.version)
     return actions
 
@@ -293,18 +293,19 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
     table = state.ring(version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
         return take_all(state, executor, event.cause)
-    seat(state, event.sequence, event.place, event.epoch, event.tenant, "found", event.cause)
+    seat(state, event, "found")
     return []
 
 
-def seat(
-    state: LeaderState, name: SequenceId, place: SlotAddress, epoch: Epoch, tenant: str, how: str, cause: str
-) -> None:
+def seat(state: LeaderState, event: SequenceFound | SpareTaken, how: str) -> None:
     """Notes that a sequence holds a slot, which was taken for it."""
-    sequence = Sequence(name, place.version, SequencePhase.ABSENT, tenant=tenant, place=place, epoch=epoch)
-    state.sequences[name] = sequence
-    state.used.add(place.version)
-    state.move(sequence, how, cause)
+    version = event.place.version
+    sequence = Sequence(
+        event.sequence, version, SequencePhase.ABSENT, tenant=event.tenant, place=event.place, epoch=event.epoch
+    )
+    state.sequences[event.sequence] = sequence
+    state.used.add(version)
+    state.move(sequence, how, event.cause)
 
 
 def serve(state: LeaderState, version: str, cause: str) -> list[Action]:

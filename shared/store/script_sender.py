@@ -50,10 +50,17 @@ class ScriptSender:
         return library(self._functions[name], self._sources[name])
 
     async def run(self, call: Call[T]) -> T:
-        (outcome,) = await self.run_all([call])
-        if isinstance(outcome, Exception):
-            raise outcome
+        (outcome,) = await self.run_together([call])
         return outcome
+
+    async def run_together(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T]:
+        """As `run_all`, but raises the first error among the outcomes."""
+        outcomes: list[T] = []
+        for outcome in await self.run_all(calls, link):
+            if isinstance(outcome, Exception):
+                raise outcome
+            outcomes.append(outcome)
+        return outcomes
 
     async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
         """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.

@@ -10,6 +10,7 @@ import pytest
 from scheduler.leader import Leader
 from scheduler.service import Scheduler
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, sequence_id
+from shared.contract.messages import InboxStep
 from shared.store.script_values import SubmitCode
 from tests.scheduler.stage import MODEL, Stage
 
@@ -64,7 +65,7 @@ async def test_a_new_sequence_takes_the_lowest_spare_slot_and_gives_it_back(stag
         assert [SubmitCode.DELIVERED] * 2 == [first.code, second.code]
         assert ["e1/1/0/1", "e1/1/0/2"] == places(await stage.live(1, 2))
         await known(stage, scheduler, 1000, 1, 2)
-        await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i2")], executor)
+        await commit(stage, executor, 2)
         await known(stage, scheduler, 1000, 1)
         assert ["3.0", "2.0"] == await laid_out(stage, executor)
         await stage.submit(3, start=True, prefers=executor)
@@ -77,8 +78,7 @@ async def test_new_sequences_begin_and_end_while_no_scheduler_runs(stage: Stage)
         await use(stage, executor, slots=3)
     for number in range(1, 31):
         await stage.submit(number, start=True, end=True, prefers=executor)
-        steps = [step for step in await stage.inbox(executor) if step.sequence.endswith(f"i{number}")]
-        assert [2] == await stage.commit(steps, executor)
+        assert [2] == await commit(stage, executor, number)
     await stage.submit(31, start=True, prefers=executor)
 
     async with stage.scheduler() as scheduler:
@@ -88,6 +88,15 @@ async def test_new_sequences_begin_and_end_while_no_scheduler_runs(stage: Stage)
         records = await stage.live(1000, 31, 32, 33)
 
         assert len(set(places(records))) == 4
+
+
+async def commit(stage: Stage, executor: ExecutorId, number: int) -> list[int]:
+    """An executor has run the steps of a sequence that are in its inbox."""
+    return await stage.commit(await steps_of(stage, executor, number), executor)
+
+
+async def steps_of(stage: Stage, executor: ExecutorId, number: int) -> list[InboxStep]:
+    return [step for step in await stage.inbox(executor) if step.sequence == sequence_id(MODEL, "", number)]
 
 
 async def page(stage: Stage, executor: ExecutorId, number: int) -> None:
@@ -101,14 +110,14 @@ async def test_a_paged_sequence_returns_to_a_spare_slot_of_its_last_owner(stage:
     async with stage.scheduler():
         await use(stage, executor, slots=1)
     await stage.submit(1, start=True, pageable=True, prefers=executor)
-    await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i1")], executor)
+    await commit(stage, executor, 1)
 
     await page(stage, executor, 1)
     assert ["1.0"] == await laid_out(stage, executor)
     submitted = await stage.submit(1)
 
     record = await stage.record(1)
-    (step,) = [step for step in await stage.inbox(executor) if step.sequence.endswith("i1")]
+    (step,) = await steps_of(stage, executor, 1)
     assert SubmitCode.DELIVERED is submitted.code
     assert ["e1/1/0/1"] == places([record])
     assert (step.epoch, step.committed) == (int(record["ep"]), 1)
@@ -122,14 +131,14 @@ async def test_a_paged_sequence_without_a_spare_slot_waits_in_line(stage: Stage)
     async with stage.scheduler():
         await use(stage, executor, slots=1)
     await stage.submit(1, start=True, pageable=True, prefers=executor)
-    await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i1")], executor)
+    await commit(stage, executor, 1)
     await page(stage, executor, 1)
     await stage.submit(2, start=True, prefers=executor)
 
     submitted = await stage.submit(1)
 
     assert SubmitCode.WAITING is submitted.code
-    await stage.commit([step for step in await stage.inbox(executor) if step.sequence.endswith("i1000")], executor)
+    await commit(stage, executor, 1000)
     async with stage.scheduler() as scheduler:
         await stage.commands.delete(stage.keys.sequence(sequence_id(MODEL, "", 1000)).idle)
         await stage.commands.zadd(stage.keys.deadlines(SHARD, MODEL), {sequence_id(MODEL, "", 1000): 1})
