@@ -64,11 +64,9 @@ class Tallies:
         ]
         for _ in range(ROUNDS_MAX):
             calls = [self._scripts.total(part, shard=shard, read=read, renew=renew) for shard, part in remaining]
-            outcomes = await self._scripts.run_all(calls)
+            outcomes = await self._scripts.run_together(calls)
             again: list[tuple[ShardId, Sequence[ModelLoad]]] = []
             for (shard, part), outcome in zip(remaining, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    raise outcome
                 # More may be left. The sums are not complete yet, so this part is asked for again.
                 if outcome.added_up == TOTAL_MAX:
                     again.append((shard, part))
