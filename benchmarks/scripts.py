@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
+from enum import Enum
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,11 +56,19 @@ def scripts_of(redis: Any, keys: Keyspace, folder: Path | None) -> Scripts:
         libraries.LUA = ours
 
 
+class Naming(Enum):
+    """How a client names its steps: so that it may retry them, by a request id or a number, or not at all."""
+
+    PLAIN = "plain"
+    NAMED = "named"
+    NUMBERED = "numbered"
+
+
 class Bench:
-    """Sequences with an owner, and the next step of each. numbered: clients number their steps, and may retry them"""
+    """Sequences with an owner, and the next step of each."""
 
     def __init__(
-        self, redis: Any, name: str, folder: Path | None, *, numbered: bool, journal: JournalBounds = NO_JOURNAL
+        self, redis: Any, name: str, folder: Path | None, naming: Naming, *, journal: JournalBounds = NO_JOURNAL
     ) -> None:
         self.spent: Counter[str] = Counter()
         self.steps = 0
@@ -67,7 +77,7 @@ class Bench:
         self._scripts = scripts_of(redis, self._keys, folder)
         self._sequences = [sequence_id(MODEL, "", number) for number in range(SEQUENCES)]
         self._epochs: list[Epoch] = []
-        self._numbered = numbered
+        self._naming = naming
         self._journal = journal
         self._step = 1
         self._read = "0-0"
@@ -98,8 +108,8 @@ class Bench:
             Submission(
                 sequence,
                 flags | StepFlag.DURABLE,
-                b"",
-                self._step if self._numbered else None,
+                self._digest(first + at),
+                self._step if self._naming is Naming.NUMBERED else None,
                 VERSION,
                 GATEWAY,
                 f"{self._step * SEQUENCES + first + at:x}",
@@ -109,6 +119,11 @@ class Bench:
             for at, sequence in enumerate(self._sequences[first : first + count])
         ]
         return self._scripts.submit(steps, backlog_max=1000, in_flight_max=64)
+
+    def _digest(self, at: int) -> bytes:
+        """Of the request id of a sequence's step, if it has one."""
+        named = self._naming is Naming.NAMED
+        return blake2b(b"%d %d" % (self._step, at), digest_size=12).digest() if named else b""
 
     async def _finish(self, per_call: int) -> int:
         """Makes the open step of each sequence final. Returns the CPU time of the commits, us."""
@@ -127,7 +142,7 @@ class Bench:
                     GATEWAY,
                     f"{self._step * SEQUENCES + at:x}",
                     REPLY,
-                    keep_reply=self._numbered,
+                    keep_reply=self._naming is not Naming.PLAIN,
                     entries=(entries[at],),
                     checkpoint=(("s:STATE", STATE),),
                     counts=COUNTS,
@@ -167,13 +182,13 @@ class Bench:
 
 
 async def measured(
-    redis: Any, folder: Path | None, per_call: int, rounds: int, *, numbered: bool, journal: bool
+    redis: Any, folder: Path | None, per_call: int, rounds: int, naming: Naming, *, journal: bool
 ) -> list[Bench]:
     """This tree's figures, and then those of the other folder, or of sequences without journals."""
     kept = JournalBounds(rounds + 1, 1 << 30) if journal else NO_JOURNAL
-    benches = [Bench(redis, f"ours-{per_call}-{numbered}", None, numbered=numbered, journal=kept)]
+    benches = [Bench(redis, f"ours-{per_call}-{naming.value}", None, naming, journal=kept)]
     if folder or journal:
-        benches.append(Bench(redis, f"theirs-{per_call}-{numbered}", folder, numbered=numbered))
+        benches.append(Bench(redis, f"theirs-{per_call}-{naming.value}", folder, naming))
     for bench in benches:
         await bench.open()
     for _ in range(rounds):
@@ -186,11 +201,11 @@ async def report(url: str, folder: Path | None, rounds: int, *, journal: bool = 
     """A table: us per step of each script."""
     redis = cast("Any", connect(url))
     rows: list[list[Any]] = []
-    for numbered in (False, True):
+    for naming in Naming:
         for per_call in (1, 4, 8):
-            benches = await measured(redis, folder, per_call, rounds, numbered=numbered, journal=journal)
+            benches = await measured(redis, folder, per_call, rounds, naming, journal=journal)
             costs = [{name: us / bench.steps for name, us in bench.spent.items()} for bench in benches]
-            row: list[Any] = ["numbered" if numbered else "plain", per_call]
+            row: list[Any] = [naming.value, per_call]
             for script in ("submit", "commit"):
                 row += [round(cost[script], 1) for cost in costs]
                 row += [round(costs[0][script] / costs[1][script], 2)] if len(costs) > 1 else []

@@ -135,7 +135,10 @@ MUTANTS = (
     Mutant(
         "epoch",
         "an owner that lost its sequence still commits",
-        (Edit("commit", r"if epoch ~= step.epoch or got\[5\] ~= EXECUTOR then", "if false then"),),
+        (
+            Edit("commit", r"if epoch ~= step.epoch or got\[5\] ~= EXECUTOR then", "if false then"),
+            Edit("commit", r"epoch ~= ARGV\[at \+ 1\] or owner ~= EXECUTOR or "),
+        ),
     ),
     Mutant(
         "committed",
@@ -165,6 +168,17 @@ MUTANTS = (
         (Edit("submit", r"if named then return repeated\(.*\) end"),),
     ),
     Mutant(
+        "request that follows",
+        "a request that is sent again is taken for the next step, without a judgement",
+        (Edit("submit", r"string\.find\(recent, digest, 1, true\) or "),),
+    ),
+    Mutant(
+        "idle, and followed",
+        "a step that comes after the idle time is taken for the next one, without a judgement",
+        (Edit("submit", r"or latest == done and redis\.call\('PERSIST', idle\) == 0"),),
+        scripts_only=True,
+    ),
+    Mutant(
         "unnamed request",
         "a gateway sends again what the mesh cannot recognise",
         code={"gateway.requests.waiting.PendingRequest.repeatable": property(lambda _: True)},
@@ -173,6 +187,12 @@ MUTANTS = (
         "lost reply",
         "who asks again for a step in flight is not answered",
         (Edit("commit", r"if step.joined then", "if false then"),),
+    ),
+    Mutant(
+        "lone caller",
+        "a step is concluded as if its first caller were the only one",
+        (Edit("commit", r"void or joined or cancelled", "void or cancelled"),),
+        scripts_only=True,
     ),
     Mutant(
         "lost step",
@@ -215,7 +235,7 @@ MUTANTS = (
     Mutant(
         "stale state",
         "a new owner goes on from an older state than the last one",
-        (Edit("commit", r"(if step.checkpoint <= step.checkpoint_end) then", r"\1 and step.n % 2 == 1 then"),),
+        (Edit("commit", r"if from > to then return end", "if from > to or name % 2 == 0 then return end"),),
     ),
     Mutant(
         "journal of another run",
