@@ -17,6 +17,6 @@ async def test_both_scripts_are_measured_with_one_and_with_many_steps_a_call(pri
         "commit", "ours", "commit", "theirs", "commit", "ratio",
     ]  # fmt: skip
     assert [row.split()[:2] for row in rows] == [
-        [client, steps] for client in ("plain", "numbered") for steps in ("1", "4", "8")
+        [client, steps] for client in ("plain", "named", "numbered") for steps in ("1", "4", "8")
     ]
     assert all(float(figure) > 0 for row in rows for figure in row.split()[2:])

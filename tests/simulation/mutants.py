@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "idle, and followed",
         "a step that comes after the idle time is taken for the next one, without a judgement",
-        (Edit("submit", r"or latest == done and redis\.call\('PERSIST', idle\) == 0"),),
+        (Edit("submit", r"or accepted == committed and redis\.call\('PERSIST', idle\) == 0"),),
         scripts_only=True,
     ),
     Mutant(

@@ -101,8 +101,8 @@ local function remove_entries(from, to)
   for at = from, to do removed[#removed + 1] = ARGV[at] end
 end
 
--- Writes the parts of a state that have changed; with `anew`, in the place of the whole. They stand between `from` and `to`
--- in ARGV.
+-- Writes the parts of a state that have changed, which ARGV has from `from` to `to`; with `anew`, in the place of the
+-- whole.
 local function write_checkpoint(checkpoint, name, anew, from, to)
   if from > to then return end
   if anew then redis.call('UNLINK', checkpoint) end
@@ -268,17 +268,17 @@ local function commit(keys, step)
   return 3
 end
 
--- Makes a step final of which nothing has to be judged: the model ran it in the midst of a sequence, one caller waits for
--- it, and no later step is open. Most steps are so, and `commit` is not asked, which takes twice as long. nil for every
--- other step; nothing is changed then.
+-- Makes a step final of which nothing has to be judged: the model ran it in the midst of a sequence, one caller waits
+-- for it, and no later step is open. Most steps are so, and `commit` is not asked, which takes twice as long. nil for
+-- every other step; nothing is changed then.
 -- k: of the step's keys in KEYS; at: of its arguments in ARGV; the other arguments: where further ones stand there
 local function conclude(k, at, entries, entries_end, anew, checkpoint, checkpoint_end)
   local name, flags, keep = ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 8] == '1'
   if ARGV[at + 4] ~= '0' or bit.band(flags, NOT_IN_THE_MIDST) ~= 0 or JOURNAL_STEPS > 0 then return nil end
   local record = KEYS[k]
-  local state, epoch, accepted, committed, owner, start, void, version, joined, cancelled, failed, pageable, orphaned, list =
-    unpack(redis.call('HMGET', record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. name, 'ca', 'fl', 'pg',
-      'og', keep and 'rk' or 'st'))
+  local state, epoch, accepted, committed, owner, start, void, version, joined, cancelled, failed, orphaned, pageable,
+    kept = unpack(redis.call('HMGET', record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. name, 'ca',
+      'fl', 'og', 'pg', keep and 'rk' or 'st'))
   if state ~= 'l' or epoch ~= ARGV[at + 1] or owner ~= EXECUTOR or accepted ~= name
     or void or joined or cancelled or failed or orphaned or pageable and slots_wanted() > 0 then return nil end
   local n, done = tonumber(name), tonumber(committed)
@@ -289,7 +289,7 @@ local function conclude(k, at, entries, entries_end, anew, checkpoint, checkpoin
   local change = { 'cm', name }
   if base ~= '0' then append(change, 'ck', base) end
   if recoverable ~= '' then append(change, 'du', recoverable) end
-  if keep then keep_reply(record, n, name, reply, false, list or '', change) end
+  if keep then keep_reply(record, n, name, reply, false, kept or '', change) end
   redis.call('HSET', record, unpack(change))
   redis.call('SET', KEYS[k + 1], '1', 'PX', ARGV[1])
   append(deadlines, clock_ms() + ARGV[1], ARGV[at])

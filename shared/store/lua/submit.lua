@@ -494,25 +494,25 @@ local function submit(step, flags)
   return { WAITING, n, record.birth, run, cut_off }
 end
 
--- Accepts a step of which nothing has to be judged: it follows in a live sequence, and comes for the first time. Most steps
--- do, so `submit` is not asked, which takes twice as long. nil for every other step; nothing is changed then.
+-- Accepts a step of which nothing has to be judged: it follows in a live sequence, and comes for the first time. Most
+-- steps do, so `submit` is not asked, which takes twice as long. nil for every other step; nothing is changed then.
 local function follow(record, idle, at)
   local flags, digest, expected = tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 4]
   if has(flags, START) or ARGV[at + 10] ~= '-1' then return nil end
-  local state, owner, instance, slot, epoch, accepted, committed, closed, start, version, birth, _, orphaned, recent, older =
-    unpack(redis.call('HMGET', record, unpack(NEEDED, 1, digest == '' and #NEEDED - 2 or #NEEDED)))
+  local state, owner, instance, slot, epoch, accepted, committed, closed, start, version, birth, _, orphaned, recent,
+    older = unpack(redis.call('HMGET', record, unpack(NEEDED, 1, digest == '' and #NEEDED - 2 or #NEEDED)))
   if state ~= 'l' or closed ~= '0' or orphaned then return nil end
   recent, older, birth = recent or '', older or '', birth or ''
-  local latest, done, first = tonumber(accepted), tonumber(committed), tonumber(start)
-  if not (is_sound(state, latest, done, first, version) and is_placed(owner, instance, slot, epoch))
-    or expected ~= '' and first + expected ~= latest + 2
+  accepted, committed, start = tonumber(accepted), tonumber(committed), tonumber(start)
+  if not (is_sound(state, accepted, committed, start, version) and is_placed(owner, instance, slot, epoch))
+    or expected ~= '' and start + expected ~= accepted + 2
     or digest ~= '' and (string.find(recent, digest, 1, true) or string.find(older, digest, 1, true))
-    or latest - done >= OPEN_MAX
-    or latest == done and redis.call('PERSIST', idle) == 0 then return nil end
-  local n = latest + 1
+    or accepted - committed >= OPEN_MAX
+    or accepted == committed and redis.call('PERSIST', idle) == 0 then return nil end
+  local n = accepted + 1
   local change = { 'nx', n, 'la', accepted_now(ARGV[at + 6], ARGV[at + 7]) }
   if has(flags, END) then append(change, 'cl', 1) end
-  remember(digest, n, recent, older, done, change)
+  remember(digest, n, recent, older, committed, change)
   redis.call('HSET', record, unpack(change))
   deliver(at, owner, n, flags, epoch, instance, slot, committed, version)
   return { DELIVERED, n, birth, birth .. '.' .. start }
