@@ -82,9 +82,12 @@ class InstanceSlots:
             heappop(self._given_back)
         while self._is_held(self._unused):
             self._unused = SlotIndex(self._unused + 1)
-        if self._given_back and self._given_back[0] < self._unused:
-            return heappop(self._given_back)
-        return self._unused
+        return min(self._given_back[0], self._unused) if self._given_back else self._unused
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether a free slot lies below a spare one."""
+        return bool(self.spare) and self._lowest() < max(self.spare)
 
     def _is_held(self, slot: SlotIndex) -> bool:
         return slot in self.taken or slot in self.spare
@@ -149,6 +152,11 @@ class SlotTable:
         slot = self.instances[index].take_lowest(sequence)
         self.load += 1
         return SlotAddress(self.executor, self.served.version, index, slot)
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether a free slot lies below a spare one of its instance, so that low slots would not be given first."""
+        return any(instance.has_gap for instance in self.instances)
 
     def lay_out(self, count: int, shard: ShardId) -> list[tuple[InstanceIndex, SlotIndex]]:
         """Makes as many slots spare as it can, in the order in which `take` would give them."""

@@ -57,7 +57,8 @@ def room(ring: Ring) -> dict[ExecutorId, int]:
 
 
 def level(state: LeaderState, executor: ExecutorId, table: SlotTable, most: int, cause: str) -> list[Action]:
-    """Lays out slots of a table in each shard that has less than half of what it should have. most: for all shards"""
+    """Lays out slots of a table in each shard that has less than half of what it should have, or less than all of it
+    while a low slot is left behind. most: for all shards"""
     actions: list[Action] = []
     of_executor = state.executors[executor]
     if of_executor.recalls:
@@ -68,7 +69,8 @@ def level(state: LeaderState, executor: ExecutorId, table: SlotTable, most: int,
         return recall(state, of_executor, cause)
     each = -(-min(state.policy.spare_slots, most) // shards)
     for shard, left in spare.items():
-        if 2 * left < each and (slots := table.lay_out(each - left, shard)):
+        is_due = 2 * left < each or (left < each and table.has_gap)
+        if is_due and (slots := table.lay_out(each - left, shard)):
             of_executor.has_spares = True
             actions.append(LayOut(executor, table.served.version, shard, tuple(slots), cause))
     return actions
