@@ -12,7 +12,6 @@ import asyncio
 import tempfile
 from collections import Counter
 from enum import Enum
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +30,7 @@ from shared.contract.ids import (
     sequence_id,
 )
 from shared.contract.messages import StepFlag
+from shared.contract.step_digest import step_digest
 from shared.statistics.tally import ModelLoad
 from shared.store import libraries
 from shared.store.keyspace import Keyspace
@@ -122,8 +122,7 @@ class Bench:
 
     def _digest(self, at: int) -> bytes:
         """Of the request id of a sequence's step, if it has one."""
-        named = self._naming is Naming.NAMED
-        return blake2b(b"%d %d" % (self._step, at), digest_size=12).digest() if named else b""
+        return step_digest(f"{self._step} {at}" if self._naming is Naming.NAMED else "", StepFlag.NONE, ())
 
     async def _finish(self, per_call: int) -> int:
         """Makes the open step of each sequence final. Returns the CPU time of the commits, us."""

@@ -157,6 +157,12 @@ local function add_to_journal(keys, step)
   if has(step.flags, END) then redis.call('HSET', journal, 'e', 1) end
 end
 
+-- Sets the idle marker, and the time at which the leader looks at it.
+local function mark_idle(idle, sid, ms)
+  redis.call('SET', idle, '1', 'PX', ms)
+  append(deadlines, clock_ms() + ms, sid)
+end
+
 -- Starts the idle time, as no step is open any more. grace_ms: the shorter time of an orphaned sequence
 local function begin_idle_time(keys, sid, idle_ms, grace_ms)
   if grace_ms then
@@ -164,8 +170,7 @@ local function begin_idle_time(keys, sid, idle_ms, grace_ms)
     idle_ms = math.min(idle_ms, tonumber(grace_ms))
     look_by(sid, clock_ms() + idle_ms)
   end
-  redis.call('SET', keys.idle, '1', 'PX', idle_ms)
-  append(deadlines, clock_ms() + idle_ms, sid)
+  mark_idle(keys.idle, sid, idle_ms)
 end
 
 -- Number of slots that the leader wants freed; each sequence that is paged takes one from it.
@@ -291,8 +296,7 @@ local function conclude(k, at, entries, entries_end, anew, checkpoint, checkpoin
   if recoverable ~= '' then append(change, 'du', recoverable) end
   if keep then keep_reply(record, n, name, reply, false, kept or '', change) end
   redis.call('HSET', record, unpack(change))
-  redis.call('SET', KEYS[k + 1], '1', 'PX', ARGV[1])
-  append(deadlines, clock_ms() + ARGV[1], ARGV[at])
+  mark_idle(KEYS[k + 1], ARGV[at], ARGV[1])
   remove_entries(entries, entries_end)
   if ARGV[at + 5] ~= '' then answer(ARGV[at + 5], ARGV[at + 6], reply) end
   tally(KEYS[5], ARGV[at + 9])

@@ -134,7 +134,8 @@ local function with_recent(ids, n, committed)
 end
 
 -- Remembers the digest of step n, if it has one.
--- recent, older: the record's fields rd and ro; change: fields and values to be written to the record, which this extends
+-- recent, older: the record's fields rd and ro; change: fields and values to be written to the record, which this
+-- extends
 local function remember(digest, n, recent, older, committed, change)
   if digest == '' then return end
   if #recent >= RECENT * ENTRY then
@@ -340,7 +341,7 @@ local function take_spare(executor, model, version)
   return lowest, of_instance
 end
 
--- Gives a sequence a spare slot that was taken for it, and tells the leader so. Returns its place, and the feed's entry.
+-- Gives a sequence a spare slot that was taken for it, and tells the leader so. Returns its epoch, and the feed's entry.
 local function seat(step, model, version, tenant, owner, slot, instance)
   local epoch = redis.call('INCR', BASE .. 'epoch')
   -- A leader of a release that knew no spare slots takes the entry for the end of epoch 0, which no sequence has.
@@ -348,7 +349,7 @@ local function seat(step, model, version, tenant, owner, slot, instance)
     'x', owner, 'i', instance, 'l', slot, 'v', version, 'o', tenant)
   redis.call('HSET', step.record, 'st', 'l', 'ow', owner, 'in', instance, 'sl', slot, 'ep', epoch)
   redis.call('SADD', owned_by(owner, model), step.sid)
-  return { owner = owner, instance = instance, slot = slot, epoch = epoch }, entry
+  return epoch, entry
 end
 
 -- Writes what every new record has, beside its state.
@@ -364,13 +365,13 @@ end
 
 -- Begins a sequence in a spare slot, whose executor gets the step at once.
 local function begin_in_slot(step, flags, model, slot, instance)
-  local record, entry = seat(step, model, step.version, step.tenant, step.prefers, slot, instance)
+  local epoch, entry = seat(step, model, step.version, step.tenant, step.prefers, slot, instance)
   -- The letter: no entry of the starts stream, which names the other sequences' births, is called so.
   local birth = entry .. 't'
   write_first(step, flags, birth)
-  redis.call('HSET', step.record, 'fe', record.epoch)
+  redis.call('HSET', step.record, 'fe', epoch)
   tally_slot_wait(model, step.version, 'start', 0)
-  deliver(step.at, record.owner, 1, bit.bor(flags, START), record.epoch, instance, slot, 0, step.version)
+  deliver(step.at, step.prefers, 1, bit.bor(flags, START), epoch, instance, slot, 0, step.version)
   return { DELIVERED, 1, birth, birth .. '.1' }
 end
 
@@ -415,7 +416,8 @@ local function return_from_page(step, record)
     local slot, instance = take_spare(record.owner or '', model, record.version)
     if slot then
       tally_slot_wait(model, record.version, 'page', 0)
-      return (seat(step, model, record.version, tenant, record.owner, slot, instance))
+      local epoch = seat(step, model, record.version, tenant, record.owner, slot, instance)
+      return { owner = record.owner, instance = instance, slot = slot, epoch = epoch }
     end
   end
   redis.call('HSET', step.record, 'st', 'm', 'be', line_up(step.sid, 'r', record.version, '0', tenant))
