@@ -5,14 +5,12 @@ Triton's suites L0_decoupled and L0_iterative_scheduling.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as grpc_blocking
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
@@ -20,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 from tests.conformance.calls import fresh_id
 from tests.conformance.targets import Target
 from tests.mesh.running_mesh import PATIENCE_S
+from tests.mesh.streams import Got, with_empty_finals
 
 MODEL = "repeating"
 
@@ -50,29 +49,6 @@ def asked(*values: int, model: str = MODEL, name: str = "", sequence: int = 0, *
     }
 
 
-class Got(list[tuple[str, Any]]):
-    """The answers of a stream in their order: id, and what came: a number, the text of an error, or None for an empty
-    final response.
-    """
-
-    def __init__(self) -> None:
-        self.finals: list[bool | None] = []
-
-    def of(self, name: str) -> list[Any]:
-        return [content for id, content in self if id == name]
-
-    def add(self, result: Any, error: InferenceServerException | None) -> None:
-        # Of an error the library gives the text alone.
-        message = None if result is None else result.get_response()
-        self.finals.append(message.parameters["triton_final_response"].bool_param if message is not None else None)
-        if error is not None:
-            self.append(("", str(error.message())))
-        else:
-            assert message is not None
-            assert result is not None
-            self.append((message.id, result.as_numpy("OUTPUT").item() if message.outputs else None))
-
-
 async def streamed(client: Any, requests: Sequence[dict[str, Any]]) -> Got:
     """All that comes back for these requests."""
 
@@ -84,24 +60,6 @@ async def streamed(client: Any, requests: Sequence[dict[str, Any]]) -> Got:
     async with asyncio.timeout(PATIENCE_S):
         async for result, error in client.stream_infer(each()):
             got.add(result, error)
-    return got
-
-
-def with_empty_finals(target: Target, request: dict[str, Any]) -> Got:
-    """The answers to a request that wants empty final responses: only the blocking client can say so."""
-    got = Got()
-    last = threading.Event()
-
-    def take(result: Any, error: InferenceServerException | None) -> None:
-        got.add(result, error)
-        if got.finals[-1]:
-            last.set()
-
-    with grpc_blocking.InferenceServerClient(target.grpc) as client:
-        client.start_stream(take)
-        client.async_stream_infer(**request, enable_empty_final_response=True)
-        assert last.wait(PATIENCE_S)
-        client.stop_stream()
     return got
 
 
@@ -118,9 +76,9 @@ async def test_a_request_has_none_one_or_many_answers(client: Any, *, thread: bo
 async def test_the_last_answer_carries_the_final_flag_or_it_comes_alone_if_it_is_asked_for(
     target: Target, client: Any
 ) -> None:
-    with_it = await asyncio.to_thread(with_empty_finals, target, asked(7, 8, flag=True))
-    alone = await asyncio.to_thread(with_empty_finals, target, asked(7, 8))
-    nothing = await asyncio.to_thread(with_empty_finals, target, asked())
+    with_it = await asyncio.to_thread(with_empty_finals, target.grpc, asked(7, 8, flag=True))
+    alone = await asyncio.to_thread(with_empty_finals, target.grpc, asked(7, 8))
+    nothing = await asyncio.to_thread(with_empty_finals, target.grpc, asked())
     unasked = await streamed(client, [asked(7, 8)])
 
     assert ([("", 7), ("", 8)], [False, True]) == (with_it, with_it.finals)

@@ -20,8 +20,9 @@ from tests.conformance.calls import Caller, Refused, Step, fresh_id, refused
 from tests.conformance.conftest import MakeTarget, watched
 from tests.conformance.repository import ModelText
 from tests.conformance.targets import Target, running_target
-from tests.conformance.test_decoupled import Got, asked, streamed, with_empty_finals
+from tests.conformance.test_decoupled import asked, streamed
 from tests.executor.configuration.test_config_validation import step
+from tests.mesh.streams import Got, with_empty_finals
 
 SEEN = "output { name: 'SEEN' data_type: TYPE_STRING dims: [ 1 ] }"
 NUMBER = "input { name: 'INPUT' data_type: TYPE_INT32 dims: [ 1 ] }"
@@ -460,9 +461,9 @@ async def test_the_final_flag_comes_once_and_last(ensembles: Target) -> None:
     def finals(got: Got) -> tuple[list[Any], int, bool | None]:
         return [content for _, content in got if content is not None], sum(map(bool, got.finals)), got.finals[-1]
 
-    assert ([7, 8], 1, True) == finals(with_empty_finals(ensembles, counted(7, 8)))
-    assert ([7, 8], 1, True) == finals(with_empty_finals(ensembles, counted(7, 8, flag=True)))
-    assert ([], 1, True) == finals(with_empty_finals(ensembles, counted()))
+    assert ([7, 8], 1, True) == finals(with_empty_finals(ensembles.grpc, counted(7, 8)))
+    assert ([7, 8], 1, True) == finals(with_empty_finals(ensembles.grpc, counted(7, 8, flag=True)))
+    assert ([], 1, True) == finals(with_empty_finals(ensembles.grpc, counted()))
 
 
 async def test_unary_calls_of_a_decoupled_ensemble_are_refused(ensembles: Target) -> None:

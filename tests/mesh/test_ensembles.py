@@ -7,7 +7,6 @@ import json
 import random
 import re
 import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from tests.mesh.ensemble_models import EnsembleSource, SumOfSums, add_example, a
 from tests.mesh.model_repository import add_streaming_models, add_sum_model
 from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
+from tests.mesh.streams import with_empty_finals
 from tests.mesh.test_decoupled import VALUES, Reader
 from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
 
@@ -444,45 +444,21 @@ async def stream(mesh: RunningMesh, model: str, value: int, **asked: Any) -> lis
             if error is not None:
                 got.append((str(error.message()), True))
                 continue
-            got.append(number_and_flag(result))
-    return got
-
-
-def number_and_flag(result: Any) -> tuple[int | None, bool]:
-    """An answer's number, None if it has none, and whether it says that it is the last one."""
-    response = result.get_response()
-    final = response.parameters["triton_final_response"].bool_param
-    return sum_of(result) if response.outputs else None, final
-
-
-def stream_with_empty_final(mesh: RunningMesh, model: str, value: int) -> list[tuple[int | None, bool]]:
-    """As `stream`, of a request that wants a last answer even if it is empty: only the blocking client can say so."""
-    got: list[tuple[int | None, bool]] = []
-    last = threading.Event()
-
-    def take(result: Any, error: InferenceServerException | None) -> None:
-        assert error is None, error
-        got.append(number_and_flag(result))
-        if got[-1][1]:
-            last.set()
-
-    with grpc_sync.InferenceServerClient(mesh.grpc()) as typed:
-        client: Any = typed
-        client.start_stream(take)
-        client.async_stream_infer(model, [tensor(grpc_sync.InferInput, value)], enable_empty_final_response=True)
-        assert last.wait(PATIENCE_S), got
-        client.stop_stream()
+            response = result.get_response()
+            final = response.parameters["triton_final_response"].bool_param
+            got.append((sum_of(result) if response.outputs else None, final))
     return got
 
 
 async def test_each_answer_of_a_decoupled_step_goes_through_the_steps_behind_it(shared: RunningMesh) -> None:
     plain = await stream(shared, "streams_of_streams", 3)
-    flagged = await asyncio.to_thread(stream_with_empty_final, shared, "streams_of_streams", 2)
+    request = {"model_name": "streams_of_streams", "inputs": [tensor(grpc_sync.InferInput, 2)]}
+    flagged = await asyncio.to_thread(with_empty_finals, shared.grpc(), request)
 
     assert [2, 2, 3, 2, 3, 4] == [number for number, _ in plain]
     # The flag comes with the last answer or behind it, as in Triton: whichever step ends later.
-    assert [2, 2, 3] == [number for number, _ in flagged if number is not None]
-    assert [False] * (len(flagged) - 1) + [True] == [final for _, final in flagged]
+    assert [2, 2, 3] == [number for _, number in flagged if number is not None]
+    assert [False] * (len(flagged) - 1) + [True] == flagged.finals
 
 
 async def test_an_ensemble_is_decoupled_if_one_of_its_steps_is(shared: RunningMesh) -> None:

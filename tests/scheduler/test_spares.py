@@ -105,14 +105,19 @@ async def page(stage: Stage, executor: ExecutorId, number: int) -> None:
     assert [True] == await stage.scripts.run(stage.scripts.page([owned], shard=SHARD, executor=executor, model=MODEL))
 
 
-async def test_a_paged_sequence_returns_to_a_spare_slot_of_its_last_owner(stage: Stage) -> None:
+async def with_a_paged_sequence(stage: Stage) -> ExecutorId:
+    """An executor with two slots: sequence 1000 has one, the other one is spare again since sequence 1 was paged."""
     executor = await stage.join("e1", slots=2)
     async with stage.scheduler():
         await use(stage, executor, slots=1)
     await stage.submit(1, start=True, pageable=True, prefers=executor)
     await commit(stage, executor, 1)
-
     await page(stage, executor, 1)
+    return executor
+
+
+async def test_a_paged_sequence_returns_to_a_spare_slot_of_its_last_owner(stage: Stage) -> None:
+    executor = await with_a_paged_sequence(stage)
     assert ["1.0"] == await laid_out(stage, executor)
     submitted = await stage.submit(1)
 
@@ -127,12 +132,7 @@ async def test_a_paged_sequence_returns_to_a_spare_slot_of_its_last_owner(stage:
 
 
 async def test_a_paged_sequence_without_a_spare_slot_waits_in_line(stage: Stage) -> None:
-    executor = await stage.join("e1", slots=2)
-    async with stage.scheduler():
-        await use(stage, executor, slots=1)
-    await stage.submit(1, start=True, pageable=True, prefers=executor)
-    await commit(stage, executor, 1)
-    await page(stage, executor, 1)
+    executor = await with_a_paged_sequence(stage)
     await stage.submit(2, start=True, prefers=executor)
 
     submitted = await stage.submit(1)
