@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -278,13 +278,19 @@ class Conversation:
 def as_array(value: Any, datatype: str | None) -> Array:
     """Arrays as they are; anything else as an array of the declared type. Raises TypeError for fractions among
     integers, and OverflowError."""
-    array = np.asarray(value)
-    if isinstance(value, np.ndarray) or datatype in (None, "BYTES"):
+    if isinstance(value, np.ndarray) or datatype is None:
+        return np.asarray(cast(Any, value))
+    # As objects: numpy's own texts end before their last NUL, and its integers beyond int64 become floats.
+    array = np.asarray(value, np.object_)
+    kinds = {type(one) for one in cast(Iterable[object], array.flat)}
+    if datatype == "BYTES":
+        if others := sorted(kind.__name__ for kind in kinds if not issubclass(kind, str | bytes)):
+            raise TypeError(f"the model wants BYTES, and there are values of type {others[0]}: give strings or bytes")
         return array
     wanted = np.dtype(cast(Any, utils).triton_to_np_dtype(datatype))
-    if array.dtype.kind == "f" and wanted.kind in "biu":
+    if wanted.kind in "biu" and any(issubclass(kind, float | np.floating) for kind in kinds):
         raise TypeError(f"the model wants {datatype}, and the values have fractions: give an array of the right type")
-    return np.asarray(value, wanted)
+    return array.astype(wanted)
 
 
 def new_sequence_id() -> int:

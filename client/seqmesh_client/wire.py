@@ -145,7 +145,8 @@ def set_parameters(message: Any, values: Mapping[str, int | str | bool]) -> None
         elif isinstance(value, str):
             field.string_param = value
         else:
-            field.int64_param = value
+            # An id of 64 bits without a sign goes as the signed number of the same bits, as in Triton.
+            field.int64_param = value if value < 1 << 63 else value - (1 << 64)
 
 
 def raw_bytes(array: Array, datatype: str) -> bytes:

@@ -25,7 +25,8 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
     window     zlib's `wbits`, which says the format
     size_max   bytes; at the first piece beyond it the content is refused
     too_large  makes the error from the size seen so far
-    raises     RequestError for data without that compression, or that ends early; the error of `too_large`
+    raises     RequestError for data without that compression, that ends early or goes on behind its end; the error of
+               `too_large`
     """
     reader = zlib.decompressobj(window)
     rest, begin, size = b"", 0, 0
@@ -48,6 +49,8 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
             raise too_large(size)
         yield bytes(piece)
         if len(piece) < PIECE_BYTES:
+            if reader.unused_data or begin < len(data):
+                raise RequestError("failed to decompress the request body: it goes on behind the compressed data's end")
             return
 
 

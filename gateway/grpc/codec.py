@@ -28,7 +28,7 @@ from shared.contract.endpoints import Endpoint
 from shared.contract.errors import MeshError, RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.parameters import Parameter, write_parameters
-from shared.contract.tensors import Tensor
+from shared.contract.tensors import RANK_MAX, Tensor
 
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """A decoupled model's last answer is sent even if it has nothing to give."""
@@ -201,7 +201,7 @@ def decode_inputs(request: InferRequest, regions: Regions) -> tuple[Tensor, ...]
                     f"model '{model}'"
                 )
             data = regions.read(part, taken=in_regions)
-            tensors.append(Tensor(tensor.name, tensor.datatype, tuple(tensor.shape[:]), data))
+            tensors.append(Tensor(tensor.name, tensor.datatype, shape_of(tensor, model), data))
             in_regions += part.byte_size
             continue
         own = raw[index] if index < len(raw) else None
@@ -224,7 +224,17 @@ def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_a
         raw = pack_contents(tensor.contents, datatype, name, model)
     if raw is None:
         raise RequestError(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
-    return Tensor(name, datatype, tuple(tensor.shape[:]), raw)
+    return Tensor(name, datatype, shape_of(tensor, model), raw)
+
+
+def shape_of(tensor: InferRequest, model: str) -> tuple[int, ...]:
+    """An input's shape. Raises RequestError for one of too many dimensions."""
+    dims = tensor.shape
+    if len(dims) > RANK_MAX:
+        raise RequestError(
+            f"input '{tensor.name}' for model '{model}' has {len(dims)} dimensions, of at most {RANK_MAX}"
+        )
+    return tuple(dims[:])
 
 
 def requested_forms(request: InferRequest, regions: Regions = NO_REGIONS) -> OutputForms:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gateway.bounds.pieces import pieces
 from gateway.grpc.pb import AnyMessage
 from shared.contract.errors import RequestError
 from shared.contract.tensors import NUMPY_TYPE, pack_bytes
@@ -60,7 +61,9 @@ def pack_values(values: Sequence[bytes] | Sequence[float], datatype: str, name: 
         return pack_bytes(values)  # pyright: ignore[reportArgumentType]  (the datatype says which sequence it is)
     wanted = NUMPY_TYPE[datatype]
     carried = wanted if wanted.itemsize >= 4 or wanted.kind == "b" else np.dtype(np.int64)
-    array = np.fromiter(values, dtype=carried, count=len(values))
+    array = np.empty(len(values), carried)
+    for piece in pieces(len(values)):
+        array[piece] = values[piece]
     if array.dtype != wanted:
         # Triton truncates such values silently. Here they are refused: a wrong number is worse than an error.
         limits = np.iinfo(wanted)

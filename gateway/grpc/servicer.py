@@ -15,7 +15,8 @@ from typing import Any
 
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc.codec import decode_request, encode_answer, requested_forms
+from gateway.grpc.codec import encode_answer
+from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with_deadline
@@ -35,7 +36,6 @@ from gateway.models.metadata import (
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
-from gateway.requests.forms import has_many_strings, with_strings_read
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
@@ -122,11 +122,8 @@ class InferenceServicer(_base):
         request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call = decode_request(request, self._metadata_of(rpc), self._regions)
-        forms = requested_forms(request, self._regions)
+        call, forms = await decoded_call(request, self._metadata_of(rpc), self._regions)
         del request  # its tensors are in `call`: keeping both would double them while the answer is awaited
-        if has_many_strings(call):
-            call = await asyncio.to_thread(with_strings_read, call)
         try:
             answer = await self._inference.submit(call)
         except MeshError as error:

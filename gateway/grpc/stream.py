@@ -35,15 +35,13 @@ from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.codec import (
     RAW_OUTPUTS,
     OutputForms,
-    decode_request,
     encode_stream_answer,
     encode_stream_error,
-    requested_forms,
 )
+from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
-from gateway.requests.forms import has_many_strings, with_strings_read
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
@@ -209,20 +207,17 @@ class InferStream:
             await self._accept(request)
 
     async def _accept(self, request: InferRequest) -> None:
-        """Submits a request and queues its answer to come. Awaits nothing but the reading of many strings."""
+        """Submits a request and queues its answer to come. Awaits nothing but the decoding of one that takes long."""
         answer: asyncio.Future[Answer] | MeshError
         forms = RAW_OUTPUTS
         size = 0
         wants_empty_final = False
         try:
-            forms = requested_forms(request, self._regions)
-            call = decode_request(request, self._metadata, self._regions, Endpoint.MODEL_STREAM_INFER)
+            call, forms = await decoded_call(request, self._metadata, self._regions, Endpoint.MODEL_STREAM_INFER)
+            if self._closed:
+                return
             size = input_bytes(call)
             wants_empty_final = call.wants_empty_final
-            if has_many_strings(call):
-                call = await asyncio.to_thread(with_strings_read, call)
-                if self._closed:
-                    return
             answer = self._submit(call, self._opened)
         except MeshError as error:
             answer = error.released()

@@ -250,8 +250,10 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             logs.error("http request failed unexpectedly", error, path=scope["path"])
         if self._abort_at is None:
             if not request.is_answered:
-                self._transport.write(self._refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the request was not answered"))
                 request.is_last = True
+                if not self._is_at_eof:  # otherwise the client has left
+                    text = "the request was not answered"
+                    self._transport.write(self._refusal(HTTPStatus.INTERNAL_SERVER_ERROR, text))
             if request.is_last:
                 self._finish(lingering=not request.is_whole)
                 self._abandon()

@@ -15,7 +15,7 @@ from gateway.requests.forms import KnownForms, check_form
 from gateway.requests.infer_call import InferCall, check_correlation_id, error_about
 from shared.contract.batch_shape import Queueing, ShapeKeys, rows_of
 from shared.contract.errors import RequestError
-from shared.contract.ids import CorrelationId, SequenceId, sequence_id
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
 from shared.contract.model_config import ModelConfig, TimeoutAction
 
@@ -238,8 +238,9 @@ def named_sequence(call: InferCall, config: ModelConfig) -> CorrelationId:
         return call.correlation_id
     if not call.session_id or not wants_integer_id(config):
         return call.session_id
-    if call.session_id.isascii() and call.session_id.isdigit() and int(call.session_id) <= UINT64_MAX:
-        return int(call.session_id)
+    number = correlation_id_from(call.session_id, string=False)
+    if isinstance(number, int) and number <= UINT64_MAX:
+        return number
     check_correlation_id(call.session_id)
     assert config.sequence_batching is not None
     control = config.sequence_batching.correlation_id

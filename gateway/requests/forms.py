@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.requests.infer_call import InferCall, error_about
 from shared.contract.errors import RequestError
+from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
@@ -176,6 +177,12 @@ def shape_text(shape: Sequence[int]) -> str:
 
 def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
     elements = element_count(tensor.shape)
+    if not elements and element_count([size for size in tensor.shape if size]) > VALUE_BYTES_MAX:
+        raise error_about(
+            call,
+            f"input '{tensor.name}' for model '{config.name}' is empty, and its other dimensions are too large: "
+            f"{shape_text(tensor.shape)}",
+        )
     size = ELEMENT_BYTES.get(tensor.datatype)
     if size is None:
         if call.string_problems is None:

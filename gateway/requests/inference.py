@@ -35,6 +35,7 @@ from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord
+from shared.process import logs
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
@@ -91,10 +92,11 @@ class Inference:
         self._timeout_ms = timeout_ms
         self._cache_bytes = cache_bytes
         self._forms = KnownForms()
-        # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
-        # model wait behind them, so that the order of acceptance stays the order of arrival.
+        # Requests for a model or version that the catalog does not know yet wait here for its refresh. Later requests
+        # that name the same wait behind them, so that a sequence's steps stay in the order of their arrival: the
+        # version that is asked for is a part of its name.
         self._held: deque[tuple[InferCall, Caller]] = deque()
-        self._held_models: Counter[str] = Counter()
+        self._held_names: Counter[tuple[str, str]] = Counter()
         self._ensembles = Ensembles(catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add)
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
@@ -166,7 +168,7 @@ class Inference:
 
     def _arrive(self, call: InferCall, caller: Caller) -> PendingRequest | None:
         """The request, if it is one that was sent; None if it is held, refused, an ensemble's or the end of a run."""
-        if self._held_models and call.model in self._held_models:
+        if self._held_names and (call.model, call.version) in self._held_names:
             self._hold(call, caller)
             return None
         return self._enter(call, caller, may_hold=True)
@@ -197,16 +199,22 @@ class Inference:
             # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
             caller.future.set_exception(error.released())
             return None
+        except Exception as error:  # noqa: BLE001  of this request alone: a held one is entered in the catalog's task
+            logs.error("request failed unexpectedly", error, model=call.model)
+            failure = MeshError(f"internal error in the gateway: {type(error).__name__}", Code.INTERNAL)
+            if not caller.future.done():
+                caller.future.set_exception(failure)
+            return None
 
     def _hold(self, call: InferCall, caller: Caller) -> None:
         self._held.append((call, caller))
-        self._held_models[call.model] += 1
+        self._held_names[call.model, call.version] += 1
         self._catalog.ask(self._release)
 
     def _release(self) -> None:
         """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
         call, caller = self._held.popleft()
-        self._held_models -= Counter([call.model])
+        self._held_names -= Counter([(call.model, call.version)])
         # A future that is done was cancelled: the client has left meanwhile.
         if not caller.future.done():
             self._enter(call, caller, may_hold=False)

@@ -52,7 +52,7 @@ def read_headers(scope: Scope) -> Headers:
             case b"accept-encoding":
                 headers.accept_encoding = value.decode("latin-1")
             case b"inference-session-id":
-                headers.session_id = value.decode("utf-8", "replace")
+                headers.session_id = _utf8("Inference-Session-Id", value)
             case b"seqmesh-tenant":
                 headers.tenant = tenant_of(value.decode("latin-1"))
             case b"traceparent" | b"tracestate":
@@ -61,6 +61,14 @@ def read_headers(scope: Scope) -> Headers:
                 pass
     headers.trace = trace
     return headers
+
+
+def _utf8(name: str, value: bytes) -> str:
+    """A header's text. What is not UTF-8 has no text: replaced, the ids of two sessions could become one."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"Unable to parse {name}: it is not UTF-8, got: {value.decode('latin-1')}") from error
 
 
 def _number(name: str, value: bytes, *, signed: bool = False) -> int:

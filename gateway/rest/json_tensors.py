@@ -16,14 +16,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.bounds.pieces import pieces
 from gateway.rest.json_values import INT64_MAX, INT64_MIN, UINT64_MAX, JsonError, array_of
 from shared.contract.errors import Code, RequestError
 from shared.contract.tensors import NUMPY_TYPE, Tensor, bytes_elements, element_count, pack_bytes, to_numpy
 
 NO_JSON_FORM = ("FP16", "BF16")
 """Datatypes that travel only as binary data."""
-PIECE = 1 << 14
-"""Elements that are converted at once."""
 WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
 
@@ -51,14 +50,14 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
         raise RequestError(f"invalid datatype for input {name}")
     # Triton reads element by element. So an element of the wrong type within the shape is reported before a wrong
     # number of elements.
-    for piece in _pieces(min(count, len(elements))):
+    for piece in pieces(min(count, len(elements))):
         check_elements(elements[piece], dtype)
     if len(elements) != count:
         raise JsonError(WRONG_COUNT)
     array = np.empty(count, dtype)
     try:
         with np.errstate(over="ignore"):
-            for piece in _pieces(count):
+            for piece in pieces(count):
                 array[piece] = np.array(elements[piece], dtype=dtype)
     except OverflowError as error:
         raise RequestError(
@@ -66,11 +65,6 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
         ) from error
     elements.clear()
     return Tensor(name, datatype, shape, array.tobytes())
-
-
-def _pieces(count: int) -> Iterator[slice]:
-    """Slices over the first `count` elements, PIECE at a time."""
-    return (slice(begin, min(begin + PIECE, count)) for begin in range(0, count, PIECE))
 
 
 def flatten(elements: list[Any]) -> list[Any]:

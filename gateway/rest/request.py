@@ -37,7 +37,7 @@ from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
 from shared.contract.parameters import Parameter
-from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
+from shared.contract.tensors import ELEMENT_BYTES, RANK_MAX, Tensor, element_count
 
 
 class OutputForm(msgspec.Struct, frozen=True):
@@ -199,7 +199,10 @@ def _inputs(document: Json, binary: memoryview, model: str, regions: Regions) ->
 
 
 def _shape(tensor: Json) -> tuple[int, ...]:
-    shape = tuple([unsigned_of(dim, "shape") for dim in array_member(tensor, "shape")])
+    dims = array_member(tensor, "shape")
+    if len(dims) > RANK_MAX:
+        raise RequestError(f"Unable to parse 'shape': it has {len(dims)} dimensions, of at most {RANK_MAX}")
+    shape = tuple([unsigned_of(dim, "shape") for dim in dims])
     if shape and max(shape) > INT64_MAX:
         raise RequestError("Unable to parse 'shape': a dimension is larger than 2**63 - 1")
     return shape

@@ -184,13 +184,15 @@ class SequenceRoutes:
         await send_json(send, msgspec.to_builtins(status))
 
     async def _export(self, send: Send, sequence: SequenceId) -> None:
-        """One at a time, and within the budget of requests: a state may be large."""
-        async with self._turn:
-            with self._bounds.budget.reserve() as reservation:
+        """One at a time, and within the budget of requests: a state may be large. The turn ends before the client
+        reads: it may be slow."""
+        with self._bounds.budget.reserve() as reservation:
+            async with self._turn:
                 reservation.hold(COPIES_AT_ONCE * await self._sequences.export_bytes(sequence))
                 exported = await self._sequences.export_when_idle(sequence)
                 data = await asyncio.to_thread(to_file, exported)
-                await send_bytes(send, 200, data, (BINARY,))
+                del exported
+            await send_bytes(send, 200, data, (BINARY,))
 
     @described(
         of_struct(SequenceStatus),

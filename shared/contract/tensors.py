@@ -40,6 +40,11 @@ PARTS_MAX = 1 << 14
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
 
 
+RANK_MAX = 64
+"""Dimensions of a tensor that a client sends; numpy and torch know no more. The product of very many is a number of
+megabytes, and takes hours."""
+
+
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor on its way.
     `shape` includes the batch dimension; `raw` has exactly the bytes that the shape asks for.

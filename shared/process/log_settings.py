@@ -11,6 +11,8 @@ from shared.process.logs import Level
 
 LOG_FILE_REFUSAL = "log file location can not be updated through network protocol"
 FORMATS = ("default", "ISO8601")
+VERBOSE_LEVEL_MAX = (1 << 32) - 1
+"""The largest that the gRPC extension can say."""
 BOOLEANS = ("log_info", "log_warning", "log_error")
 
 
@@ -53,6 +55,9 @@ def check(changes: Changes) -> None:
     chosen = changes.get("log_format", FORMATS[0])
     if chosen not in FORMATS:
         raise RequestError(f"invalid argument for log_format, got: {chosen}")
+    level = changes.get("log_verbose_level", 0)
+    if isinstance(level, int) and level > VERBOSE_LEVEL_MAX:
+        raise RequestError(f"invalid argument for log_verbose_level, got: {level}")
 
 
 def changed(settings: LogSettings, changes: Changes) -> LogSettings:

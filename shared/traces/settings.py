@@ -29,7 +29,9 @@ NO_EXPORTER = (
     "Attempting to set invalid trace setting :no exporter is given (start the services with "
     "OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER)"
 )
-LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)")
+LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
+DIGITS_MAX = 20
+"""Of a number that is read; a longer one is out of any range."""
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
@@ -119,7 +121,7 @@ def _number(name: str, words: list[str] | None) -> int | None:
     match = LEADING_NUMBER.match(words[0])
     if match is None:
         raise RequestError(f"Unable to parse '{name}', got: {words[0]}")
-    number = int(match[1])
+    number = int(match[1][: DIGITS_MAX + 1])
     if name == "trace_count":
         if number < UNLIMITED:
             raise RequestError(f"Unable to parse '{name}'. Expecting value >= -1, got: {number}")

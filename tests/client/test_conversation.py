@@ -28,7 +28,7 @@ from seqmesh_client import (
     WrongAnswer,
     WrongStep,
 )
-from seqmesh_client.conversation import Ask, Conversation, Wish
+from seqmesh_client.conversation import Ask, Conversation, Wish, as_array
 from seqmesh_client.token import Place
 from seqmesh_client.wire import LinkBroken
 from tests.client.mesh_in_memory import ANSWERS, BrittleShell, SumMesh, answer, refusal, request
@@ -393,6 +393,42 @@ def test_an_array_alone_takes_the_name_and_type_of_the_only_input() -> None:
     assert ["ModelMetadata"] == shell.asked, "asked once, and not where nothing is missing"
     with pytest.raises(TypeError, match="fractions"):
         shell.run(conversation.arrays([[1.5]]))
+
+
+LISTS: list[tuple[Any, str, Any]] = [
+    (["a", "é\0", b"b\0", b""], "BYTES", np.array(["a", "é\0", b"b\0", b""], np.object_)),
+    ([], "BYTES", np.array([], np.object_)),
+    ([], "UINT64", np.array([], np.uint64)),
+    ([[]], "INT8", np.zeros((1, 0), np.int8)),
+    ([(1 << 64) - 1, 1], "UINT64", np.array([(1 << 64) - 1, 1], np.uint64)),
+    ([[True], [0]], "BOOL", np.array([[True], [False]])),
+    ((1, 2.5), "FP32", np.array([1, 2.5], np.float32)),
+    (np.float64(2), "FP16", np.float16(2)),
+]
+
+
+@pytest.mark.parametrize(("values", "datatype", "expected"), LISTS)
+def test_lists_become_arrays_of_exactly_what_they_hold(values: Any, datatype: str, expected: Any) -> None:
+    made = as_array(values, datatype)
+
+    assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
+    assert list(made.flat) == list(expected.flat)
+
+
+@pytest.mark.parametrize(
+    ("values", "datatype", "error"),
+    [
+        ([1.5], "INT64", TypeError),
+        ([0], "BYTES", TypeError),
+        ([["a"], ["b", "c"]], "BYTES", TypeError),
+        ([[1], [2, 3]], "INT32", TypeError),
+        ([1 << 64], "UINT64", OverflowError),
+        ([-1], "UINT8", OverflowError),
+    ],
+)
+def test_lists_of_something_else_are_refused(values: Any, datatype: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        as_array(values, datatype)
 
 
 def test_an_answer_that_has_come_and_was_not_taken_does_not_count() -> None:

@@ -66,7 +66,7 @@ PLACES = st.builds(
     Place,
     st.text(max_size=50),
     st.text(max_size=5),
-    st.integers(1, (1 << 63) - 1) | st.text(),
+    st.integers(1, (1 << 64) - 1) | st.text(),
     st.integers(0, 1 << 40),
     st.from_regex(r"(\d+-\d+\.\d+)?", fullmatch=True),
     st.booleans(),

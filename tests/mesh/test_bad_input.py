@@ -112,6 +112,7 @@ def http_mistakes() -> list[HttpMistake]:
         HttpMistake("unknown dtype", changed(datatype="INT31"), 400, ""),
         HttpMistake("wrong shape", changed(shape=[1, 2], data=[1, 2]), 400, "unexpected shape for input 'INPUT'"),
         HttpMistake("batch of two", changed(shape=[2, 1], data=[1, 2]), 400, "must specify batch-size 1"),
+        HttpMistake("very many dimensions", changed(shape=[9] * 100_000), 400, "100000 dimensions, of at most 64"),
         HttpMistake("too few elements", changed(shape=[1, 1], data=[]), 500, "Unable to parse 'data'"),
         HttpMistake("text as number", changed(data=["one"]), 500, "Unable to parse 'data'"),
         HttpMistake("truncated binary", truncated, 400, "unexpected size for input 'INPUT'", headers=truncated_headers),
@@ -151,6 +152,9 @@ def http_mistakes() -> list[HttpMistake]:
         ),
         HttpMistake(
             "session and sequence differ", changed(), 400, "name one", headers={"Inference-Session-Id": "other"}
+        ),
+        HttpMistake(
+            "session that is not UTF-8", changed(), 400, "not UTF-8", headers={"Inference-Session-Id": "f\xfcr"}
         ),
     ]
 
@@ -208,6 +212,7 @@ def altered(message: Any, change: Callable[[Any], object]) -> Any:
 GRPC_MISTAKES: list[tuple[str, Any, str, str]] = [
     ("wrong dtype", request(datatype="FP32"), "INVALID_ARGUMENT", "data-type is 'FP32', but model 'moody_sum' expects"),
     ("wrong shape", request(b"\0" * 8, shape=[1, 2]), "INVALID_ARGUMENT", "unexpected shape for input 'INPUT'"),
+    ("very many dimensions", request(shape=[9] * 100_000), "INVALID_ARGUMENT", "100000 dimensions, of at most 64"),
     ("negative shape", request(shape=[1, -1]), "INVALID_ARGUMENT", ""),
     ("batch of two", request(b"\0" * 8, shape=[2, 1]), "INVALID_ARGUMENT", "must specify batch-size 1"),
     ("truncated binary", request(b"\1\0"), "INVALID_ARGUMENT", "byte size mismatch for input 'INPUT'"),

@@ -171,6 +171,15 @@ def test_settings_reach_the_spans() -> None:
     assert len([span for span in spans.got if span.name == "step"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [("9" * 5000, "value is out of range"), ("-" + "9" * 5000, "value is out of range"), ("٣", "Unable to parse")],
+)
+def test_a_number_is_read_by_no_more_than_its_digits(text: str, refusal: str) -> None:
+    with pytest.raises(RequestError, match=refusal):
+        trace_settings.parse({"trace_rate": [text]}, exporting=True)
+
+
 # -- log settings ------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +192,8 @@ def test_a_process_begins_with_its_own_level() -> None:
 def test_wrong_log_settings_are_refused_with_tritons_words() -> None:
     with pytest.raises(RequestError, match="invalid argument for log_format, got: x"):
         log_settings.check({"log_format": "x"})
+    with pytest.raises(RequestError, match="invalid argument for log_verbose_level, got: 4294967296"):
+        log_settings.check({"log_verbose_level": 1 << 32})  # the gRPC extension has no room for it
     with pytest.raises(RequestError, match="log file location can not be updated through network protocol") as refused:
         log_settings.check({"log_file": "x"})
     assert refused.value.code == Code.UNSUPPORTED

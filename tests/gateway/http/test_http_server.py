@@ -89,6 +89,22 @@ async def test_a_connection_that_its_client_closes_is_closed_at_once(port: int, 
     await writer.wait_closed()
 
 
+async def test_a_client_that_leaves_before_its_answer_is_told_nothing() -> None:
+    """Whether it has left, or only sends nothing more, cannot be told apart."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with serving(app) as port, asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        writer.write_eof()
+
+        assert b"" == await reader.read()
+        writer.close()
+
+
 async def test_a_client_that_does_not_take_its_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its answer is not kept for ever."""
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)

@@ -124,6 +124,22 @@ def test_session_id_in_digits_serves_a_model_with_integer_ids():
     assert made.flags == StepFlag.START | StepFlag.IMPLICIT
 
 
+def test_a_session_id_of_very_many_digits_is_refused_as_any_long_one():
+    """Python refuses to read a number of that many digits."""
+    for config in (model(controls=corrid("UINT64")), model()):
+        assert "cannot be longer than 128" in refused(call(session_id="9" * 5000), config)
+
+
+def test_an_empty_input_whose_other_dimensions_no_array_has_is_refused():
+    config = msgspec.structs.replace(model(), inputs=(TensorSpec("INPUT", "INT32", (-1, -1)),))
+    empty = Tensor("INPUT", "INT32", (1, 1 << 62, 0), b"")
+
+    assert "is empty, and its other dimensions are too large: [1,4611686018427387904,0]" in refused(
+        call(empty, correlation_id=5, start=True), config
+    )
+    assert admitted(call(msgspec.structs.replace(empty, shape=(1, 7, 0)), correlation_id=5, start=True), config)
+
+
 def test_any_session_serves_a_model_with_wide_integer_ids_without_a_start():
     """The header names a sequence of any sequence model, canonical ones too."""
     wide = [admitted(call(session_id=name), model(controls=corrid("UINT64"))) for name in ("ann", "ann", "bob")]

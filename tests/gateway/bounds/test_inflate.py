@@ -1,0 +1,39 @@
+"""Compressed bodies are unpacked to exactly what they hold, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import random
+
+import pytest
+
+from gateway.bounds.inflate import EITHER_WINDOW, PIECE_BYTES, inflated
+from shared.contract.errors import MeshError, RequestError
+
+SIZE_MAX = 4 * PIECE_BYTES
+
+
+def too_large(size: int) -> MeshError:
+    return RequestError(f"{size} bytes")
+
+
+def unpacked(data: bytes) -> bytes:
+    return b"".join(inflated(data, EITHER_WINDOW, SIZE_MAX, too_large))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, PIECE_BYTES, PIECE_BYTES + 1, SIZE_MAX])
+def test_what_was_packed_comes_out(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+
+    assert data == unpacked(gzip.compress(data, 1))
+
+
+@pytest.mark.parametrize("size", [5, 1 << 16, 2 * PIECE_BYTES])
+def test_nothing_behind_the_end_is_dropped_silently(size: int) -> None:
+    packed = gzip.compress(random.Random(size).randbytes(size), 1)
+
+    for behind in (b"x", gzip.compress(b"a second member"), b"\0" * (1 << 17)):
+        with pytest.raises(RequestError, match="goes on behind the compressed data's end"):
+            unpacked(packed + behind)
+    with pytest.raises(RequestError, match="ends in the middle"):
+        unpacked(packed[:-1])

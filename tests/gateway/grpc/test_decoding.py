@@ -1,0 +1,64 @@
+"""What takes long to decode is decoded beside the event loop, to the same."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from gateway.grpc import decoding
+from gateway.grpc.codec import decode_request, requested_forms
+from gateway.grpc.decoding import PARTS_MAX, VALUES_MAX, decoded_call
+from gateway.grpc.metadata import NO_METADATA
+from gateway.grpc.pb import pb
+from gateway.requests.regions import NO_REGIONS
+
+
+def typed(count: int, *, datatype: str = "INT32") -> Any:
+    request = pb.ModelInferRequest(model_name="m")
+    tensor = request.inputs.add(name="INPUT", datatype=datatype, shape=[count])
+    if datatype == "BYTES":
+        tensor.contents.bytes_contents.extend([b"ab"] * count)
+    else:
+        tensor.contents.int_contents.extend(range(count))
+    return request
+
+
+def with_outputs(count: int) -> Any:
+    request = typed(1)
+    for number in range(count):
+        request.outputs.add(name=str(number))
+    return request
+
+
+def raw(size: int) -> Any:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(size)])
+    request.inputs.add(name="INPUT", datatype="UINT8", shape=[size])
+    return request
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_beside"),
+    [
+        (typed(3), False),
+        (typed(VALUES_MAX), False),
+        (typed(VALUES_MAX + 1), True),
+        (typed(VALUES_MAX + 1, datatype="BYTES"), True),
+        (with_outputs(PARTS_MAX + 1), True),
+        (raw(1 << 20), False),
+    ],
+    ids=["few values", "as many as the loop takes", "more", "strings", "outputs", "raw contents"],
+)
+async def test_where_a_request_is_decoded(request_: Any, is_beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def noticed(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return decode_request(*given)
+
+    monkeypatch.setattr(decoding, "decode_request", noticed)
+    call, forms = await decoded_call(request_, NO_METADATA, NO_REGIONS)
+
+    assert (decode_request(request_), requested_forms(request_)) == (call, forms)
+    assert [is_beside] == [thread != threading.get_ident() for thread in threads]

@@ -1,0 +1,82 @@
+"""What becomes of a request that cannot be admitted yet, or never."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.models.catalog import Catalog
+from gateway.requests import inference
+from gateway.requests.infer_call import InferCall
+from gateway.settings import GatewaySettings
+from shared.contract.errors import Code, MeshError, RequestError
+from shared.store.keyspace import Keyspace
+from tests.gateway.fake_executor import FakeExecutor
+from tests.gateway.requests.test_lost_connections import step, total, without_ports
+
+
+class BrokenError(Exception):
+    """A defect of the gateway's own."""
+
+
+async def test_a_defect_harms_the_one_request_and_keeps_no_bytes(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held request is admitted by the catalog's task: were that to fail, the gateway would end."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise BrokenError
+
+    async with without_ports(gateway_settings, keys) as parts, asyncio.timeout(60):
+        before = parts.inference.budget.taken
+        with monkeypatch.context() as patched:
+            patched.setattr(inference, "admit", broken)
+            at_once = parts.inference.submit(step(1, start=True))
+            patched.setattr(Catalog, "find", find_once_unknown(Catalog.find))
+            held = parts.inference.submit(step(1, start=True))
+            assert at_once.done()
+            assert not held.done()
+            for future in (at_once, held):
+                with pytest.raises(MeshError, match="internal error in the gateway: BrokenError") as failure:
+                    await future
+                assert Code.INTERNAL == failure.value.code
+        assert before == parts.inference.budget.taken
+        assert 0 == parts.inference.in_flight
+
+        assert 1 == total(await parts.inference.submit(step(1, start=True, end=True)))
+
+
+def find_once_unknown(find: Any) -> Any:
+    """`Catalog.find` that knows the model only from the second time on."""
+    asked: list[str] = []
+
+    def found(self: Catalog, model: str, version: str) -> Any:
+        asked.append(model)
+        if len(asked) == 1:
+            raise RequestError("not yet")
+        return find(self, model, version)
+
+    return found
+
+
+def never(*_: Any) -> None:
+    """A refresh that does not come."""
+
+
+async def test_a_version_that_nobody_serves_holds_up_no_other_request_for_the_model(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with without_ports(gateway_settings, keys) as parts, asyncio.timeout(60):
+        # The catalog is never refreshed: what is held stays held.
+        monkeypatch.setattr(Catalog, "ask", never)
+        good = step(2, start=True, end=True)
+        held = parts.inference.submit(InferCall(good.model, version="7", inputs=good.inputs))
+        behind = parts.inference.submit(InferCall(good.model, version="7", inputs=good.inputs))
+
+        assert 2 == total(await parts.inference.submit(good))
+        assert not held.done()
+        assert not behind.done()
+        for future in (held, behind):
+            future.cancel()

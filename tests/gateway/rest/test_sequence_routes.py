@@ -1,0 +1,70 @@
+"""The routes of open sequences, where a client is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.rest import sequences
+from gateway.rest.body import BodyBounds
+from gateway.rest.sequences import SequenceRoutes
+
+
+class OneState:
+    """What the routes know of the catalog and of sequences: any model is served, and every state has 10 bytes."""
+
+    def record(self, *_: str) -> None:
+        return
+
+    async def export_bytes(self, _: str) -> int:
+        return 10
+
+    async def export_when_idle(self, sequence: str) -> str:
+        return sequence
+
+
+def scope(sequence: str) -> Any:
+    return {
+        "type": "http",
+        "path": "/",
+        "path_params": {"model": "m", "id": sequence},
+        "query_string": b"action=export",
+        "headers": [],
+    }
+
+
+async def test_a_client_that_does_not_read_its_export_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "to_file", str.encode)
+    known: Any = OneState()
+    budget = ByteBudget(1 << 20)
+    routes = SequenceRoutes(known, known, BodyBounds(1 << 20, budget), is_open=True)
+    waits, reads = asyncio.Event(), asyncio.Event()
+    sent: dict[str, bytes] = {}
+
+    async def never() -> Any:
+        raise AssertionError
+
+    def client(name: str, *, is_slow: bool = False) -> asyncio.Task[None]:
+        async def send(message: Any) -> None:
+            if is_slow:
+                waits.set()
+                await reads.wait()
+            sent[name] = sent.get(name, b"") + message.get("body", b"")
+
+        return asyncio.create_task(routes.act(scope(name), never, send))
+
+    async with asyncio.timeout(30):
+        slow = client("slow", is_slow=True)
+        await waits.wait()
+        held = budget.taken
+        await client("quick")
+        assert sent == {"quick": b"m||squick"}
+
+        assert held == budget.taken > 0, "the file that waits is counted"
+        reads.set()
+        await slow
+    assert sent["slow"] == b"m||sslow"
+    assert budget.taken == 0
