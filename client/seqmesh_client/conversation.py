@@ -277,12 +277,14 @@ class Conversation:
 
 def as_array(value: Any, datatype: str | None) -> Array:
     """Arrays as they are; anything else as an array of the declared type. Raises TypeError for fractions among
-    integers, and OverflowError."""
+    integers, ValueError for lists of different lengths, and OverflowError."""
     if isinstance(value, np.ndarray) or datatype is None:
         return np.asarray(cast(Any, value))
     # As objects: numpy's own texts end before their last NUL, and its integers beyond int64 become floats.
     array = np.asarray(value, np.object_)
     kinds = {type(one) for one in cast(Iterable[object], array.flat)}
+    if kinds & {list, tuple}:
+        raise ValueError("the lists are of different lengths: give lists of one shape, or an array")
     if datatype == "BYTES":
         if others := sorted(kind.__name__ for kind in kinds if not issubclass(kind, str | bytes)):
             raise TypeError(f"the model wants BYTES, and there are values of type {others[0]}: give strings or bytes")

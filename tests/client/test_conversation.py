@@ -420,8 +420,8 @@ def test_lists_become_arrays_of_exactly_what_they_hold(values: Any, datatype: st
     [
         ([1.5], "INT64", TypeError),
         ([0], "BYTES", TypeError),
-        ([["a"], ["b", "c"]], "BYTES", TypeError),
-        ([[1], [2, 3]], "INT32", TypeError),
+        ([["a"], ["b", "c"]], "BYTES", ValueError),
+        ([[1], [2, 3]], "INT32", ValueError),
         ([1 << 64], "UINT64", OverflowError),
         ([-1], "UINT8", OverflowError),
     ],
