@@ -198,6 +198,9 @@ class MetricsSettings(CommonSettings):
         return parse_metrics_config(self.metrics_config)
 
 
+SIZE_DIGITS_MAX = 20
+
+
 class ByteCount(click.ParamType[int]):
     """A number of bytes: 1048576, 1024KiB, 1MiB."""
 
@@ -212,7 +215,7 @@ class ByteCount(click.ParamType[int]):
         text = str(value).strip()
         digits = text.rstrip("BbKkMmGgIi ")
         factor = BYTE_UNITS.get(text[len(digits) :].strip().upper())
-        if factor is None or not digits.isdigit():
+        if factor is None or not digits.isdecimal() or len(digits) > SIZE_DIGITS_MAX:
             self.fail(f"{text!r} is not a size; write for instance 67108864 or 64MiB", param, ctx)
         if int(digits) * factor < self.minimum:
             self.fail(f"{text!r} is less than {int(self.minimum)} bytes", param, ctx)

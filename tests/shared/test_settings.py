@@ -114,7 +114,7 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
     assert parsed("--body-bytes", text).body_bytes == size
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-5", "1.5MiB", "10 apples", "12"])
+@pytest.mark.parametrize("text", ["", "MiB", "-5", "1.5MiB", "10 apples", "12", "²KiB", "9" * 5000])
 def test_wrong_sizes_are_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert "--body-bytes" in refusal(capsys, "--body-bytes", text)
 
