@@ -19,12 +19,30 @@ def answer(
     bytes_max: int = VALUE_BYTES_MAX,
     more: bool = False,
 ) -> bytes:
-    """A row's result as an encoded reply.
+    """A row's result as an encoded reply. What a backend has put into it and no message takes becomes an error.
 
     step       number since the sequence's START, 0 for a stateless request
     bytes_max  largest value that Redis takes
     more       other answers follow
     """
+    try:
+        return _encoded(result, version=version, executor=executor, step=step, bytes_max=bytes_max, more=more)
+    except Exception as error:  # noqa: BLE001  the backend's own: it must not end the task that sends all answers
+        message = f"the model's answer cannot be sent: {type(error).__name__}: {error}"
+        is_lost = isinstance(result, RowError) and result.lost
+        wrong = RowError(Code.INTERNAL, message, lost=is_lost, number=result.number)
+        return _encoded(wrong, version=version, executor=executor, step=step, bytes_max=bytes_max, more=more)
+
+
+def _encoded(
+    result: RowResult | RowError,
+    *,
+    version: str,
+    executor: ExecutorId,
+    step: int,
+    bytes_max: int,
+    more: bool,
+) -> bytes:
     of_many = (result.number, more)
     if isinstance(result, RowError):
         # If the state is lost, the step counts as not run, like the later steps, which get `void_answer`.

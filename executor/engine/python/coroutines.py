@@ -30,6 +30,12 @@ class Coroutines:
         self._instance = instance
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
+        self._ended: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether coroutines may run: the loop is there, and not being closed."""
+        return self._loop is not None
 
     def start(self) -> int:
         """Makes the loop, if there is none. Returns its thread (`threading.get_ident`)."""
@@ -63,16 +69,16 @@ class Coroutines:
         # If the model blocks its loop, the thread is left: it is a daemon.
         with suppress(TimeoutError):
             stopped.result(CLOSING_S)
+        self._ended = loop
         loop.call_soon_threadsafe(loop.stop)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
+        # The model may stop its loop, or let a task end it: the batches to come need it.
+        while self._ended is not loop:
             try:
                 loop.run_forever()
             except _ENDING:
                 log.exception("a task of model instance '%s' wanted to end the process", self._instance)
-            else:
-                break
         loop.close()
 
 

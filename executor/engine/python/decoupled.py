@@ -124,9 +124,10 @@ class DecoupledEngine(PythonEngine):
             try:
                 returned = await coroutine
                 failure = None if returned is None else self._call_error(self._not_none)
-            except asyncio.CancelledError:  # the instance closes
-                raise
-            except BaseException as error:  # noqa: BLE001 - the model's own code
+            except BaseException as error:
+                # Cancelled while the instance is open, the model has cancelled something itself.
+                if isinstance(error, asyncio.CancelledError) and not self._coroutines.is_open:
+                    raise
                 failure = self._call_error(error_text(error))
             if failure is not None:
                 for sender in senders:

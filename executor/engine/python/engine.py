@@ -167,10 +167,12 @@ class PythonEngine:
         # A request of an iterative model is a whole sequence, so no state outlives its answer.
         own = batching is not None and not self._has_state and not self._iterative
         wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
+        # The model may call others there too: then the instance waits, and has not hung.
+        beside = partial(self._executing, ())
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
-        self._model_state = ModelState(self._model, config.name, self._code, bytes_max) if wanted else None
+        self._model_state = ModelState(self._model, config.name, beside, bytes_max) if wanted else None
         tells = batching is not None and has_release(self._model_class)
-        self._held = GivenSequences(self._model, config.name, self._code) if tells else None
+        self._held = GivenSequences(self._model, config.name, beside) if tells else None
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")

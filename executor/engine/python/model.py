@@ -21,8 +21,8 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import PathEntryFinder
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
@@ -118,6 +118,10 @@ def forget(code: InstanceCode, directory: Path | None = None) -> None:
             sys.path.remove(str(directory))
             _forget_finders(directory)
             _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
+
+
+CallBlock = Callable[[], AbstractContextManager[object]]
+"""Makes a block in which an instance's model is called."""
 
 
 @contextmanager

@@ -21,7 +21,9 @@ from executor.engine.python.response import (
     InferenceResponse,
     TritonError,
     WrongResponseError,
+    is_text,
     response_parameters,
+    text_of,
 )
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from shared.contract.errors import Code
@@ -78,26 +80,33 @@ def prepared(request: MadeRequest) -> ModelCall:
     version = index(request.model_version())
     call = ModelCall(
         number=0,
-        model=request.model_name(),
+        model=_text(request.model_name()),
         version="" if version < 0 else str(version),
-        request_id=request.request_id(),
+        request_id=_text(request.request_id()),
         correlation_id=_correlation_id(request.correlation_id()),
         flags=index(request.flags()),
         inputs=tuple(
-            Tensor(tensor.name(), datatype_of(tensor), tuple(tensor.shape()), raw_content(tensor))
+            Tensor(_text(tensor.name()), datatype_of(tensor), tuple(tensor.shape()), raw_content(tensor))
             for tensor in request.inputs()
         ),
-        outputs=tuple(request.requested_output_names()),
+        outputs=tuple(map(_text, request.requested_output_names())),
         timeout_us=index(request.timeout()),
         parameters=parameters,
     )
     return calls.complete(call, request.trace())
 
 
+def _text(given: object) -> str:
+    """What the model gave as a name. Raises TritonModelException for what is no text."""
+    if not is_text(given):
+        raise TritonModelException(f"the names and ids of an InferenceRequest are strings, not {given!r}")
+    return text_of(given)
+
+
 def _correlation_id(given: object) -> CorrelationId:
     """What the model gave, as Python's own type: it may be an element of a CORRID control's array."""
     if isinstance(given, str):
-        return str(given)
+        return text_of(given)
     if isinstance(given, SupportsIndex) and 0 <= index(given) <= UINT64_MAX:
         return int(index(given))
     raise TritonModelException(f"a correlation id is a str or a uint64, not {given!r}")

@@ -8,6 +8,8 @@ value, as in Triton.
 from __future__ import annotations
 
 import bisect
+import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -19,6 +21,9 @@ Labels = tuple[tuple[str, str], ...]
 COUNTER = "COUNTER"
 GAUGE = "GAUGE"
 HISTOGRAM = "HISTOGRAM"
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+"""What Prometheus reads. Source: its documentation, "Data model"."""
 
 
 class TritonModelException(Exception):
@@ -103,12 +108,42 @@ def _family(name: str, description: str, kind: str) -> _Family:
         return family
 
 
-def _check_texts(*texts: object) -> None:
-    """A model may give anything. A value that is no text would make the executor's whole report fail."""
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"names, descriptions and labels of metrics are strings, not {text!r}")
-        text.encode()
+def _text(given: object) -> str:
+    """A model may give anything. A value that is no text would make the executor's whole report fail, and so would a
+    subclass of `str`, such as an element of numpy's arrays."""
+    if not isinstance(given, str):
+        raise TypeError(f"names, descriptions and labels of metrics are strings, not {given!r}")
+    text = str.__str__(given)
+    text.encode()
+    return text
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in (COUNTER, GAUGE, HISTOGRAM):
+        raise TritonModelException(f"a metric family is a COUNTER, a GAUGE or a HISTOGRAM, not '{kind}'")
+
+
+def _check_name(name: str) -> None:
+    """A name that Prometheus cannot read would spoil the page of the whole mesh."""
+    if NAME.fullmatch(name) is None:
+        raise TritonModelException(f"'{name}' is no name of a metric: letters, digits, '_' and ':', no digit first")
+
+
+def _check_label(label: str, kind: str) -> None:
+    if LABEL.fullmatch(label) is None or (label == "le" and kind == HISTOGRAM):
+        raise TritonModelException(
+            f"'{label}' is no label of a metric: letters, digits and '_', no digit first, and not 'le' of a HISTOGRAM"
+        )
+
+
+def _bounds(buckets: Sequence[float] | None) -> tuple[float, ...]:
+    try:
+        bounds = tuple(bound if type(bound) is int else float(bound) for bound in buckets or ())
+    except (TypeError, ValueError) as error:
+        raise TritonModelException(f"buckets are numbers: {error}") from error
+    if list(bounds) != sorted(set(bounds)) or any(map(math.isnan, bounds)):
+        raise TritonModelException(f"buckets must increase: {list(bounds)}")
+    return bounds
 
 
 class Metric:
@@ -157,7 +192,9 @@ class MetricFamily:
     HISTOGRAM = HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: str) -> None:
-        _check_texts(name, description, kind)
+        name, description, kind = _text(name), _text(description), _text(kind)
+        _check_name(name)
+        _check_kind(kind)
         self._family = _family(name, description, kind)
 
     def Metric(  # noqa: N802  # the documented name
@@ -166,9 +203,8 @@ class MetricFamily:
         """One metric. buckets: upper bounds of a histogram, increasing."""
         if (self._family.kind == HISTOGRAM) != bool(buckets):
             raise TritonModelException("buckets are needed for a HISTOGRAM, and allowed for nothing else")
-        bounds = tuple(buckets or ())
-        if list(bounds) != sorted(set(bounds)):
-            raise TritonModelException(f"buckets must increase: {list(bounds)}")
-        pairs = sorted((labels or {}).items())
-        _check_texts(*(text for pair in pairs for text in pair))
+        bounds = _bounds(buckets)
+        pairs = sorted((_text(name), _text(value)) for name, value in (labels or {}).items())
+        for name, _ in pairs:
+            _check_label(name, self._family.kind)
         return Metric(self._family, tuple(pairs), bounds)

@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from executor.engine.base import Row
-from executor.engine.python.instance_code import InstanceCode
-from executor.engine.python.model import called, error_text, takes
+from executor.engine.python.model import CallBlock, error_text, takes
 from shared.contract.ids import CorrelationId
 
 RELEASE = "release"
@@ -33,12 +32,12 @@ def has_release(model_class: type[Any]) -> bool:
 
 
 class GivenSequences:
-    """The sequences that a model was given and has not released yet."""
+    """The sequences that a model was given and has not released yet. executing: as of a `ModelState`"""
 
-    def __init__(self, model: Any, name: str, code: InstanceCode) -> None:
+    def __init__(self, model: Any, name: str, executing: CallBlock) -> None:
         self._model = model
         self._name = name
-        self._code = code
+        self._executing = executing
         self._given: dict[CorrelationId, None] = {}
 
     def give(self, rows: Iterable[Row]) -> None:
@@ -59,7 +58,7 @@ class GivenSequences:
             return
         del self._given[correlation_id]
         try:
-            with called(self._code):
+            with self._executing():
                 self._model.release(correlation_id=correlation_id)
         except BaseException as error:  # noqa: BLE001 - the model's own code
             log.error("model '%s': release of sequence %s failed: %s", self._name, correlation_id, error_text(error))

@@ -20,9 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.engine.python.instance_code import InstanceCode
-from executor.engine.python.model import called, error_text, takes
-from executor.engine.python.response import is_text
+from executor.engine.python.model import CallBlock, error_text, takes
+from executor.engine.python.response import is_text, text_of
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode
@@ -41,13 +40,14 @@ def has_methods(model_class: type[Any]) -> bool:
 class ModelState:
     """Calls one model's methods. An exception, or a wrong result, is a ModelError that names the model and the method.
 
+    executing  a block in which the model is called, and may call other models itself
     bytes_max  largest state of one sequence
     """
 
-    def __init__(self, model: Any, name: str, code: InstanceCode, bytes_max: int) -> None:
+    def __init__(self, model: Any, name: str, executing: CallBlock, bytes_max: int) -> None:
         self._model = model
         self._name = name
-        self._code = code
+        self._executing = executing
         self._bytes_max = bytes_max
 
     def save(self, correlation_id: CorrelationId) -> bytes:
@@ -74,7 +74,7 @@ class ModelState:
     def _call(self, method: str, correlation_id: CorrelationId, *arguments: object) -> object:
         call: Callable[..., object] = getattr(self._model, method)
         try:
-            with called(self._code):
+            with self._executing():
                 return call(correlation_id, *arguments)
         except BaseException as error:  # the model's own code: only this sequence is to suffer from it
             raise self._error(method, correlation_id, error_text(error)) from error
@@ -98,11 +98,11 @@ def _tensor(name: object, value: object) -> Tensor:
     if array.dtype.kind in "OSU":
         if not all(isinstance(element, str | bytes) for element in array.reshape(-1).tolist()):
             raise TypeError(f"expected str or bytes as elements of '{name}'")
-        return from_numpy(name, array)
+        return from_numpy(text_of(name), array)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if little.dtype not in DATATYPE_OF:
         raise TypeError(f"'{name}' has elements of a type that no tensor has: {array.dtype}")
-    return from_numpy(name, little)
+    return from_numpy(text_of(name), little)
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -12,7 +12,13 @@ from executor.engine import shapes
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.python.model import error_text
 from executor.engine.python.model_metrics import TritonModelException
-from executor.engine.python.response import InferenceResponse, TritonError, WrongResponseError, response_parameters
+from executor.engine.python.response import (
+    InferenceResponse,
+    TritonError,
+    WrongResponseError,
+    response_parameters,
+    text_of,
+)
 from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.state_tensors import size_problem
@@ -112,9 +118,9 @@ def _reported(response: InferenceResponse) -> RowError | None:
     if failure is None:
         return None
     if not isinstance(failure, TritonError):
-        return RowError(Code.INTERNAL, str(failure))
-    code = failure.code() if failure.code() in _CODES else Code.INTERNAL
-    return RowError(code, failure.message())
+        return RowError(Code.INTERNAL, text_of(failure))
+    code = failure.code()
+    return RowError(Code(code) if code in _CODES else Code.INTERNAL, text_of(failure.message()))
 
 
 class OutputCheck:

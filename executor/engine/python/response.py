@@ -100,7 +100,7 @@ def response_parameters(said: object) -> Mapping[str, Parameter]:
                 f"response parameter {key!r} has invalid type: keys must be str, values str, int (of 64 bits), bool or "
                 "float"
             )
-        plain[str(key)] = found
+        plain[text_of(key)] = found
     return plain
 
 
@@ -112,7 +112,12 @@ def _plain(value: object) -> Parameter | None:
         return float(value)
     if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
         return int(value)
-    return str(value) if is_text(value) else None
+    return text_of(value) if is_text(value) else None
+
+
+def text_of(value: object) -> str:
+    """The value as a text of Python's own type. Messages take no subclass, such as an element of numpy's arrays."""
+    return str.__str__(str(value))
 
 
 def is_text(value: object) -> TypeGuard[str]:

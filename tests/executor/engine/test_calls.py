@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor.engine.base import Engine, Origin, Row, RowError, RowResult
+from executor.engine.base import Engine, Origin, ReleasesSequences, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as pb_utils
@@ -26,7 +26,7 @@ from executor.workers.worker import EngineWorker
 from shared.contract.calls import CALL_DEPTH_MAX, waiting
 from shared.contract.errors import LoadError
 from shared.contract.ids import InstanceIndex, SequenceId, sequence_id
-from shared.contract.messages import InferMessage
+from shared.contract.messages import InferMessage, encode
 from shared.contract.model_config import ModelConfig, TensorSpec
 from tests.executor.engine.model_workshop import Workshop, error, plain_config, results, sequence_config, wire
 from tests.executor.engine.test_decoupled_engine import Recorded
@@ -171,7 +171,8 @@ def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> N
 
 @pytest.mark.parametrize(("given", "named"), [("np.uint64(2**64 - 1)", 2**64 - 1), ("np.str_('s')", "s"), ("True", 1)])
 def test_a_call_s_numbers_may_be_elements_of_arrays(workshop: Workshop, door: Door, given: str, named: object) -> None:
-    more = "flags=np.int32(1), timeout=np.int64(9), model_version=np.int32(2)"
+    more = "flags=np.int32(1), timeout=np.int64(9), model_version=np.int32(2), request_id=np.str_('r')"
+    more += ", to=np.str_('other')"
     workshop.python("caller", model(f"call(correlation_id={given}, {more}).exec()"))
 
     run(workshop.load(config()), row(7))
@@ -179,6 +180,7 @@ def test_a_call_s_numbers_may_be_elements_of_arrays(workshop: Workshop, door: Do
     (made,) = door.calls
     assert (named, 1, 9, "2") == (made.correlation_id, made.flags, made.timeout_us, made.version)
     assert type(named) is type(made.correlation_id)
+    assert encode(made), "no message takes a subclass of str"
 
 
 def test_a_step_that_runs_again_makes_the_same_calls(workshop: Workshop, door: Door) -> None:
@@ -374,6 +376,7 @@ def test_calls_have_a_depth(workshop: Workshop, door: Door) -> None:
     [
         ("parameters={'timeout': 1}", "the parameter 'timeout' of an InferenceRequest is set by"),
         ("parameters={'x': [1]}", "has invalid type"),
+        ("request_id=5", "the names and ids of an InferenceRequest are strings, not 5"),
         ("correlation_id=-1", "a correlation id is a str or a uint64, not -1"),
         ("correlation_id=1 << 64", "a correlation id is a str or a uint64"),
         ("correlation_id=1.5", "a correlation id is a str or a uint64, not 1.5"),
@@ -426,6 +429,26 @@ async def test_an_instance_that_waits_for_an_answer_has_not_hung(workshop: Works
         # It has made its call again, by the same name.
         assert [door.names[0]] * 2 == door.names
     assert not calls.waits()
+
+
+def test_an_instance_that_waits_in_another_method_has_not_hung_either(workshop: Workshop, door: Door) -> None:
+    workshop.python("caller", model("pass") + "\n    def release(self, correlation_id):\n        call().exec()\n")
+    engine = workshop.load(config())
+    run(engine, msgspec.structs.replace(row(7), start=True))
+    assert isinstance(engine, ReleasesSequences)
+    door.open.clear()
+    releasing = threading.Thread(target=engine.release, args=(7,))
+    releasing.start()
+    until = time.monotonic() + 20
+
+    while not (found := calls.waits()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [("caller", "other")] == [(wait.caller, wait.target) for wait in found]
+    door.open.set()
+    releasing.join(20)
+    assert not calls.waits()
+    (made,) = door.calls
+    assert ("", ("caller",)) == (made.name, made.chain)
 
 
 def test_what_a_model_leaves_open_holds_up_nobody(workshop: Workshop, door: Door) -> None:

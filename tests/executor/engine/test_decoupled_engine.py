@@ -310,9 +310,13 @@ else:
     assert [3] == states_of(answers.last)
 
 
+@pytest.mark.parametrize("raised", ["ValueError('odd')", "__import__('asyncio').CancelledError('odd')"])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_execute_raises_ends_the_requests_that_are_open(workshop: Workshop, *, asynchronous: bool) -> None:
-    engine = load(workshop, "sender.send(response(1))\nraise ValueError('odd')", config(), asynchronous=asynchronous)
+def test_what_execute_raises_ends_the_requests_that_are_open(
+    workshop: Workshop, raised: str, *, asynchronous: bool
+) -> None:
+    body = f"self.kept.append(sender)\nsender.send(response(1))\nraise {raised}"
+    engine = load(workshop, body, config(), asynchronous=asynchronous)
     answers = Recorded()
 
     run(engine, 1, answers)

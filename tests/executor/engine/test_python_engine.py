@@ -15,9 +15,9 @@ import torch
 from executor.engine.base import ChecksReadiness, Engine, Row, RowError, RowResult
 from executor.engine.python.engine import PythonEngine
 from executor.workers.answers import answer
-from shared.contract.errors import LoadError
+from shared.contract.errors import Code, LoadError
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import decode_reply
+from shared.contract.messages import decode_reply, encode
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
 from tests.executor.engine.model_workshop import (
@@ -844,6 +844,68 @@ RAISING = """
         def finalize(self):
             raise RAISED
 """
+
+
+STOPPING = """
+    import asyncio
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        async def execute(self, requests):
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(0.01)
+            values = [pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy() for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value)]) for value in values]
+"""
+
+
+def test_a_model_that_stops_its_loop_goes_on(workshop: Workshop) -> None:
+    workshop.python("stopping", STOPPING)
+    specs = [TensorSpec("INPUT", "FP32", (1,))], [TensorSpec("OUTPUT", "FP32", (1,))]
+    engine = workshop.load(plain_config("stopping", "python", inputs=specs[0], outputs=specs[1]))
+
+    for value in (1.0, 2.0):
+        (result,) = engine.run([Row({"INPUT": wire("INPUT", [[value]], "<f4")})], [False]).rows
+        assert isinstance(result, RowResult)
+        assert value == array(result, "OUTPUT").item()
+    engine.close()
+
+
+ODD_ERRORS = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class Odd(pb_utils.TritonError):
+        def message(self):
+            return {"not": "a text"}
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse(error=ERROR) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "message"),
+    [
+        ("pb_utils.TritonError(np.str_('gone'), np.str_('NOT_FOUND'))", Code.NOT_FOUND, "gone"),
+        ("pb_utils.TritonError('gone', 'no such code')", Code.INTERNAL, "gone"),
+        ("Odd('gone')", Code.INTERNAL, "{'not': 'a text'}"),
+        ("np.str_('gone')", Code.INTERNAL, "gone"),
+    ],
+)
+def test_a_model_s_error_is_a_text_and_a_code_whatever_it_is_made_of(
+    workshop: Workshop, made: str, code: Code, message: str
+) -> None:
+    workshop.python("odd", ODD_ERRORS.replace("ERROR", made))
+    specs = [TensorSpec("INPUT", "FP32", (1,))], [TensorSpec("OUTPUT", "FP32", (1,))]
+    engine = workshop.load(plain_config("odd", "python", inputs=specs[0], outputs=specs[1]))
+
+    (result,) = engine.run([Row({"INPUT": wire("INPUT", [[1]], "<f4")})], [False]).rows
+
+    assert isinstance(result, RowError)
+    assert (code, message) == (result.code, result.message)
+    assert encode(result), "no message takes a subclass of str"
 
 
 @pytest.mark.parametrize("raised", ENDS_A_LOOP)

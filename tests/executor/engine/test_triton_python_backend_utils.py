@@ -172,6 +172,38 @@ def test_whatever_numbers_a_model_measures_can_be_reported() -> None:
     assert {"any_level": [2.0] * 4, "any_calls": [8.0], "any_sizes": []} == values
 
 
+def test_names_and_labels_of_a_metric_may_be_elements_of_arrays() -> None:
+    name, label, value = np.array(["array_level", "kind", "a b"])
+    pb_utils.MetricFamily(name, name, np.str_("GAUGE")).Metric({label: value}).set(1)
+
+    families = tuple(family for family in custom_families() if family.name == "array_level")
+    report = decode_report(encode_report(ExecutorReport("e", "h", HostReport(0.0, 0, 0), families=families)))
+
+    assert (Sample("", {"kind": "a b"}, 1.0),) == report.families[0].samples
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "labels", "buckets"),
+    [
+        ("my-metric total", "GAUGE", {}, None),
+        ("1st", "GAUGE", {}, None),
+        ("", "GAUGE", {}, None),
+        ("odd_kind", "SUMMARY", {}, None),
+        ("odd_label", "GAUGE", {"b-c": "x"}, None),
+        ("odd_label", "GAUGE", {"a:b": "x"}, None),
+        ("odd_bound", "HISTOGRAM", {"le": "abc"}, [1]),
+        ("odd_bound", "HISTOGRAM", {}, ["a", "b"]),
+        ("odd_bound", "HISTOGRAM", {}, [float("nan")]),
+        ("odd_bound", "HISTOGRAM", {}, [2, 1]),
+    ],
+)
+def test_a_metric_that_would_spoil_the_page_of_the_mesh_is_refused(
+    name: str, kind: str, labels: Any, buckets: Any
+) -> None:
+    with pytest.raises(pb_utils.TritonModelException):
+        pb_utils.MetricFamily(name, "", kind).Metric(labels, buckets)
+
+
 @pytest.mark.parametrize(("name", "labels"), [("family", {"a": 1}), ("family", {1: "a"}), (5, {}), ("\ud800", {})])
 def test_what_could_not_be_reported_of_a_metric_is_refused(name: Any, labels: Any) -> None:
     with pytest.raises((TypeError, UnicodeEncodeError)):

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
-from executor.engine.base import RowResult
+from executor.engine.base import RowError, RowResult
 from executor.workers import answers
 from executor.workers.answers import answer
-from shared.contract.errors import Code
+from shared.contract.errors import Code, Reason
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
-from shared.contract.tensors import from_numpy
+from shared.contract.tensors import Tensor, from_numpy
+
+
+class Text(str):
+    """A text that no message takes, as numpy's are."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        RowError(Text("INTERNAL"), "m", number=2),
+        RowError(Code.NOT_FOUND, cast("str", {}), number=2),
+        RowError("INTERNAL", cast("str", 5), lost=True, number=2),
+        RowResult((), parameters={"a": Text("x")}, number=2),
+        RowResult(cast("tuple[Tensor]", (5,)), number=2),
+    ],
+)
+def test_what_a_backend_gives_and_no_message_takes_is_an_error_of_that_row(result: RowResult | RowError) -> None:
+    told = decode_reply(answer(result, version="1", executor=ExecutorId("a"), step=3, more=True))
+
+    is_lost = isinstance(result, RowError) and result.lost
+    assert (Code.INTERNAL, 2 if is_lost else 3, 2, True) == (told.error_code, told.step, told.number, told.more)
+    assert told.error.startswith("the model's answer cannot be sent: ")
+    assert (Reason.LOST if is_lost else "") == told.reason
 
 
 def test_an_answer_that_redis_does_not_take_is_told_as_such() -> None:
