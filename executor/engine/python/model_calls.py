@@ -77,20 +77,20 @@ def prepared(request: MadeRequest) -> ModelCall:
         raise TritonModelException(
             f"the parameter '{min(taken)}' of an InferenceRequest is set by its correlation_id, flags and timeout"
         )
-    version = index(request.model_version())
+    version = _whole(request.model_version())
     call = ModelCall(
         number=0,
         model=_text(request.model_name()),
         version="" if version < 0 else str(version),
         request_id=_text(request.request_id()),
         correlation_id=_correlation_id(request.correlation_id()),
-        flags=index(request.flags()),
+        flags=_whole(request.flags()),
         inputs=tuple(
             Tensor(_text(tensor.name()), datatype_of(tensor), tuple(tensor.shape()), raw_content(tensor))
             for tensor in request.inputs()
         ),
         outputs=tuple(map(_text, request.requested_output_names())),
-        timeout_us=index(request.timeout()),
+        timeout_us=_whole(request.timeout()),
         parameters=parameters,
     )
     return calls.complete(call, request.trace())
@@ -103,12 +103,17 @@ def _text(given: object) -> str:
     return text_of(given)
 
 
+def _whole(given: SupportsIndex) -> int:
+    """What the model gave as a whole number, as Python's own type: not a bool, nor another subclass."""
+    return int(index(given))
+
+
 def _correlation_id(given: object) -> CorrelationId:
     """What the model gave, as Python's own type: it may be an element of a CORRID control's array."""
     if isinstance(given, str):
         return text_of(given)
     if isinstance(given, SupportsIndex) and 0 <= index(given) <= UINT64_MAX:
-        return int(index(given))
+        return _whole(given)
     raise TritonModelException(f"a correlation id is a str or a uint64, not {given!r}")
 
 

@@ -171,7 +171,7 @@ def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> N
 
 @pytest.mark.parametrize(("given", "named"), [("np.uint64(2**64 - 1)", 2**64 - 1), ("np.str_('s')", "s"), ("True", 1)])
 def test_a_call_s_numbers_may_be_elements_of_arrays(workshop: Workshop, door: Door, given: str, named: object) -> None:
-    more = "flags=np.int32(1), timeout=np.int64(9), model_version=np.int32(2), request_id=np.str_('r')"
+    more = "flags=True, timeout=np.int64(9), model_version=np.int32(2), request_id=np.str_('r')"
     more += ", to=np.str_('other')"
     workshop.python("caller", model(f"call(correlation_id={given}, {more}).exec()"))
 
@@ -180,6 +180,7 @@ def test_a_call_s_numbers_may_be_elements_of_arrays(workshop: Workshop, door: Do
     (made,) = door.calls
     assert (named, 1, 9, "2") == (made.correlation_id, made.flags, made.timeout_us, made.version)
     assert type(named) is type(made.correlation_id)
+    assert type(made.flags) is int
     assert encode(made), "no message takes a subclass of str"
 
 
