@@ -76,6 +76,11 @@ class LazyCommand(click.Command):
         )
         self._module = module
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Leaves the arguments to the command itself: a parser here would take its `--` away."""
+        ctx.params["arguments"] = tuple(args)
+        return []
+
     def _run(self, arguments: Sequence[str]) -> None:
         """Calls the module's `main`, which returns the exit code, or the command in it."""
         main: Callable[[Sequence[str]], int | None] | None = getattr(import_module(self._module), "main", None)

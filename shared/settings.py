@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import socket
 import sys
@@ -222,6 +223,16 @@ class ByteCount(click.ParamType[int]):
         return int(digits) * factor
 
 
+class FiniteRange(click.FloatRange):
+    """A number within bounds. `nan` is in no bounds, though it compares as if."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
 class AutoCount(click.ParamType[Any]):
     """A number within bounds, or the word `auto`, which is kept as it is."""
 
@@ -367,7 +378,7 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
     if kind is int:
         return click.IntRange(whole(meaning.minimum), whole(meaning.maximum))
     if kind is float:
-        return click.FloatRange(meaning.minimum, meaning.maximum)
+        return FiniteRange(meaning.minimum, meaning.maximum)
     if kind is Path:
         return click.Path(path_type=Path)
     if kind is str:

@@ -17,6 +17,8 @@ KINDS = ("python", "torch", "onnx")
 MAKER = "make_model.py"
 """Writes the model's file. A template without it needs none."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+NAME_LENGTH_MAX = 200
+"""File systems take 255 bytes."""
 HELP = """Writes the folder of a model that works: configuration, model, and a client.
 
 The model has one input, one output and one state, which the mesh keeps for each sequence. Change it into yours.
@@ -52,13 +54,18 @@ def new(model: str, kind: str, models: Path) -> None:
     if kind != "python" and find_spec(kind) is None:
         raise click.ClickException(f"the package {kind} writes the model's file, and is missing: pip install {kind}")
     folder = models / model
+    if len(model) > NAME_LENGTH_MAX:
+        raise click.BadParameter(f"{len(model)} characters, of at most {NAME_LENGTH_MAX}", param_hint="MODEL")
     if folder.exists():
         raise click.ClickException(f"{folder} exists: give another name, or remove it")
-    models.mkdir(parents=True, exist_ok=True)
-    # Beside its place, and moved there when it is whole: an executor that polls the repository never sees a part of it.
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=models) as made:
-        write(Path(made) / model, kind)
-        (Path(made) / model).rename(folder)
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        # Beside its place, and moved there when it is whole: an executor that polls the repository never sees a part.
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=models) as made:
+            write(Path(made) / model, kind)
+            (Path(made) / model).rename(folder)
+    except OSError as error:
+        raise click.ClickException(f"{folder} cannot be written: {error.strerror or error}") from error
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         click.echo(f"  {path}")
     click.echo(f"\nNow: seqmesh up --models {models}\nThen, in another terminal: python {folder / 'client.py'}")

@@ -209,6 +209,9 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
             yield warn(f"model {model}", f"{counted(waiting, 'sequence')} without a slot", "run more executors")
         else:
             yield ok(f"model {model}", f"served by {', '.join(sorted(executors))}")
+    if members and not usable:
+        remedy = "seqmesh drain NAME --undo for one that is drained; else look into their logs, or run another one"
+        yield fail("models", "no executor takes work, so none is served", remedy)
     if usable and not served:
         yield fail("models", "no model is loaded", "give the executors a repository with models (--models)")
 

@@ -162,13 +162,15 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
     click.echo(f"{file}: {steps} of {name}, {len(data)} bytes")
 
 
-async def import_file(settings: OperatorSettings, file: Path, *, as_id: str, version: str, string: bool) -> None:
+async def import_file(settings: OperatorSettings, file: Path, *, as_id: str | None, version: str, string: bool) -> None:
     """Carries `seqmesh seq import` out. Raises click.ClickException with the reason if it cannot be done."""
+    if as_id == "":
+        raise click.UsageError("--as: the id is empty")
     data = await asyncio.to_thread(file.read_bytes)
     async with found_mesh(settings) as mesh:
         with told(file):
             exported = from_file(data)
-            correlation_id = correlation_id_from(as_id, string=string) if as_id else exported.id
+            correlation_id = exported.id if as_id is None else correlation_id_from(as_id, string=string)
             await mesh.sequences.reopen(sequence_id(exported.model, version, correlation_id), exported)
     click.echo(f"{id_text(correlation_id)} goes on behind step {exported.steps}")
 
@@ -184,9 +186,15 @@ def told(what: object) -> Generator[None]:
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all, and that only its owner reads."""
+    """Writes a file that is there whole or not at all, and that only its owner reads. What a link leads to is written;
+    a device or a pipe is written into, not replaced.
+    """
+    file = file.resolve()
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
+        if file.exists() and not file.is_file():
+            file.write_bytes(data)
+            return
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
             written.write(data)
         beside.replace(file)
@@ -304,7 +312,7 @@ command = click.Group(
             import_file,
             [
                 click.Argument(["file"], type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-                click.Option(["--as", "as_id"], default="", metavar="ID", help="Under this id instead of its own."),
+                click.Option(["--as", "as_id"], metavar="ID", help="Under this id instead of its own."),
                 *NAMING,
             ],
         ),

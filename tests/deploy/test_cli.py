@@ -87,6 +87,37 @@ def test_a_services_arguments_reach_it_as_they_are(monkeypatch: pytest.MonkeyPat
     assert seen == [("--http-port", "1", "--help")]
 
 
+@pytest.mark.parametrize("command", ["seq", "drain"])
+def test_what_stands_behind_two_dashes_is_no_option(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id may begin with a dash."""
+    monkeypatch.chdir(tmp_path)
+    words = {"seq": ["seq", "show", "m", "--", "-5"], "drain": ["drain", "--", "-x"]}[command]
+
+    said = CliRunner().invoke(cli.main, words)
+
+    assert "no mesh runs in" in said.output
+    assert said.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["new", "m" * 300], "300 characters, of at most 200"),
+        (["new", "x", "--models", "/proc/nope"], "/proc/nope/x cannot be written"),
+        (["chaos", "--write-models", "/proc/nope"], "/proc/nope cannot be written"),
+        (["chaos", "--minutes", "nan"], "'nan' is no number"),
+    ],
+)
+def test_what_cannot_be_done_is_told_without_a_traceback(words: list[str], text: str) -> None:
+    said = CliRunner().invoke(cli.main, words)
+
+    assert text in said.output
+    assert said.exit_code in (1, 2)
+    assert isinstance(said.exception, SystemExit)
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_services_exit_code_is_the_commands(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """A health check, and whatever starts services again, reads it."""

@@ -127,6 +127,8 @@ def test_models_that_are_not_loaded_say_why() -> None:
         (Severity.OK, "model a", ""),
         (Severity.WARN, "model b", "run more executors"),
     ] == [(one.severity, one.subject, one.remedy) for one in found]
+    drained = [member("executor-1", models=("a",), alive=False)]
+    assert ["no executor takes work, so none is served"] == [one.text for one in of_models(drained, {})]
     assert ["no model is loaded"] == [one.text for one in of_models([member("executor-1")], {})]
     assert ["calls itself not ready on executor-1"] == [
         one.text

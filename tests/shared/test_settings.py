@@ -122,6 +122,7 @@ def test_wrong_sizes_are_refused(capsys: pytest.CaptureFixture[str], text: str) 
 def test_values_out_of_bounds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--http-port" in refusal(capsys, "--http-port", "65536")
     assert "--load" in refusal(capsys, "--load", "0.9")
+    assert "--load" in refusal(capsys, "--load", "nan")
     assert "--mode" in refusal(capsys, "--mode", "poll")
 
 
