@@ -30,6 +30,8 @@ def test_made_inputs_fit_the_model_and_are_always_the_same() -> None:
     assert sequences == made_sequences([NUMBER, TEXT, OPEN, Input("H", "BF16", (1, 1))], {"S": (3,)}, 5)
     with pytest.raises(click.UsageError, match="give --shape S:N"):
         made_sequences([OPEN], {}, 1)
+    with pytest.raises(click.UsageError, match="--shape N: the model has no such input; it has S"):
+        made_sequences([OPEN], {"S": (3,), "N": (3,)}, 1)
 
 
 def read(tmp_path: Path, data: Any, *inputs: Input) -> Any:
