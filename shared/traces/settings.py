@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shared.contract.errors import Code, RequestError
+from shared.contract.ids import UINT64_DIGITS
 from shared.traces.context import ALWAYS, Sampler
 
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
@@ -29,9 +30,7 @@ NO_EXPORTER = (
     "Attempting to set invalid trace setting :no exporter is given (start the services with "
     "OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER)"
 )
-LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
-DIGITS_MAX = 20
-"""Of a number that is read; a longer one is out of any range."""
+LEADING_NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
@@ -121,7 +120,8 @@ def _number(name: str, words: list[str] | None) -> int | None:
     match = LEADING_NUMBER.match(words[0])
     if match is None:
         raise RequestError(f"Unable to parse '{name}', got: {words[0]}")
-    number = int(match[1][: DIGITS_MAX + 1])
+    # A longer one is out of any range, however long it is; Python reads no number of thousands of digits.
+    number = int(match[1] + match[2][: UINT64_DIGITS + 1])
     if name == "trace_count":
         if number < UNLIMITED:
             raise RequestError(f"Unable to parse '{name}'. Expecting value >= -1, got: {number}")

@@ -181,6 +181,13 @@ def test_a_number_is_read_by_no_more_than_its_digits(text: str, refusal: str) ->
         trace_settings.parse({"trace_rate": [text]}, exporting=True)
 
 
+def test_zeros_before_a_number_do_not_count() -> None:
+    assert {"trace_rate": 5, "trace_count": -1} == trace_settings.parse(
+        {"trace_rate": ["0" * 30 + "5"], "trace_count": ["-" + "0" * 30 + "1"]}, exporting=True
+    )
+    assert {"trace_rate": 0} == trace_settings.parse({"trace_rate": ["00"]}, exporting=True)
+
+
 # -- log settings ------------------------------------------------------------------------------------------------------
 
 
