@@ -66,14 +66,7 @@ class LazyCommand(click.Command):
     """
 
     def __init__(self, name: str, module: str, summary: str) -> None:
-        super().__init__(
-            name,
-            callback=self._run,
-            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-            help=summary,
-            add_help_option=False,
-            context_settings={"ignore_unknown_options": True},
-        )
+        super().__init__(name, callback=self._run, help=summary, add_help_option=False)
         self._module = module
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

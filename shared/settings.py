@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from shared.contract.ids import UINT64_DIGITS
 from shared.contract.locations import ModelLocation, parse_location, split_locations
 from shared.process.cpu_policy import CpuPolicy
 from shared.statistics.metrics_config import MetricsConfig, parse_metrics_config
@@ -199,9 +200,6 @@ class MetricsSettings(CommonSettings):
         return parse_metrics_config(self.metrics_config)
 
 
-SIZE_DIGITS_MAX = 20
-
-
 class ByteCount(click.ParamType[int]):
     """A number of bytes: 1048576, 1024KiB, 1MiB."""
 
@@ -216,14 +214,14 @@ class ByteCount(click.ParamType[int]):
         text = str(value).strip()
         digits = text.rstrip("BbKkMmGgIi ")
         factor = BYTE_UNITS.get(text[len(digits) :].strip().upper())
-        if factor is None or not digits.isdecimal() or len(digits) > SIZE_DIGITS_MAX:
+        if factor is None or not digits.isdecimal() or len(digits) > UINT64_DIGITS:
             self.fail(f"{text!r} is not a size; write for instance 67108864 or 64MiB", param, ctx)
         if int(digits) * factor < self.minimum:
             self.fail(f"{text!r} is less than {int(self.minimum)} bytes", param, ctx)
         return int(digits) * factor
 
 
-class FiniteRange(click.FloatRange):
+class NumberRange(click.FloatRange):
     """A number within bounds. `nan` is in no bounds, though it compares as if."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -378,7 +376,7 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
     if kind is int:
         return click.IntRange(whole(meaning.minimum), whole(meaning.maximum))
     if kind is float:
-        return FiniteRange(meaning.minimum, meaning.maximum)
+        return NumberRange(meaning.minimum, meaning.maximum)
     if kind is Path:
         return click.Path(path_type=Path)
     if kind is str:

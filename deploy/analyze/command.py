@@ -30,7 +30,7 @@ from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, tri
 from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
 from deploy.local.data_directory import LauncherError
-from shared.settings import ByteCount, FiniteRange
+from shared.settings import ByteCount, NumberRange
 
 HELP = """Finds the configuration of a model that serves most steps a second within bounds.
 
@@ -142,13 +142,13 @@ class Search:
 
 @click.command("analyze", help=HELP, context_settings={"max_content_width": 110})
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--p99-ms", type=FiniteRange(0), default=0.0, metavar="MS", help="Bound of the 99th percentile.")
+@click.option("--p99-ms", type=NumberRange(0), default=0.0, metavar="MS", help="Bound of the 99th percentile.")
 @click.option("--memory", type=ByteCount(0), default=0, metavar="BYTES", help="Bound of the executor's memory (2GiB).")
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Callers.")
 @click.option("--trials", "trials_max", type=click.IntRange(1), default=40, show_default=True, help="Most trials.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of a trial.")
-@click.option("--window-s", type=FiniteRange(0.1), default=3.0, show_default=True, help="Length of a round.")
-@click.option("--warmup-s", type=FiniteRange(0.0), default=2.0, show_default=True, help="Load before them.")
+@click.option("--window-s", type=NumberRange(0.1), default=3.0, show_default=True, help="Length of a round.")
+@click.option("--warmup-s", type=NumberRange(0.0), default=2.0, show_default=True, help="Load before them.")
 @click.option(
     "--sequence-length", type=click.IntRange(1), default=20, show_default=True, help="Steps of made sequences."
 )

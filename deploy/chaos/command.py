@@ -27,7 +27,7 @@ from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, judge, markdown, report_of
 from deploy.chaos.run import run
-from shared.settings import FiniteRange
+from shared.settings import NumberRange
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
 
@@ -103,7 +103,7 @@ def pids_of(text: str) -> dict[Victim, list[int]]:
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeats the plan of a run. [default: a new one]")
 @click.option("--steps", type=COUNT, default=20_000, metavar="N", help="Steps to play, at least.")
 @click.option("--faults", type=click.IntRange(0), default=40, metavar="N", help="Faults to bring about.")
-@click.option("--minutes", type=FiniteRange(0.05), default=30.0, metavar="M", help="Longest time of the run.")
+@click.option("--minutes", type=NumberRange(0.05), default=30.0, metavar="M", help="Longest time of the run.")
 @click.option("--kinds", type=kinds_of, metavar="A,B", help=KINDS_HELP)
 @click.option("--clients", type=COUNT, default=48, metavar="N", help="Sequences that are played at once.")
 @click.option(

@@ -16,7 +16,7 @@ from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, na
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, counted, id_text
 from shared.contract.ids import correlation_id_of
-from shared.settings import FiniteRange
+from shared.settings import NumberRange
 from shared.store.company import call_addresses, services
 from shared.store.exported import ExportError, from_file
 from shared.store.journals import Journal, JournaledStep, JournalError, NoSequenceError, read_journal
@@ -199,8 +199,8 @@ command = operator_command(
         click.Option(["--to-model"], default="", metavar="MODEL", help="Another model that is to run the steps."),
         click.Option(["--to-version"], default="", metavar="VERSION", help="The version that is to run the steps."),
         click.Option(["--steps"], type=click.IntRange(1), help="Only so many steps, from START on."),
-        click.Option(["--atol"], type=FiniteRange(0), default=0.0, help="Difference that is allowed."),
-        click.Option(["--rtol"], type=FiniteRange(0), default=0.0, help="Difference that is allowed, of the number."),
+        click.Option(["--atol"], type=NumberRange(0), default=0.0, help="Difference that is allowed."),
+        click.Option(["--rtol"], type=NumberRange(0), default=0.0, help="Difference that is allowed, of the number."),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON."),
         click.Option(
             ["--gateway"], default="", metavar="ADDRESS", help="HOST:PORT of a gateway's gRPC port; grpcs:// for TLS."
@@ -210,7 +210,7 @@ command = operator_command(
         click.Option(["--client-key"], type=FILE, help="Key for a gateway that asks for a certificate."),
         click.Option(["--client-cert"], type=FILE, help="That certificate."),
         click.Option(
-            ["--timeout"], type=FiniteRange(0.001), default=60.0, show_default=True, help="Seconds for each step."
+            ["--timeout"], type=NumberRange(0.001), default=60.0, show_default=True, help="Seconds for each step."
         ),
         *NAMING,
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from executor.core.state import VoidCause
 from executor.engine.base import RowError, RowResult
 from shared.contract.errors import Code, Reason, sendable
@@ -25,13 +27,13 @@ def answer(
     bytes_max  largest value that Redis takes
     more       other answers follow
     """
+    encoded = partial(_encoded, version=version, executor=executor, step=step, bytes_max=bytes_max, more=more)
     try:
-        return _encoded(result, version=version, executor=executor, step=step, bytes_max=bytes_max, more=more)
+        return encoded(result)
     except Exception as error:  # noqa: BLE001  the backend's own: it must not end the task that sends all answers
         message = f"the model's answer cannot be sent: {type(error).__name__}: {error}"
         is_lost = isinstance(result, RowError) and result.lost
-        wrong = RowError(Code.INTERNAL, message, lost=is_lost, number=result.number)
-        return _encoded(wrong, version=version, executor=executor, step=step, bytes_max=bytes_max, more=more)
+        return encoded(RowError(Code.INTERNAL, message, lost=is_lost, number=result.number))
 
 
 def _encoded(

@@ -15,6 +15,7 @@ from gateway.grpc.errors import status_of
 from gateway.grpc.intake import Intake
 from gateway.grpc.restricted import refuse_restricted
 from gateway.grpc.wire.rpc import Rpc
+from gateway.requests.status import unexpected
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.process import logs
 
@@ -59,8 +60,7 @@ class Rpcs:
             rpc.end(*status_of(error.released()))
         except Exception as error:  # noqa: BLE001  of this call alone
             logs.error("grpc call failed unexpectedly", error, path=rpc.opening.path)
-            failure = MeshError(f"internal error in the gateway: {type(error).__name__}", Code.INTERNAL)
-            rpc.end(*status_of(failure))
+            rpc.end(*status_of(unexpected(error)))
 
     def _with_message(self, work: Callable[[Any, Rpc], Awaitable[Any]], kind: Any) -> Callable[[Rpc], Awaitable[Any]]:
         """Reads the call's message, then calls `work`. kind: the message's class"""

@@ -44,9 +44,10 @@ from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.regions import NO_REGIONS, Regions
+from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
 from shared.contract.endpoints import Endpoint
-from shared.contract.errors import Code, MeshError, ModelError, UnavailableError
+from shared.contract.errors import MeshError, UnavailableError
 from shared.process import logs
 
 OUTSTANDING_BYTES_MAX = 256 << 20
@@ -293,7 +294,7 @@ class InferStream:
         if self._is_cut:
             return
         if not isinstance(content, Answer | MeshError):
-            content = MeshError(f"internal error in the gateway: {type(content).__name__}", Code.INTERNAL)
+            content = unexpected(content)
         size = 0 if isinstance(content, MeshError) else content.output_bytes
         self._parts.append(Part(request, content, is_last, is_news, size, size + ENTRY_BYTES))
         self._outstanding_bytes += size
@@ -382,7 +383,7 @@ class InferStream:
                 error = failure.released()
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
                 logs.error("request failed unexpectedly", failure, model=request.model)
-                error = ModelError(f"internal error in the gateway: {type(failure).__name__}")
+                error = unexpected(failure)
         if error.accepted and self._metadata.status_on_error:
             raise error
         return encode_stream_error(error, request.request_id, request.model, is_last=is_last).SerializeToString()

@@ -31,6 +31,7 @@ from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
+from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
@@ -201,9 +202,8 @@ class Inference:
             return None
         except Exception as error:  # noqa: BLE001  of this request alone: a held one is entered in the catalog's task
             logs.error("request failed unexpectedly", error, model=call.model)
-            failure = MeshError(f"internal error in the gateway: {type(error).__name__}", Code.INTERNAL)
             if not caller.future.done():
-                caller.future.set_exception(failure)
+                caller.future.set_exception(unexpected(error))
             return None
 
     def _hold(self, call: InferCall, caller: Caller) -> None:

@@ -1,4 +1,4 @@
-"""Maps error codes to the status of each protocol (triton-spec 5.2)."""
+"""Maps errors to the status of each protocol (triton-spec 5.2)."""
 
 from __future__ import annotations
 
@@ -42,3 +42,8 @@ def grpc_details(error: MeshError) -> tuple[tuple[str, str], ...]:
     """Trailing metadata of a sequence's error: `seqmesh-reason`, `seqmesh-last-step`, `seqmesh-retry`; and of one that
     has asked about its wait, for instance `seqmesh-place`."""
     return tuple((f"seqmesh-{name.replace('_', '-')}", str(value)) for name, value in error.facts.items())
+
+
+def unexpected(error: BaseException) -> MeshError:
+    """What a client hears of a defect of the gateway's own."""
+    return MeshError(f"internal error in the gateway: {type(error).__name__}", Code.INTERNAL)

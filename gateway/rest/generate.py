@@ -17,7 +17,7 @@ from gateway.models.catalog import Catalog
 from gateway.requests.answers import RequestAnswers
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
-from gateway.requests.status import http_error
+from gateway.requests.status import http_error, unexpected
 from gateway.requests.waiting import Answer
 from gateway.rest.body import BULKY_BYTES, read_headers
 from gateway.rest.client_watch import ClientWatch
@@ -193,7 +193,7 @@ async def _while_present(
             return error.released()
         except Exception as error:  # noqa: BLE001  a response that has begun can only end with an event
             logs.error("request failed unexpectedly", error, path=scope["path"])
-            return ModelError(f"internal error in the gateway: {type(error).__name__}")
+            return unexpected(error)
 
     while (answer := await client.while_present(asyncio.ensure_future(following()))) is not None:
         yield answer

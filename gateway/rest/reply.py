@@ -9,7 +9,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.restrictions import Restriction
-from gateway.requests.status import http_error
+from gateway.requests.status import http_error, unexpected
 from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
 from shared.contract.errors import MeshError
@@ -87,4 +87,4 @@ class RouteEndpoint:
             await send_error(send, error.released())
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something
             logs.error("request failed unexpectedly", error, path=scope["path"])
-            await send_json(send, {"error": f"internal error in the gateway: {type(error).__name__}"}, 500)
+            await send_json(send, {"error": unexpected(error).message}, 500)

@@ -34,15 +34,14 @@ NUMPY_TYPE: dict[str, np.dtype[Any]] = {
 ELEMENT_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_TYPE.items()} | {"BF16": 2}
 """Size of one element, bytes. BYTES is not in it, because its elements have no fixed size."""
 
+RANK_MAX = 64
+"""Dimensions of a tensor that a client sends; numpy and torch know no more. The product of very many is a number of
+megabytes, and takes hours."""
+
 PARTS_MAX = 1 << 14
 """Lengths and elements that are gathered before they are joined: as objects, short ones take many times their bytes."""
 
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
-
-
-RANK_MAX = 64
-"""Dimensions of a tensor that a client sends; numpy and torch know no more. The product of very many is a number of
-megabytes, and takes hours."""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):

@@ -21,11 +21,10 @@ from executor.engine.python.response import (
     InferenceResponse,
     TritonError,
     WrongResponseError,
-    is_text,
     response_parameters,
-    text_of,
 )
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
+from executor.engine.python.texts import is_text, plain_text
 from shared.contract.errors import Code
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
@@ -100,7 +99,7 @@ def _text(given: object) -> str:
     """What the model gave as a name. Raises TritonModelException for what is no text."""
     if not is_text(given):
         raise TritonModelException(f"the names and ids of an InferenceRequest are strings, not {given!r}")
-    return text_of(given)
+    return plain_text(given)
 
 
 def _whole(given: SupportsIndex) -> int:
@@ -111,7 +110,7 @@ def _whole(given: SupportsIndex) -> int:
 def _correlation_id(given: object) -> CorrelationId:
     """What the model gave, as Python's own type: it may be an element of a CORRID control's array."""
     if isinstance(given, str):
-        return text_of(given)
+        return plain_text(given)
     if isinstance(given, SupportsIndex) and 0 <= index(given) <= UINT64_MAX:
         return _whole(given)
     raise TritonModelException(f"a correlation id is a str or a uint64, not {given!r}")

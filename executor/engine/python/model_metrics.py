@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+from executor.engine.python.texts import plain_text
 from shared.statistics.reports import CustomFamily, Sample, merged_families
 
 Labels = tuple[tuple[str, str], ...]
@@ -109,13 +110,11 @@ def _family(name: str, description: str, kind: str) -> _Family:
 
 
 def _text(given: object) -> str:
-    """A model may give anything. A value that is no text would make the executor's whole report fail, and so would a
-    subclass of `str`, such as an element of numpy's arrays."""
+    """A model may give anything. A value that is no text would make the executor's whole report fail."""
     if not isinstance(given, str):
         raise TypeError(f"names, descriptions and labels of metrics are strings, not {given!r}")
-    text = str.__str__(given)
-    text.encode()
-    return text
+    given.encode()
+    return plain_text(given)
 
 
 def _check_kind(kind: str) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.python.model import CallBlock, error_text, takes
-from executor.engine.python.response import is_text, text_of
+from executor.engine.python.texts import is_text, plain_text
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode
@@ -92,17 +92,18 @@ def _packed(given: object) -> Sequence[Tensor]:
 def _tensor(name: object, value: object) -> Tensor:
     if not is_text(name):
         raise TypeError(f"expected names that are text, got {name!r}")
+    name = plain_text(name)
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"expected a numpy array as '{name}', got {type(value).__name__}")
     array: NDArray[Any] = np.asarray(cast("Any", value))
     if array.dtype.kind in "OSU":
         if not all(isinstance(element, str | bytes) for element in array.reshape(-1).tolist()):
             raise TypeError(f"expected str or bytes as elements of '{name}'")
-        return from_numpy(text_of(name), array)
+        return from_numpy(name, array)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if little.dtype not in DATATYPE_OF:
         raise TypeError(f"'{name}' has elements of a type that no tensor has: {array.dtype}")
-    return from_numpy(text_of(name), little)
+    return from_numpy(name, little)
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

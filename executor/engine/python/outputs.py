@@ -17,10 +17,10 @@ from executor.engine.python.response import (
     TritonError,
     WrongResponseError,
     response_parameters,
-    text_of,
 )
 from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
+from executor.engine.python.texts import plain_text
 from executor.engine.state_tensors import size_problem
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
@@ -118,9 +118,9 @@ def _reported(response: InferenceResponse) -> RowError | None:
     if failure is None:
         return None
     if not isinstance(failure, TritonError):
-        return RowError(Code.INTERNAL, text_of(failure))
+        return RowError(Code.INTERNAL, plain_text(failure))
     code = failure.code()
-    return RowError(Code(code) if code in _CODES else Code.INTERNAL, text_of(failure.message()))
+    return RowError(Code(code) if code in _CODES else Code.INTERNAL, plain_text(failure.message()))
 
 
 class OutputCheck:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard, cast
+from typing import cast
 
 from executor.engine.python.tensor import ModelTensor
+from executor.engine.python.texts import is_text, plain_text
 from shared.contract.parameters import Parameter
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -100,7 +101,7 @@ def response_parameters(said: object) -> Mapping[str, Parameter]:
                 f"response parameter {key!r} has invalid type: keys must be str, values str, int (of 64 bits), bool or "
                 "float"
             )
-        plain[text_of(key)] = found
+        plain[plain_text(key)] = found
     return plain
 
 
@@ -112,14 +113,4 @@ def _plain(value: object) -> Parameter | None:
         return float(value)
     if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
         return int(value)
-    return text_of(value) if is_text(value) else None
-
-
-def text_of(value: object) -> str:
-    """The value as a text of Python's own type. Messages take no subclass, such as an element of numpy's arrays."""
-    return str.__str__(str(value))
-
-
-def is_text(value: object) -> TypeGuard[str]:
-    """Whether it is a string that UTF-8 can encode: half a surrogate pair it cannot."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    return plain_text(value) if is_text(value) else None
