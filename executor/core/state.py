@@ -181,6 +181,11 @@ class OwnedSequence:
         return self.steps.get(self.next_step) if self.phase is OwnedPhase.READY else None
 
     @property
+    def is_called(self) -> bool:
+        """Whether any of its steps is a call, for whose answer another model's step waits."""
+        return any(queued.message.chain for queued in self.steps.values())
+
+    @property
     def head_is_cancelled(self) -> bool:
         """Whether the head is cancelled. A replayed step never is: it was answered before, and runs again for the
         state.

@@ -7,7 +7,7 @@ from functools import partial
 
 from executor.connections import RedisConnections, insist
 from executor.core.events import CheckpointFetched, SuspectTried
-from executor.core.state import OwnedPhase
+from executor.core.state import OwnedPhase, OwnedSequence
 from executor.sequences.checkpoints import read_checkpoints
 from executor.sequences.inbox import Inbox
 from executor.sequences.sequence_model import SequenceModel
@@ -44,22 +44,41 @@ async def fetch_checkpoints(
 
 
 async def try_suspects(model: SequenceModel, connections: RedisConnections, alone: asyncio.Lock) -> None:
-    """Tries suspected sequences, with which several owners in a row were lost, for ever. Only one is tried at a time,
-    from loading its state to the commit of its step, and Redis is told before. If this owner is lost too, only that
-    sequence can be the cause.
+    """Tries suspected sequences, with which several owners in a row were lost, for ever. Redis is told before each
+    trial, and only one goes on at a time, from loading the state to the commit of the step. If this owner is lost too,
+    only that sequence can be the cause.
+
+    A sequence with a step that a model calls is tried at once: the step that waits for it may be on trial.
 
     alone  of all models together: held during a trial
     """
-    while True:
-        await model.trial_due.wait()
-        model.trial_due.clear()
-        # The sequence that is suspected least comes first, because it is the most likely to succeed.
-        while (owned := min(model.state.suspects, key=lambda suspect: suspect.suspicion, default=None)) is not None:
-            async with alone:
-                before = owned.committed
-                attempt = connections.scripts.attempt(owned.sequence, owned.epoch)
-                await insist("attempt", partial(connections.scripts.run, attempt))
-                logs.warning("suspected sequence tried", sequence=owned.sequence, owners_lost=owned.suspicion)
-                model.handle(SuspectTried(owned))
-                while owned.phase is not OwnedPhase.ABSENT and owned.committed <= before:  # noqa: ASYNC110 - rare, and it has many ways to end
-                    await asyncio.sleep(TRIAL_POLL_S)
+    in_turn: asyncio.Task[None] | None = None
+    async with asyncio.TaskGroup() as trials:
+        while True:
+            await model.trial_due.wait()
+            model.trial_due.clear()
+            for owned in model.state.suspects:
+                if owned.is_called:
+                    trials.create_task(_try_one(model, connections, owned))
+            if in_turn is None or in_turn.done():
+                in_turn = trials.create_task(_try_in_turn(model, connections, alone))
+
+
+async def _try_in_turn(model: SequenceModel, connections: RedisConnections, alone: asyncio.Lock) -> None:
+    while model.state.suspects:
+        async with alone:
+            # The sequence that is suspected least comes first, because it is the most likely to succeed.
+            owned = min(model.state.suspects, key=lambda suspect: suspect.suspicion, default=None)
+            if owned is None:
+                return
+            before = owned.committed
+            await _try_one(model, connections, owned)
+            while owned.phase is not OwnedPhase.ABSENT and owned.committed <= before:  # noqa: ASYNC110 - rare, and it has many ways to end
+                await asyncio.sleep(TRIAL_POLL_S)
+
+
+async def _try_one(model: SequenceModel, connections: RedisConnections, owned: OwnedSequence) -> None:
+    attempt = connections.scripts.attempt(owned.sequence, owned.epoch)
+    await insist("attempt", partial(connections.scripts.run, attempt))
+    logs.warning("suspected sequence tried", sequence=owned.sequence, owners_lost=owned.suspicion)
+    model.handle(SuspectTried(owned))

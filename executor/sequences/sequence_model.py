@@ -77,7 +77,7 @@ class SequenceModel:
     """The sequences of one model version on this executor.
 
     fetch_due  set when checkpoints are to be fetched (`executor.sequences.arrivals`)
-    trial_due  set when a suspected sequence has come
+    trial_due  set when a step comes while a suspected sequence waits for its trial
     leave_due  set when idle sequences are to leave (`executor.sequences.departures`)
     """
 
@@ -280,9 +280,10 @@ class SequenceModel:
         """
         refused, now_us = self._rows.problem(step, message) is not None, monotonic_us()
         queued = QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused)
-        if step.suspicion:
+        gone = self._act(decide(self.state, queued, now_us))
+        if self.state.by_phase[OwnedPhase.SUSPECTED]:
             self.trial_due.set()
-        return self._act(decide(self.state, queued, now_us))
+        return gone
 
     def look(self, *, at_once: bool = False) -> None:
         """Wakes who has something to do: after events have been decided. at_once: batches begin here already, because

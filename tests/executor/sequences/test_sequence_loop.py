@@ -21,7 +21,7 @@ from executor.core.state import Checkpoint, OwnedSequence, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.pytorch import devices
 from executor.reporting.statistics import StatisticsRecorder
-from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ
+from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ, try_suspects
 from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import SequenceModel
 from executor.workers.devices import DeviceLostError, Devices
@@ -158,12 +158,14 @@ class Stage:
         shape: tuple[int, ...] = (1, 1),
         own_sequence: bool = False,
         given_up: bool = False,
+        suspicion: int = 0,
+        chain: tuple[str, ...] = (),
         epoch: int = 1,
         more: bool = False,
     ) -> None:
         """A step comes out of the inbox. more: the same read has brought others, so nothing is begun yet"""
         tensor = Tensor("INPUT", "INT32", shape, bytes(4 * shape[-1]))
-        message = InferMessage("m", "1", "", correlation_id, (tensor,), own_sequence=own_sequence)
+        message = InferMessage("m", "1", "", correlation_id, (tensor,), own_sequence=own_sequence, chain=chain)
         inbox = InboxStep(
             entry=f"{number}-{slot}",
             sequence=sequence_id("m", "", correlation_id),
@@ -178,6 +180,7 @@ class Stage:
             token=str(number),
             message=b"",
             given_up=given_up,
+            suspicion=suspicion,
         )
         self.gone += self.model.take(inbox, message)
         if not more:
@@ -574,6 +577,44 @@ class TestOwnership:
             await until(lambda: engine.states == {3, 4})
             on.model.forget_all()
             await until(lambda: not engine.states)
+
+
+class TestSuspects:
+    """Sequences with which several owners in a row were lost."""
+
+    async def test_one_at_a_time_is_tried_and_called_ones_at_once_because_the_tried_step_may_wait_for_them(
+        self,
+    ) -> None:
+        async with stage(config(Oldest(4))) as on, trials(on):
+            on.step(1, START, correlation_id=1, slot=0, suspicion=2)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1, suspicion=2)
+            on.step(1, START, correlation_id=3, slot=2, suspicion=2, chain=("caller",))
+            # A step of a client, and behind it one of a caller.
+            on.step(1, START, correlation_id=4, slot=3, suspicion=2)
+
+            await until(lambda: len(on.model.state.suspects) == 2)
+            on.step(2, correlation_id=4, slot=3, chain=("caller",))
+            await until(lambda: [sequence_id("m", "", 2)] == [one.sequence for one in on.model.state.suspects])
+
+            on.engines[0].let_go(2)
+            await until(lambda: on.commits.outcome(1, 3) is not None and on.commits.outcome(1, 4) is not None)
+            on.model.committed(on.commits.steps, [CommitCode.COMMITTED] * len(on.commits.steps), 0, 0)
+            await until(lambda: not on.model.state.suspects)
+
+
+@asynccontextmanager
+async def trials(on: Stage) -> AsyncGenerator[None]:
+    """The suspected ones are tried meanwhile."""
+
+    async def told(_: object) -> None:
+        """Redis is told of an attempt."""
+
+    scripts = SimpleNamespace(attempt=lambda *attempt: attempt, run=told)
+    trying = asyncio.create_task(try_suspects(on.model, cast("Any", SimpleNamespace(scripts=scripts)), asyncio.Lock()))
+    yield
+    trying.cancel()
+    await asyncio.gather(trying, return_exceptions=True)
 
 
 class TestExpiry:
