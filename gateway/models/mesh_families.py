@@ -200,7 +200,9 @@ def _by(each: Shown, label: str, field: str, values: Sequence[str]) -> Labelled:
 def _slot_waits(models: Sequence[Shown]) -> list[Family]:
     waits = _Histograms(
         "seqmesh_slot_wait_duration_seconds",
-        "Time that sequences have waited for the slot that they got, by what they waited as",
+        "Time that sequences have waited for the slot that they got. `cause`: `start` for their first one, `page` "
+        "after they were paged, `takeover` for another one: their owner was lost or left, or they were moved, resumed "
+        "or imported",
         SLOT_WAIT_BOUNDS_S,
         MS,
     )

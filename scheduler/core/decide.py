@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from scheduler.core import balance, expiry, forecasts, paging, spares
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
+from scheduler.core.backlog import MOVING_RANK
 from scheduler.core.events import (
     Assigned,
     ClockRead,
@@ -546,12 +547,16 @@ def is_due(state: LeaderState, now_ms: int) -> bool:
 
 
 def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Action]:
-    """Refuses every sequence that waits for an unloaded version, also a sequence that has had a slot before."""
+    """Refuses every sequence that waits for an unloaded version, also a sequence that has had a slot before. But while
+    a takeover goes on, steps of such a one may lie in the lost executor's inbox: it is refused with them, later.
+    """
+    is_whole = not in_takeover(state)
     actions: list[Action] = []
     for version in event.versions:
         message = f"Request for unknown model: '{event.model}' version {version} is not at ready state"
-        waiting = [each.sequence for each in state.backlog(version).in_order(state.turns(version))]
-        actions += [reject(state, sequence, message, event.cause) for sequence in waiting]
+        waiting = state.backlog(version).in_order(state.turns(version))
+        refused = [each.sequence for each in waiting if is_whole or each.rank != MOVING_RANK]
+        actions += [reject(state, sequence, message, event.cause) for sequence in refused]
     return actions
 
 

@@ -20,6 +20,8 @@ from shared.store.reading import FAILURES
 
 HEAD = b"seqmesh sequence, format 1\n"
 DIGEST_BYTES = hashlib.sha256().digest_size
+STEPS_MAX = 10**14
+"""Steps have lower numbers: from here on the scripts of Redis would write them with an exponent."""
 OF_STATE = frozenset((MARK, TENANT))
 """What belongs to the sequence under any id."""
 REPLY_FIELDS = frozenset((KEPT_REPLIES, RECENT_IDS, OLDER_IDS))
@@ -95,7 +97,7 @@ def from_file(data: bytes) -> ExportedSequence:
 
 def check(exported: ExportedSequence) -> None:
     """Raises ExportError for a sequence that no record could be made of."""
-    if not 1 <= exported.start_step <= exported.last_step < 2**53:
+    if not 1 <= exported.start_step <= exported.last_step < STEPS_MAX:
         raise ExportError("its step numbers are impossible")
     foreign = [name for name in exported.record if not is_portable(name)]
     if foreign or "n" in exported.checkpoint:

@@ -39,8 +39,7 @@ local function assign(keys, sid, waits, executor, instance, slot)
   redis.call('SADD', owned_by(executor, MODEL), sid)
   -- A step that is given up anyway (x 2 below) needs no suspicion.
   local suspected = number(got[7]) ~= committed + 1 and suspicion(got[9], committed + 1)
-  local entries = redis.call('XRANGE', parked, '-', '+')
-  for _, entry in ipairs(entries) do
+  local _, steps = each_entry(parked, '0-0', math.huge, function(entry)
     local fields = entry[2]
     if has(number(fields[6]), TOLD) then tell_waited(fields, entry[1]) end
     for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
@@ -59,9 +58,9 @@ local function assign(keys, sid, waits, executor, instance, slot)
       fields[#fields + 1] = '2'
     end
     redis.call('XADD', inbox, '*', unpack(fields))
-  end
+  end)
   redis.call('DEL', parked)
-  if #entries == 0 and number(got[8]) == committed then
+  if steps == 0 and number(got[8]) == committed then
     redis.call('XADD', inbox, '*', 'k', 'owned', 'q', sid, 'e', epoch, 'i', instance, 'l', slot, 'c', committed,
       'v', got[4])
   end

@@ -14,10 +14,10 @@ local function cache_keys()
   return { entries = KEYS[first], used = KEYS[first + 1], about = KEYS[first + 2] }
 end
 
--- Renews the TTL only when half of it is over. With every use it would be three more commands to write and to
--- replicate.
+-- Renews the TTL only when half of it is over, or the first answer has come. With every use it would be three more
+-- commands to write and to replicate.
 local function cache_renew(cache)
-  if redis.call('PTTL', cache.about) > CACHE_TTL_MS / 2 then return end
+  if redis.call('PTTL', cache.entries) > CACHE_TTL_MS / 2 then return end
   for _, key in pairs(cache) do redis.call('PEXPIRE', key, CACHE_TTL_MS) end
 end
 
@@ -35,29 +35,37 @@ local function cache_size(cache, name)
   return length > 0 and length + #name or 0
 end
 
--- Stores an answer. The answers that were not used for longest give way until the cache is within its bound.
+-- Answers that give way in one call: a cache of very many small ones, or whose bound was lowered, takes several.
+local EVICTED_MAX = 1000
+
+-- Removes an answer, if it is there. Returns the bytes of all others.
+local function cache_remove(cache, name)
+  local total = redis.call('HINCRBY', cache.about, 'bytes', -cache_size(cache, name))
+  redis.call('HDEL', cache.entries, name)
+  redis.call('ZREM', cache.used, name)
+  return total
+end
+
+-- Stores an answer in the place of an older one. Those that were not used for longest give way until the cache is
+-- within its bound.
 local function cache_put(cache, name, reply, bound, now)
-  if #reply + #name > bound then return end
+  local size = #reply + #name
+  if size > bound then return end
+  -- The cache is new; or Redis, short of memory, has evicted one of its keys; or the sum of bytes says that entries are
+  -- there, and none is. A part of it counts wrong, so it begins again.
   if redis.call('EXISTS', cache.entries, cache.used, cache.about) < CACHE_KEYS then
-    -- The cache is new, or Redis, short of memory, has evicted one of its keys. A part of it counts wrong, so it begins
-    -- again.
     redis.call('DEL', cache.entries, cache.used, cache.about)
   end
-  local total = redis.call('HINCRBY', cache.about, 'bytes', #reply + #name - cache_size(cache, name))
+  local total = cache_remove(cache, name)
+  for _, oldest in ipairs(total + size > bound and redis.call('ZRANGE', cache.used, 0, EVICTED_MAX - 1) or {}) do
+    if total + size <= bound then break end
+    total = cache_remove(cache, oldest)
+    redis.call('HINCRBY', cache.about, 'evicted', 1)
+  end
+  if total + size > bound then return end
+  redis.call('HINCRBY', cache.about, 'bytes', size)
   redis.call('HSET', cache.entries, name, reply)
   redis.call('ZADD', cache.used, string.format('%.0f', now), name)
-  while total > bound do
-    local oldest = redis.call('ZRANGE', cache.used, 0, 0)[1]
-    if not oldest then
-      -- The sum of bytes says that entries are there, and none is: begin again.
-      redis.call('DEL', cache.entries, cache.used, cache.about)
-      return
-    end
-    total = redis.call('HINCRBY', cache.about, 'bytes', -cache_size(cache, oldest))
-    redis.call('HINCRBY', cache.about, 'evicted', 1)
-    redis.call('HDEL', cache.entries, oldest)
-    redis.call('ZREM', cache.used, oldest)
-  end
   cache_renew(cache)
 end
 

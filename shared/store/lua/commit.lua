@@ -58,7 +58,9 @@ local function keep_reply(record, n, name, reply, is_streamed, list, change)
   while list ~= '' and (count > REPLIES or bytes > REPLY_BYTES) do
     local oldest, size, first, last, rest = string.match(list, '^(%d+):(%d+)/?(%d*)/?(%d*) ?(.*)')
     gone[#gone + 1] = 'p:' .. oldest
-    for i = tonumber(first) or 1, tonumber(last) or 0 do gone[#gone + 1] = answer_field(oldest, i) end
+    first, last = tonumber(first) or 1, tonumber(last) or 0
+    check_answers(record, first, last)
+    for i = first, last do gone[#gone + 1] = answer_field(oldest, i) end
     list, count, bytes = rest, count - 1, bytes - size
   end
   for fields, from, to in pieces(gone) do redis.call('HDEL', record, unpack(fields, from, to)) end
@@ -328,6 +330,7 @@ end
 
 -- each call
 EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
+calling_executor = EXECUTOR
 JOURNAL_STEPS, JOURNAL_BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
 removed, deadlines, wanted, refused, commits, has_committed, a = {}, {}, nil, 0, false, false, 10
 local executed, executed_end = counted()

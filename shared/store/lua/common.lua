@@ -24,6 +24,9 @@ local redis = {}
 
 function redis.error_reply(text) return { err = text } end
 
+-- The executor that calls, if it is an owner's call: the owner of a sequence whose record names none.
+local calling_executor = nil
+
 -- Called with every key that was removed because it cannot be read. A script that can rebuild such a key sets it.
 local on_removed = nil
 
@@ -51,7 +54,7 @@ local function remove_unreadable(err, command, key, field)
     or is_number and (command == 'INCR' or command == 'INCRBY') then
     server.call('UNLINK', key)
     -- These counters only grow. The clock in ms is above every value that they can have given: they count slower.
-    if string.find(key, ':epoch$') or string.find(key, ':number$') then
+    if key == BASE .. 'epoch' or string.find(string.sub(key, #BASE + 1), '^work:.*:number$') then
       server.call('SET', key, server.call('TIME')[1] .. '000')
     end
     if on_removed then on_removed(key) end
@@ -155,11 +158,20 @@ local function entry_end(fields, from)
   return to
 end
 
+local NOT_SOUND = 'the record of a sequence cannot be read'
+
+-- Raises an error for a record that says of more kept answers than it has fields: whoever went through them would not
+-- come to an end.
+local function check_answers(record, first, last)
+  if last - first >= redis.call('HLEN', record) then error(NOT_SOUND) end
+end
+
 -- The answers of a decoupled model to step n that its sequence's record holds beside the last one (field an): how many
 -- were written, the first one that is kept, and their bytes.
 local function answers_of(record, n)
   local step, count, first, bytes = string.match(redis.call('HGET', record, 'an') or '', '^(%d+) (%d+) (%d+) (%d+)$')
   if tonumber(step) ~= n then return 0, 1, 0 end
+  check_answers(record, tonumber(first), tonumber(count))
   return tonumber(count), tonumber(first), tonumber(bytes)
 end
 
@@ -188,7 +200,6 @@ local function unreadable_reply()
   return cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot be read where the mesh stored it: it was not run' })
 end
 local UNREADABLE_TOMBSTONE_MS = 600000
-local NOT_SOUND = 'the record of a sequence cannot be read'
 local TOMBSTONES = { e = true, x = true, f = true, o = true, c = true }
 local STATES = { w = true, l = true, m = true, p = true, e = true, x = true, f = true, o = true, c = true }
 
@@ -238,10 +249,11 @@ local function journal_of(sid)
   return BASE .. 'journal:' .. sid
 end
 
--- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts.
+-- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts. From
+-- 1e14 on, Lua writes a number with an exponent.
 local function is_sound(state, accepted, committed, start, version)
   return STATES[state] and version and accepted and committed and start and committed >= 0 and accepted >= committed
-    and start >= 0 and accepted < 9007199254740992 and accepted % 1 == 0 and committed % 1 == 0 and start % 1 == 0
+    and start >= 0 and accepted < 100000000000000 and accepted % 1 == 0 and committed % 1 == 0 and start % 1 == 0
 end
 
 -- The set of a tenant's sequences that are not over, in this shard.
@@ -263,9 +275,27 @@ local function line_up(sid, kind, version, timeout, tenant)
     'o', tenant)
 end
 
+-- Of the steps that lie in an inbox: number, gateway and token, by sequence. Each inbox is read once per call.
+local callers_in
+
+local function callers_of(inbox, sid)
+  if not callers_in[inbox] then
+    local found = {}
+    each_entry(inbox, '0-0', math.huge, function(entry)
+      local fields = fields_of(entry)
+      if not fields.q then return end
+      found[fields.q] = found[fields.q] or {}
+      table.insert(found[fields.q], { number(fields.n), fields.g, fields.t })
+    end)
+    callers_in[inbox] = found
+  end
+  return callers_in[inbox][sid] or {}
+end
+
 -- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
--- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la) and from the parked steps.
-local function tell_lost(record, parked)
+-- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la), from the parked steps, and
+-- the steps behind the last committed one in the inbox of the owner, if there is one.
+local function tell_lost(record, parked, sid, owner, committed)
   local told = {}
   local function tell(gateway, token)
     if gateway and token and not told[gateway .. ' ' .. token] then
@@ -282,9 +312,12 @@ local function tell_lost(record, parked)
       tell(string.match(got[i + 1], '^%S+ %S+ %S+ (%S+) (%S+)'))
     end
   end
-  for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
+  each_entry(parked, '0-0', math.huge, function(entry)
     local fields = fields_of(entry)
     tell(fields.g, fields.t)
+  end)
+  for _, caller in ipairs(owner and callers_of(BASE .. 'inbox:' .. owner, sid) or {}) do
+    if caller[1] > committed then tell(caller[2], caller[3]) end
   end
   return told
 end
@@ -296,7 +329,7 @@ local function lose(record, cause)
   local sid = string.match(record, '}:seq:(.*)$')
   local model, parked = model_of(sid), BASE .. 'parked:' .. sid
   local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm')
-  local told = tell_lost(record, parked)
+  local told = tell_lost(record, parked, sid, got[1] or calling_executor, number(got[6]))
   -- The present wait is the first one: the sequence waits for its first slot, so the waiting line counts it and its
   -- steps.
   if got[2] and got[2] == got[3] then
@@ -476,5 +509,5 @@ end
 -- each call
 KEYS, ARGV, server = keys, args, offered()
 try, BASE = server.pcall, string.match(KEYS[1], '^(.-}:)')
-on_removed, now_ms = nil, nil
-outgoing, gateways = {}, {}
+on_removed, now_ms, calling_executor = nil, nil, nil
+outgoing, gateways, callers_in = {}, {}, {}

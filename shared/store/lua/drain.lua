@@ -9,6 +9,8 @@
 -- * An entry of a sequence that the executor still owns (another model's leader has not reclaimed it yet) stays.
 -- * An entry of an earlier ownership by the same executor is added again, with the present epoch.
 -- * An entry of an earlier sequence of the same id (left behind by an expiry) is removed.
+-- * An entry whose sequence has no record any more is removed, and its caller hears that the sequence is lost. If the
+--   step was answered before, the gateway knows the caller no longer.
 
 -- Adds a step to the inbox of its present owner, as `assign` would have added it.
 -- fields: of the entry, by name; flat: as they stand there; got: of the record
@@ -39,6 +41,7 @@ local function stays(entry)
   if n == 0 then return ARGV[4] == '1' end
   local got = redis.call('HMGET', BASE .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
     'tk')
+  if not got[1] then answer(fields.g, fields.t, lost_reply()) end
   -- The checkpoint covers the step, or the entry belongs to no sequence, or to an earlier one of the same id.
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
@@ -62,4 +65,5 @@ local last, looked_at = each_entry(KEYS[1], ARGV[2], tonumber(ARGV[3]), function
     redis.call('XDEL', KEYS[1], entry[1])
   end
 end)
+send_answers()
 return { last, looked_at, left }

@@ -35,6 +35,7 @@ local function reclaim(sid)
   local keys = { record = BASE .. 'seq:' .. sid, idle = BASE .. 'idle:' .. sid, parked = BASE .. 'parked:' .. sid,
     checkpoint = BASE .. 'checkpoint:' .. sid, owned = OWNED, deadlines = DEADLINES, feed = FEED }
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr', 'pg')
+  if got[1] and not STATES[got[1]] then error(NOT_SOUND) end
   if got[1] ~= 'l' then return end
   -- Another executor owns it, and that executor's set agrees: a left-over of this executor's set.
   if got[2] ~= ARGV[2] and redis.call('SISMEMBER', owned_by(got[2] or '', MODEL), sid) == 1 then return end

@@ -191,6 +191,7 @@ local function repeated(step, n, record, unkept)
     local list = ' ' .. (redis.call('HGET', step.record, 'rk') or '')
     local first, last = string.match(list, ' ' .. n .. ':%d+/(%d+)/(%d+)')
     if not first then return { REPEATED, n, reply, run } end
+    check_answers(step.record, tonumber(first), tonumber(last))
     -- All of them take the same way, so they come in their order.
     send_kept(step, n, tonumber(first), tonumber(last))
     answer(step.gateway, step.token, reply)
@@ -389,6 +390,8 @@ end
 -- Begins a new sequence, with this step as its first. last_step: of the old one, for a refusal
 local function create(step, flags, last_step)
   local model, waiting = model_of(step.sid), number(redis.call('HGET', line_of(step), 'w'))
+  -- Each that waits has an entry there: a count that was not corrected when a record could not be read harms nobody.
+  if waiting > 0 then waiting = math.min(waiting, redis.call('XLEN', starts_of(step))) end
   if waiting >= WAITING_MAX then return { BACKLOG_FULL, last_step, 'waiting' } end
   -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
   -- is paged. So the number of entries bounds the live sequences.

@@ -52,27 +52,27 @@ local function refuse_waiting(keys, sid, reply, reason)
       redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, reply)
     end
   end
-  for _, entry in ipairs(redis.call('XRANGE', keys.parked, '-', '+')) do
+  each_entry(keys.parked, '0-0', math.huge, function(entry)
     local fields = fields_of(entry)
     if fields.g and fields.t and number(fields.n) > number(got[4]) then
       refuse(fields, tonumber(string.match(entry[1], '^%d+')))
     end
-  end
+  end)
   leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
   count_over(sid, reason == 'REJECTED' and 'r' or 'c', got[3])
   redis.call('XDEL', BASE .. 'starts:' .. model, got[1], got[2] or got[1])
   leave_tenant(keys.record, sid)
-  redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
+  redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
+  redis.call('UNLINK', keys.record, keys.parked, keys.idle, keys.checkpoint, journal_of(sid))
   return count
 end
 
 -- To be called once, at the end of the script. A tally that was empty is new, and gets its TTL here.
 local function tally_all()
   for _, key in ipairs(tally_keys) do
-    local counts = tallies[key]
-    if redis.call('RPUSH', key, unpack(counts)) == #counts then
-      redis.call('PEXPIRE', key, TALLY_TTL_MS)
-    end
+    local length = 0
+    for counts, from, to in pieces(tallies[key]) do length = redis.call('RPUSH', key, unpack(counts, from, to)) end
+    if length == #tallies[key] then redis.call('PEXPIRE', key, TALLY_TTL_MS) end
   end
 end
 

@@ -9,7 +9,16 @@ from scheduler.core import invariants
 from scheduler.core.actions import Action, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
-from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
+from scheduler.core.events import (
+    Assigned,
+    Event,
+    ExecutorLost,
+    ExecutorSeen,
+    Reclaimed,
+    SequenceFound,
+    SequenceWaits,
+    VersionsWithdrawn,
+)
 from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.state import LeaderState
 from scheduler.ingest import Poll
@@ -90,6 +99,22 @@ def test_who_waits_for_an_unloaded_version_is_refused_new_or_moving() -> None:
     assert {message} == {a.message for a in actions if isinstance(a, Reject)}
     assert [name("other")] == [sequence for _, sequence, _ in view(state).waiting]
     assert [] == take(state, VersionsWithdrawn("m", ("1",)))
+
+
+def test_who_moves_is_refused_only_when_no_takeover_goes_on() -> None:
+    """Until then steps of it may lie in the inbox of the executor that is lost."""
+    state = LeaderState()
+    take(state, ExecutorSeen(E1, (V2,)))
+    take(state, SequenceWaits(name("new"), "1", entry(1)))
+    take(state, SequenceWaits(name("moving"), "1", entry(2), moving=True))
+    take(state, ExecutorLost(E1))
+    withdrawn = VersionsWithdrawn("m", ("1",))
+
+    during = [action.sequence for action in take(state, withdrawn) if isinstance(action, Reject)]
+    take(state, Reclaimed(E1, is_all=True))
+    after = [action.sequence for action in take(state, withdrawn) if isinstance(action, Reject)]
+
+    assert ([name("new")], [name("moving")]) == (during, after)
 
 
 UNLOADED = RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded")

@@ -289,6 +289,21 @@ async def test_those_not_used_for_longest_make_room(cached: Cached) -> None:
     assert 3 == int(await cached.redis.hget(cached.keys.cache(cached.shard).about, "evicted"))
 
 
+async def test_of_very_many_small_ones_a_thousand_make_room_in_one_call(cached: Cached) -> None:
+    """Redis serves nobody else meanwhile."""
+    cache = cached.keys.cache(cached.shard)
+    await cached.compute("a", bound=30, size=9)
+    names = [f"{number:09}" for number in range(1_500)]
+    await cached.redis.hset(cache.entries, mapping=dict.fromkeys(names, "x"))
+    await cached.redis.zadd(cache.used, {name: number for number, name in enumerate(names)})
+    await cached.redis.hincrby(cache.about, "bytes", 10 * len(names))
+
+    await cached.compute("b", bound=30, size=9)
+    assert ("a", 10 + 10 * 500) == (await cached.known("a", "b"), await cached.bytes())
+    await cached.compute("c", bound=30, size=9)
+    assert ("ac", 30) == (await cached.known("a", "b", "c"), await cached.bytes())
+
+
 async def test_an_answer_larger_than_the_cache_is_not_stored_and_drives_nobody_out(cached: Cached) -> None:
     await cached.compute("a", bound=30, size=9)
     await cached.compute("b", bound=30, size=30)

@@ -1151,6 +1151,37 @@ class TestReject:
         assert 1 == answered
         assert 1 == mesh.heard.count(step.token)
 
+    async def test_nothing_is_left_of_a_sequence_that_had_a_slot_before(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        journal, shard = mesh.keys.journal(step.sequence), mesh.keys.shard_of(step.sequence)
+        await mesh.redis.hset(journal, "n", "1")
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.take_over(ALICE, lost=True)
+        refusal = Rejection(step.sequence, (await mesh.record(7))["be"], REPLY)
+
+        await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1)))
+
+        assert 0 == await mesh.redis.exists(journal)
+        assert 0 == await mesh.redis.zcard(mesh.keys.deadlines(shard, "sum"))
+
+    async def test_more_steps_than_a_call_of_lua_takes_arguments_are_answered_and_counted(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        many = 8_100
+        submissions = [mesh.submission(7, ONE, START if n == 0 else StepFlag.NONE) for n in range(many)]
+        for first in range(0, many, 900):
+            some = submissions[first : first + 900]
+            await mesh.scripts.run(mesh.scripts.submit(some, backlog_max=1, in_flight_max=many))
+        refusal, shard = (
+            Rejection(mesh.sequence(7), (await mesh.record(7))["be"], REPLY),
+            mesh.keys.shard_of(mesh.sequence(7)),
+        )
+
+        answered = await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1)))
+
+        assert [many] == answered
+        assert many == await mesh.redis.llen(mesh.keys.tally(shard, "sum", "1", ""))
+
 
 class TestCancel:
     async def test_a_waiting_sequence_goes_with_all_its_steps(self, mesh: ScriptedMesh) -> None:

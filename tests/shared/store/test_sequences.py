@@ -299,7 +299,7 @@ def exported(**changes: Any) -> ExportedSequence:
         (to_file(exported())[: len(HEAD) + 5], "it is damaged"),
         (to_file(exported(last_step=0)), "its step numbers are impossible"),
         (to_file(exported(start_step=4)), "its step numbers are impossible"),
-        (to_file(exported(last_step=2**60)), "its step numbers are impossible"),
+        (to_file(exported(last_step=10**14)), "its step numbers are impossible"),
         (to_file(exported(record={"ow": b"somebody"})), "fields that do not belong into it: ow"),
         (to_file(exported(checkpoint={"n": b"3"})), "fields that do not belong into it: n"),
         (to_file(exported(checkpoint={"s:h": b"rubbish"})), "its state cannot be read"),

@@ -74,6 +74,8 @@ async def both_live(mesh: ScriptedMesh) -> dict[int, Epoch]:
         await mesh.submit(step)
         epochs[number] = await mesh.assign(number, ALICE, slot=slot)
         await committed(mesh, done(mesh, step, 1, epochs[number], flags=START))
+    # No takeover needs these steps again.
+    await mesh.redis.xtrim(mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE), maxlen=0)
     return epochs
 
 
@@ -131,6 +133,68 @@ async def test_its_owner_is_refused_its_caller_told_and_the_others_are_committed
     assert told is None or (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
     assert ANSWER == (await answers(mesh))[steps[1].token]
     assert await slot_is_back(mesh)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["nx", "record"])
+@pytest.mark.parametrize("found_by", ["its owner", "a step", "its owner's end"])
+async def test_the_callers_of_all_of_its_open_steps_are_told(mesh: ScriptedMesh, kind: str, found_by: str) -> None:
+    """In the middle there are some that only the owner's inbox names."""
+    epochs = await both_live(mesh)
+    steps = [mesh.submission(VICTIM, ONE) for _ in range(4)]
+    await submitted(mesh, *steps, mesh.submission(OTHER, ONE))
+    await spoil(mesh, VICTIM, kind)
+
+    if found_by == "its owner":
+        await committed(mesh, done(mesh, steps[0], 2, epochs[VICTIM]))
+    elif found_by == "a step":
+        await submitted(mesh, mesh.submission(VICTIM, ONE))
+    if found_by == "its owner's end" or kind == "record":
+        await mesh.take_over(ALICE, lost=True)
+
+    told = [await mesh.reply_to(step.token) for step in steps]
+    assert [Reason.LOST] * len(steps) == [one.reason for one in told]
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize(
+    "spoilt", [{"an": "2 99999999999999 1 0"}, {"cm": "2", "p:2": "x", "rk": "2:10/1/99999999999999"}]
+)
+async def test_a_record_that_says_of_more_answers_than_it_has_does_not_hold_redis_up(
+    mesh: ScriptedMesh, spoilt: dict[str, str]
+) -> None:
+    await both_live(mesh)
+    first, again = (mesh.submission(VICTIM, ONE, request_id="a") for _ in range(2))
+    await submitted(mesh, first)
+    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, mapping=spoilt)
+
+    (code,) = [one.code for one in await submitted(mesh, again)]
+
+    assert SubmitCode.LOST == code
+
+
+@pytest.mark.leaves_sequences
+async def test_a_key_whose_sequence_is_called_like_a_counter_is_not_made_one(mesh: ScriptedMesh) -> None:
+    await mesh.submit(mesh.submission("a:epoch", ONE, START))
+    idle = mesh.keys.sequence(mesh.sequence("a:epoch")).idle
+    await mesh.redis.delete(idle)
+    await mesh.redis.rpush(idle, "no such type")
+
+    await mesh.redis.delete(mesh.keys.sequence(mesh.sequence("a:epoch")).record)
+    await mesh.submit(mesh.submission("a:epoch", ONE, START))
+
+    assert b"1" == await mesh.redis.get(idle)
+
+
+@pytest.mark.leaves_sequences
+async def test_who_is_counted_as_waiting_and_is_not_keeps_nobody_out(mesh: ScriptedMesh) -> None:
+    """So it is after a record that could not be read while its sequence waited."""
+    await mesh.redis.hset(mesh.keys.line(mesh.keys.shard_ids()[0], "sum"), "w", 99)
+
+    first = await mesh.submit(mesh.submission(VICTIM, ONE, START), backlog_max=1)
+    second = await mesh.submit(mesh.submission(OTHER, ONE, START), backlog_max=1)
+
+    assert [SubmitCode.WAITING, SubmitCode.BACKLOG_FULL] == [first.code, second.code]
 
 
 @pytest.mark.leaves_sequences
@@ -206,9 +270,8 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
 
     assert epochs[OTHER] < await mesh.assign(OTHER, BOB)
     assert 0 == await mesh.redis.xlen(mesh.keys.inbox(shard, ALICE))
-    if kind not in ("record", "st"):
-        told = await mesh.reply(steps[0])
-        assert Reason.LOST == told.reason
+    told = await mesh.reply_to(steps[0].token)
+    assert Reason.LOST == told.reason
 
 
 @pytest.mark.leaves_sequences
