@@ -607,10 +607,13 @@ class TestSuspects:
 async def trials(on: Stage) -> AsyncGenerator[None]:
     """The suspected ones are tried meanwhile."""
 
-    async def told(_: object) -> None:
+    def attempt(*named: object) -> object:
+        return named
+
+    async def run(_: object) -> None:
         """Redis is told of an attempt."""
 
-    scripts = SimpleNamespace(attempt=lambda *attempt: attempt, run=told)
+    scripts = SimpleNamespace(attempt=attempt, run=run)
     trying = asyncio.create_task(try_suspects(on.model, cast("Any", SimpleNamespace(scripts=scripts)), asyncio.Lock()))
     yield
     trying.cancel()
