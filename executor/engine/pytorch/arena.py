@@ -103,10 +103,12 @@ class StateArena:
         """The place of a slot's states; there is room for them from now on."""
         place = FIRST_SLOT + slot
         if place >= self._places:
-            self._places = min(self._places_max, max(2 * self._places, place + 1))
+            places = min(self._places_max, max(2 * self._places, place + 1))
             for state in self.states:
                 if isinstance(state, FixedState):
-                    state.grow(self._places)
+                    state.grow(places)
+            # Last: if there is no memory for one of them, the next slot tries again.
+            self._places = places
         return place
 
     @property
@@ -181,8 +183,9 @@ class FixedState:
         return self._rows.nbytes
 
     def grow(self, places: int) -> None:
-        """Makes room for so many places."""
-        added = torch.zeros((places - len(self._rows), *self.spec.dims), dtype=self._storage, device=self._rows.device)
+        """Makes room for so many places, if there is less."""
+        missing = max(0, places - len(self._rows))
+        added = torch.zeros((missing, *self.spec.dims), dtype=self._storage, device=self._rows.device)
         self._rows = torch.cat((self._rows, added))
 
     def shape(self, place: int) -> None:

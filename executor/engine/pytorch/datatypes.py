@@ -55,7 +55,7 @@ def tensor_of(parts: Iterable[bytes], datatype: str, shape: tuple[int, ...], dev
 
 def raw_of(tensor: torch.Tensor) -> memoryview:
     """A tensor's bytes, row-major, as the wire wants them. A view: valid as long as it is referenced."""
-    host = tensor.detach().cpu().contiguous()
+    host = tensor.detach().cpu().resolve_neg().contiguous()
     storage = STORAGE_TYPE.get(host.dtype)
     if storage is not None:
         host = host.view(storage)

@@ -233,8 +233,7 @@ class TorchEngine:
         """Runs one group and writes its new states. Raises BatchFailedError, with no state written, if there is no
         complete result; StateLostError if only a part of the states was written.
         """
-        # The order keeps a failure harmless: arguments, call and checks first; only then states are written, and
-        # outputs after.
+        # The order keeps a failure harmless: arguments, call, checks and results first; states are written last.
         clock.start()
         layout = self._layout(rows, members)
         wants = [want_state[index] for index in members]
@@ -249,21 +248,23 @@ class TorchEngine:
             # The rows' checkpoints, state by state.
             kept = self._arena.tensors(new_states, layout.kept) if any(wants) else []
             grown = self._arena.grown(places, new_states)
-        except RuntimeError as error:  # torch's own: no memory for a tensor, say
+            made = {
+                index: RowResult(
+                    self._outputs.row(rows[index], columns, position),
+                    {column[position].name: column[position] for column in kept} if wanted else {},
+                    grown=[column[position] for column in grown] if wanted else (),
+                )
+                for index, position, wanted in zip(members, layout.positions, wants, strict=True)
+            }
+        except BatchFailedError:
+            raise
+        except Exception as error:  # no memory for a tensor, say, or a value of a kind that nobody foresaw
             raise BatchFailedError(self._execute_failure(error)) from error
         try:
             for state, value in zip(self._arena.states, new_states, strict=True):
                 state.scatter(places, value)
-        except RuntimeError as error:
+        except Exception as error:
             raise StateLostError(self._execute_failure(error)) from error
-        made = {
-            index: RowResult(
-                self._outputs.row(rows[index], columns, position),
-                {column[position].name: column[position] for column in kept} if wanted else {},
-                grown=[column[position] for column in grown] if wanted else (),
-            )
-            for index, position, wanted in zip(members, layout.positions, wants, strict=True)
-        }
         clock.output_done()
         return made
 
@@ -326,8 +327,7 @@ class TorchEngine:
             parts += [false] * filling
             return self._column(source.datatype, parts, (total, 1) if self._batched else (1,))
         if isinstance(source, BatchInput):
-            value = batch_input_value(source.kind, source.datatype, self._model_shapes(source.source, batch, key))
-            return torch.from_numpy(value).to(self._device)
+            return self._batch_input(source, batch, key)
         shape = key[self._input_position[source.name]]
         if shape is None:
             return None
@@ -341,6 +341,17 @@ class TorchEngine:
             parts.append(zeros(source.datatype, (filling, *shape)))
         wanted = shapes.for_model(source, shape)
         return self._column(source.datatype, parts, (total, *wanted) if self._batched else wanted)
+
+    def _batch_input(self, source: BatchInput, batch: Sequence[Row], key: InputShapes) -> torch.Tensor:
+        try:
+            value = batch_input_value(source.kind, source.datatype, self._model_shapes(source.source, batch, key))
+        except OverflowError as error:  # an input without elements may have any dimension
+            raise BatchFailedError(
+                f"model '{self._config.name}': the batch cannot be described, because a number of input "
+                f"'{source.source}' is beyond {source.datatype}",
+                Code.INVALID_ARG,
+            ) from error
+        return torch.from_numpy(value).to(self._device)
 
     def _model_shapes(self, name: str, batch: Sequence[Row], key: InputShapes) -> list[shapes.Shape]:
         """Each request's shape of the input that a batch tensor describes, as the model has it. Raises
@@ -405,8 +416,9 @@ class TorchEngine:
         for state in self._arena.states:
             name = state.spec.output_name
             value = self._outputs.value(returned, name)
-            if not self._batched and isinstance(value, torch.Tensor):
-                value = value.unsqueeze(0)
+            if isinstance(value, torch.Tensor):
+                value = value.to(self._device).resolve_neg()
+                value = value if self._batched else value.unsqueeze(0)
             elif not self._batched and isinstance(value, Texts):
                 value = value.in_batch
             problem = state.problem(value, layout.total)

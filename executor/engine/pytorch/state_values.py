@@ -38,6 +38,8 @@ def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
         return f"{expected}, got {type(value).__name__}"
     if value.dtype is not dtype or value.dim() == 0 or value.shape[0] != rows:
         return f"{expected}, got {DATATYPE.get(value.dtype, str(value.dtype))} {shapes.text(value.shape)}"
+    if value.layout is not torch.strided:
+        return f"{expected}, got a tensor of the layout {value.layout}"
     if not shapes.fits(value.shape[1:], spec.dims):
         return f"{expected}, got {DATATYPE[value.dtype]} {shapes.text(value.shape)}"
     return None

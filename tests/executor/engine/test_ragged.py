@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from executor.engine.base import Engine, Row, RowError
+from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.batch_tensors import batch_input_value, scattered_shape
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.shapes import Shape
-from shared.contract.errors import LoadError
+from shared.contract.errors import Code, LoadError
 from shared.contract.model_config import BatchInput, BatchInputKind, BatchOutput, ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import Tensor, pack_bytes
 from tests.executor.engine import torch_modules
@@ -159,6 +159,21 @@ def sentences_config(**changes: Any) -> ModelConfig:
         batch_outputs=(BatchOutput(("counted",), "words"),),
         **changes,
     )
+
+
+def test_a_shape_that_a_batch_input_cannot_tell_is_its_row_s_error(workshop: Workshop) -> None:
+    """Only an input without elements can have one."""
+    workshop.script("sentences", torch_modules.Sentences())
+    engine = workshop.load(sentences_config(inputs=(TensorSpec("words", "BYTES", (-1, -1), allow_ragged_batch=True),)))
+    endless = Row({"words": Tensor("words", "BYTES", (1, 1 << 40, 0), b"")})
+    good = Row({"words": Tensor("words", "BYTES", (1, 1, 1), pack_bytes(["a"]))})
+
+    ran, failed = engine.run([good, endless], [False] * 2).rows
+
+    assert isinstance(ran, RowResult)
+    assert isinstance(failed, RowError)
+    assert Code.INVALID_ARG is failed.code
+    assert "a number of input 'words' is beyond INT32" in failed.message
 
 
 def test_strings_are_ragged_too_and_requests_may_bring_several_items(workshop: Workshop) -> None:

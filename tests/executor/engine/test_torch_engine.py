@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,19 @@ import torch
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, MeasuresMemory, Row, RowError, RowResult
 from executor.engine.pytorch import arena
-from executor.engine.pytorch.arena import FixedState
+from executor.engine.pytorch.arena import FixedState, StateArena
+from executor.engine.pytorch.call import Layout
+from executor.engine.pytorch.outputs import Outputs
 from shared.contract.errors import LoadError, ModelError
-from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.contract.model_config import (
+    ControlKind,
+    ControlSpec,
+    ModelConfig,
+    Oldest,
+    SequenceBatching,
+    StateSpec,
+    TensorSpec,
+)
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import (
@@ -798,14 +810,100 @@ def test_what_torch_cannot_read_of_a_batch_fails_the_guilty_row_alone(workshop: 
     assert [2, 4] == [array(row, "y").item() for row in results(engine, again)]
 
 
-def test_a_state_that_could_not_be_moved_on_is_lost_and_says_so(
+def test_a_failure_of_any_kind_stays_with_its_row_and_moves_no_state(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the batch's other groups have moved on when it comes."""
+    workshop.script("folding", torch_modules.Folding())
+    engine = workshop.load(total_config("folding", (-1,)))
+
+    def rows(*, start: bool) -> list[Row]:
+        return [Row({"x": wire("x", [[1] * (slot + 1)])}, slot=slot, start=start) for slot in range(3)]
+
+    results(engine, rows(start=True))
+    split = Outputs.columns
+
+    def fails_for_pairs(outputs: Outputs, returned: object, layout: Layout) -> dict[str, list[Tensor]]:
+        if (1, 2) in [row.inputs["x"].shape for row in layout.batch]:
+            raise KeyError("no such thing")
+        return split(outputs, returned, layout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Outputs, "columns", fails_for_pairs)
+        good, bad, other = engine.run(rows(start=False), [False] * 3).rows
+
+    assert isinstance(bad, RowError)
+    assert "no such thing" in bad.message
+    assert not bad.lost
+    assert [2, 6] == [array(row, "y").item() for row in (good, other) if isinstance(row, RowResult)]
+    assert [3, 4, 9] == [array(row, "y").item() for row in results(engine, rows(start=False))]
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_a_state_that_cannot_be_kept_is_its_row_s_error(workshop: Workshop, kind: str) -> None:
+    workshop.script("odd", torch_modules.OddState(kind))
+    engine = workshop.load(total_config("odd"))
+    values = (1, -1, 3)
+    results(engine, [Row({"x": wire("x", [[7]])}, slot=slot, start=True) for slot in range(3)])
+
+    good, bad, other = engine.run(
+        [Row({"x": wire("x", [[value]])}, slot=slot) for slot, value in enumerate(values)], [False] * 3
+    ).rows
+
+    assert isinstance(bad, RowError)
+    assert not bad.lost
+    assert [7, 7] == [array(row, "y").item() for row in (good, other) if isinstance(row, RowResult)]
+    again = results(engine, [Row({"x": wire("x", [[0]])}, slot=slot) for slot in range(3)])
+    assert [1, 7, 3] == [array(row, "y").item() for row in again]
+
+
+@pytest.mark.parametrize("growable", [False, True])
+@pytest.mark.parametrize("dims", [(1,), (-1,)])
+def test_views_of_negated_numbers_are_outputs_and_states(
+    workshop: Workshop, dims: tuple[int, ...], *, growable: bool
+) -> None:
+    workshop.script("negated", torch_modules.Negated())
+    state = StateSpec("total", "total_next", "FP32", dims, same_buffer=growable, growable=growable)
+    config = msgspec.structs.replace(
+        total_config("negated"),
+        sequence_batching=SequenceBatching(Oldest(8), 1_000_000, (), (state,)),
+    )
+    engine = workshop.load(config)
+
+    for start in (True, False):
+        (result,) = results(engine, [Row({"x": wire("x", [[5]])}, slot=0, start=start)])
+        assert -5 == array(result, "y").item()
+        assert "mean -5" in engine.describe_state(0)
+
+
+def test_an_arena_that_could_not_grow_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = StateArena(CELL_STATES, 1000, tmp_path, torch.device("cpu"), 1 << 20)
+    grow = FixedState.grow
+
+    def fails_for_one(state: FixedState, places: int) -> None:
+        if state.spec.input_name == "c":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        grow(state, places)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FixedState, "grow", fails_for_one)
+        with pytest.raises(torch.OutOfMemoryError):
+            states.place(500)
+
+    for slot in (70, 500):
+        states.load([slot], [{"h": wire("h", [1, 2, 3]), "c": wire("c", [4, 5, 6])}])
+        assert "c FP32 [3] mean 5" in states.describe(slot)
+
+
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError("CUDA out of memory"), ValueError("no such thing")])
+def test_a_state_that_could_not_be_moved_on_is_lost_and_says_so(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     workshop.script("folding", torch_modules.Folding())
     engine = workshop.load(total_config("folding"))
 
     def scatter(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise failure
 
     monkeypatch.setattr(FixedState, "scatter", scatter)
 

@@ -55,6 +55,29 @@ class Unreadable(nn.Module):
         return y, total
 
 
+class OddState(nn.Module):
+    """Returns `x` as its state; where a number is negative, a state without content, or a sparse one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        if bool((x >= 0).all()):
+            return total, x
+        if self.kind == "meta":
+            return total, torch.empty_like(total, device="meta")
+        return total, x.to_sparse()
+
+
+class Negated(nn.Module):
+    """Both results are views in which torch notes that their numbers are to be negated."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        negated = torch.conj(torch.complex(x, x)).imag
+        return negated, negated
+
+
 class Recurrent(nn.Module):
     """A real recurrent layer, for one step of it: `kind` is LSTM, GRU or RNN."""
 
