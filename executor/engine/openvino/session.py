@@ -110,10 +110,10 @@ def compiled(model: Any, call: SessionCall, options: Mapping[str, str], name: st
 
     def run(arrays: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         given = {name: _own(array, datatypes[name]) for name, array in arrays.items()}
-        # Outputs are copied: their memory is the request's, and the next call's.
-        found = request.infer(given, share_inputs=True, share_outputs=False)
-        # OpenVINO, too, gives bfloat16 in an array of another type.
-        return [found[name].view(np.int16) if datatype == "BF16" else found[name] for name, datatype in outputs]
+        # `infer` would make arrays of the outputs, also of strings.
+        request.start_async(given, share_inputs=True)
+        request.wait()
+        return [_taken(request.get_tensor(name), datatype) for name, datatype in outputs]
 
     return run
 
@@ -128,7 +128,29 @@ def _own(array: NDArray[Any], datatype: str) -> Any:
         return array
     if any(text.endswith("\0") for text in array.flat):
         raise ValueError("a string that ends in a NUL character cannot be given to OpenVINO")
-    return array.astype(np.str_)
+    # One by one, as in `_texts`: in an array of OpenVINO's each string is as wide as the longest.
+    tensor = ov.Tensor(ov.Type.string, ov.Shape([array.size]))
+    for place, text in enumerate(array.flat):
+        ov.Tensor(tensor, [place], [place + 1]).bytes_data = [text.encode()]
+    tensor.shape = list(array.shape)
+    return tensor
+
+
+def _taken(tensor: Any, datatype: str) -> NDArray[Any]:
+    """A copy of an output: its memory is the request's, and the next call's."""
+    if datatype == "BYTES":
+        return _texts(tensor)
+    array: NDArray[Any] = np.array(tensor.data)
+    # OpenVINO, too, gives bfloat16 in an array of another type.
+    return array.view(np.int16) if datatype == "BF16" else array
+
+
+def _texts(tensor: Any) -> NDArray[Any]:
+    found = np.empty(tuple(tensor.shape), dtype=object)
+    for place in np.ndindex(found.shape):
+        # Not `bytes_data`: of an empty string it is what lay in memory there.
+        found[place] = ov.Tensor(tensor, list(place), [begin + 1 for begin in place]).str_data.item()
+    return found
 
 
 def _core(config: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,6 +169,22 @@ def test_a_text_that_openvino_would_shorten_fails_its_row(workshop: Workshop) ->
     engine = workshop.load(plain_config("echo", "openvino", inputs=spec[0], outputs=spec[1]))
 
     assert "ends in a NUL character" in error(engine, Row({"x": wire("x", [["a\0"]], "O", "BYTES")})).message
+
+
+def test_strings_of_unequal_length_take_no_more_memory_than_they_are_long(workshop: Workshop) -> None:
+    openvino_models.identity(workshop.version_dir("echo") / "model.xml", openvino_models.ov.Type.string, [-1, -1])
+    spec = [TensorSpec("x", "BYTES", (-1,))], [TensorSpec("y", "BYTES", (-1,))]
+    engine = workshop.load(plain_config("echo", "openvino", inputs=spec[0], outputs=spec[1]))
+    texts = ["ä" * 100_000, "", "b\0c", *["d"] * 1_000]
+
+    tracemalloc.start()
+    (result,) = results(engine, [Row({"x": wire("x", [texts], "O", "BYTES")})])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert [text.encode() for text in texts] == array(result, "y")[0].tolist()
+    # As one array of OpenVINO's they are 400 MB.
+    assert peak < 20_000_000
 
 
 def test_less_precision_than_declared_is_told(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
