@@ -1,6 +1,7 @@
 """Calls an ONNX session: with lent arrays on a CPU, by io binding on a GPU.
 
-With io binding states never leave the device. It also serves datatypes that numpy lacks.
+With io binding states never leave the device. It also serves datatypes that numpy lacks. It has no strings: a model
+with strings is called with arrays on a GPU too.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from executor.engine.onnx.session import OnnxModel, ort
 from executor.engine.pytorch.datatypes import TORCH_TYPE
 from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Compute, Lent, Value
+from shared.contract.errors import LoadError
 
 
 def compute_of(model: OnnxModel, call: SessionCall, device: torch.device, run_options: Any) -> Compute:
-    """How a session is called: with lent arrays, or by io binding on a GPU and for BF16, which numpy lacks."""
+    """How a session is called: with lent arrays, or by io binding on a GPU and for BF16, which numpy lacks.
+    Raises LoadError for BF16 beside strings, which no call takes.
+    """
     signature = model.signature
     tensors = (*signature.inputs.values(), *signature.optional.values())
-    wanted = [signature.outputs[name] for name in call.outputs]
-    if device.type != "cpu" or any(tensor.datatype == "BF16" for tensor in (*tensors, *wanted)):
+    datatypes = {tensor.datatype for tensor in (*tensors, *(signature.outputs[name] for name in call.outputs))}
+    if {"BF16", "BYTES"} <= datatypes:
+        raise LoadError("the model has strings and BF16, which ONNX Runtime does not take in one call")
+    if "BF16" in datatypes or (device.type != "cpu" and "BYTES" not in datatypes):
         return Bound(model, call, device, run_options)
     names = list(call.outputs)
     return Lent(call, lambda arrays: model.session.run(names, arrays, run_options))

@@ -41,10 +41,10 @@ class SessionForward:
 
 
 class Lent:
-    """Calls a session with numpy arrays, on a CPU.
+    """Calls a session with numpy arrays.
 
-    A tensor's memory is lent to the session, and what the session returns is taken over: nothing is copied here. numpy
-    has no bfloat16: such a tensor travels as int16 with the same bits.
+    On a CPU a tensor's memory is lent to the session, and what the session returns is taken over: nothing is copied
+    here. numpy has no bfloat16: such a tensor travels as int16 with the same bits.
     """
 
     def __init__(self, call: SessionCall, run: Run) -> None:
@@ -63,7 +63,7 @@ def _reshaped(value: Value, shape: Shape) -> Value:
 def _array(value: Value) -> NDArray[Any]:
     if isinstance(value, Texts):
         return np.array(value, dtype=object).reshape(value.shape)
-    return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+    return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).cpu().numpy()
 
 
 def _value(array: NDArray[Any], datatype: str) -> Value:

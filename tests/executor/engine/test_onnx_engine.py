@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from executor.engine.base import Engine, FixesShape, Row, RowError
-from executor.engine.onnx.session import open_model
+from executor.engine.onnx.forward import compute_of
+from executor.engine.onnx.session import OnnxModel, open_model
+from executor.engine.pytorch.state_values import Texts
+from executor.engine.sessions.checks import SessionCall, checked_call
 from shared.contract.errors import LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import onnx_models
@@ -23,7 +27,7 @@ from tests.executor.engine.model_workshop import (
     sequence_config,
     wire,
 )
-from tests.executor.engine.onnx_models import BATCH, BOOL, FLOAT, node, value
+from tests.executor.engine.onnx_models import BATCH, BOOL, FLOAT, STRING, node, value
 
 LEAKY = StateSpec("s", "s_next", "FP32", (3,))
 
@@ -64,6 +68,37 @@ def test_a_failing_row_is_alone_with_its_error(workshop: Workshop) -> None:
     assert not isinstance(other, RowError | None)
     assert list(map(raws, expected)) == [raws(good), raws(other)]
     assert raws(results(engine, [leaky_row(1, 1)])[0]) == raws(results(alone, [leaky_row(1, 1)])[0])
+
+
+def two_echoes(workshop: Workshop, kind: int) -> OnnxModel:
+    """Strings beside tensors of another kind."""
+    path = workshop.version_dir("echoes") / "model.onnx"
+    kinds = (STRING, kind)
+    inputs, outputs = ([value(f"{name}{at}", each, [BATCH, 1]) for at, each in enumerate(kinds)] for name in "xy")
+    onnx_models.save(path, [node("Identity", [f"x{at}"], [f"y{at}"]) for at in (0, 1)], inputs, outputs)
+    return open_model(path, {})
+
+
+def echoes_call(model: OnnxModel, datatype: str) -> SessionCall:
+    inputs, outputs = ([TensorSpec(f"{name}0", "BYTES", (1,)), TensorSpec(f"{name}1", datatype, (1,))] for name in "xy")
+    return checked_call(plain_config("echoes", "onnxruntime", inputs=inputs, outputs=outputs), model.signature)
+
+
+def test_a_model_with_strings_is_called_without_io_binding_on_a_gpu_too(workshop: Workshop) -> None:
+    model = two_echoes(workshop, FLOAT)
+    compute = compute_of(model, echoes_call(model, "FP32"), torch.device("cuda"), None)
+
+    found = compute({"x0": Texts(["a"], (1, 1)), "x1": torch.tensor([[2.5]])})
+
+    assert ["a"] == found["y0"]
+    assert torch.equal(torch.tensor([[2.5]]), cast("torch.Tensor", found["y1"]))
+
+
+def test_strings_beside_bf16_are_refused(workshop: Workshop) -> None:
+    model = two_echoes(workshop, onnx_models.BFLOAT16)
+
+    with pytest.raises(LoadError, match="the model has strings and BF16"):
+        compute_of(model, echoes_call(model, "BF16"), torch.device("cpu"), None)
 
 
 def test_controls_reach_the_model(workshop: Workshop) -> None:
