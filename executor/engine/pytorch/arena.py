@@ -24,6 +24,7 @@ from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
 from executor.engine.pytorch.state_values import Texts, Value, description, gathered, row_tensors, tensor_problem
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
+from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState
 from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes
@@ -277,6 +278,10 @@ class TextState:
         self.spec = spec
         self._bytes_max = bytes_max
         self._initial = initial
+        try:
+            _strings(initial)
+        except UnicodeDecodeError as error:
+            raise LoadError(f"the initial state of '{spec.input_name}' must be UTF-8: {error}") from error
         self._slots: dict[int, Tensor] = {}
 
     def shape(self, place: int) -> shapes.Shape:

@@ -108,8 +108,13 @@ def bind_arguments(
     own = tuple(Binding(Argument(name, None, required=True), name, source) for name, source in sources if name in kept)
     given = [(name, source) for name, source in sources if name not in kept]
     if takes_dictionary(arguments):
-        return (*(Binding(Argument(name, None, required=True), name, source) for name, source in given), *own)
+        return (*(Binding(_entry(name, source), name, source) for name, source in given), *own)
     return (*_bound_by_place(config, given, arguments), *own)
+
+
+def _entry(name: str, source: Source) -> Argument:
+    """An entry of forward's one dictionary, in which an absent optional input is left out."""
+    return Argument(name, None, required=not (isinstance(source, TensorSpec) and source.optional))
 
 
 def _bound_by_place(
@@ -161,6 +166,15 @@ def _index(name: str) -> int | None:
     """The position that a name of the form NAME__INDEX tells; None for other names."""
     _, found, index = name.partition("__")
     return int(index) if found and index.isascii() and index.isdigit() else None
+
+
+def nested_returns(program: torch.export.ExportedProgram) -> Collection[str | int]:
+    """Which of the values that forward returns are no single tensor: their keys in a dict, or else their places."""
+    spec = program.call_spec.out_spec
+    if spec is None or spec.is_leaf():
+        return ()
+    keys = spec.context if spec.type is dict else range(spec.num_children)
+    return [key for key, value in zip(keys, spec.children(), strict=True) if not value.is_leaf()]
 
 
 def bind_outputs(config: ModelConfig, kept: Collection[str] = ()) -> dict[str, int]:

@@ -19,8 +19,8 @@ from torch import nn
 
 from executor.engine import shapes
 from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
-from executor.engine.pytorch.binding import program_arguments, script_arguments
-from executor.engine.pytorch.datatypes import DATATYPE
+from executor.engine.pytorch.binding import nested_returns, program_arguments, script_arguments
+from executor.engine.pytorch.datatypes import datatype_of
 from executor.engine.pytorch.kept_state import declared_states, refuse_problems
 from executor.engine.pytorch.signature import (
     Signature,
@@ -35,7 +35,7 @@ from executor.engine.pytorch.signature import (
     read_signature,
 )
 from executor.engine.pytorch.trial_steps import tried_signature, values_after_a_step
-from shared.contract.errors import ConfigError
+from shared.contract.errors import ConfigError, LoadError
 
 log = logging.getLogger(__name__)
 
@@ -221,19 +221,19 @@ def _signature_of_graph(program: torch.export.ExportedProgram, config: dict[str,
     batching: dict[str, Any] = config.get("sequence_batching") or {}
     states: list[dict[str, Any]] = batching.get("state") or []
     controls: list[dict[str, Any]] = batching.get("control_input") or []
-    reserved: set[str] = {control["name"] for control in controls}
+    reserved: set[str] = {control.get("name", "") for control in controls}
     reserved |= {state.get("input_name", "") for state in states}
     batch_inputs: list[dict[str, Any]] = config.get("batch_input") or []
     reserved |= {name for entry in batch_inputs for name in entry.get("target_name", ())}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = [
-        _tensor_signature(name, values[node], batched=batch_size > 0)
+        _tensor_signature(name, values.get(node), batched=batch_size > 0)
         for name, node in zip(argument_names(program), program.graph_signature.user_inputs, strict=True)
         if name not in reserved
     ]
     state_outputs = [state.get("output_name", "") for state in states]
     outputs = [
-        _tensor_signature(name, values[node], batched=batch_size > 0)
+        _tensor_signature(name, values.get(node), batched=batch_size > 0)
         for name, node in zip(_output_names(program, state_outputs), program.graph_signature.user_outputs, strict=True)
         if name not in state_outputs
     ]
@@ -242,6 +242,9 @@ def _signature_of_graph(program: torch.export.ExportedProgram, config: dict[str,
 
 def _output_names(program: torch.export.ExportedProgram, state_outputs: Sequence[str]) -> list[str]:
     spec = program.call_spec.out_spec
+    if nested := nested_returns(program):
+        told = ", ".join(f"'{key}'" for key in nested)
+        raise LoadError(f"forward returns nested values at {told}; each value must be one tensor")
     if spec is not None and spec.type is dict:
         return [str(key) for key in spec.context]
     count = len(program.graph_signature.user_outputs)
@@ -249,6 +252,8 @@ def _output_names(program: torch.export.ExportedProgram, state_outputs: Sequence
     return [*plain, *state_outputs]
 
 
-def _tensor_signature(name: str, value: torch.Tensor, *, batched: bool) -> TensorSignature:
+def _tensor_signature(name: str, value: object, *, batched: bool) -> TensorSignature:
+    if not isinstance(value, torch.Tensor):
+        raise LoadError(f"'{name}' of the program is no tensor; declare the model's inputs and outputs without it")
     dims = tuple(size if is_fixed(size) else -1 for size in value.shape)
-    return TensorSignature(name, DATATYPE[value.dtype], dims[1:] if batched else dims)
+    return TensorSignature(name, datatype_of(name, value.dtype), dims[1:] if batched else dims)

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 
+from shared.contract.errors import LoadError
 from shared.contract.tensors import ELEMENT_BYTES
 
 TORCH_TYPE: dict[str, torch.dtype] = {
@@ -33,6 +34,13 @@ STORAGE_TYPE: dict[torch.dtype, torch.dtype] = {
     torch.bfloat16: torch.int16,
 }
 """Types of the same size, for operations that torch or numpy lacks. They only move bits, and never compute."""
+
+
+def datatype_of(name: str, dtype: torch.dtype) -> str:
+    """The wire's name of a tensor's type. Raises LoadError if it has none. name: the tensor's"""
+    if dtype not in DATATYPE:
+        raise LoadError(f"tensor '{name}' of the model is a {dtype}, which no request or state can carry")
+    return DATATYPE[dtype]
 
 
 def tensor_of(parts: Iterable[bytes], datatype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -27,7 +27,7 @@ from torch import nn
 
 from executor.engine import shapes
 from executor.engine.pytorch.attributes import Attribute, Changes, Leaf
-from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
+from executor.engine.pytorch.datatypes import TORCH_TYPE, datatype_of, raw_of
 from executor.engine.pytorch.outputs import several
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ModelConfig, StateSpec
@@ -90,9 +90,9 @@ def declared_states(changes: Changes, found: Mapping[str, torch.Tensor], *, batc
             if leaf.scalar:
                 datatype, dims = leaf.scalar, (1,)
             elif is_unset(value):
-                datatype, dims = DATATYPE[found[leaf.name].dtype], (-1,) * found[leaf.name].dim()
+                datatype, dims = datatype_of(leaf.name, found[leaf.name].dtype), (-1,) * found[leaf.name].dim()
             else:
-                datatype, shape = DATATYPE[value.dtype], tuple(value.shape)
+                datatype, shape = datatype_of(leaf.name, value.dtype), tuple(value.shape)
                 dims = shape[1:] if batched and is_per_row(shape) else shape or (1,)
             specs.append(StateSpec(leaf.name, leaf.name, datatype, dims))
     return specs
@@ -197,7 +197,7 @@ def _form(config: ModelConfig, spec: StateSpec, leaf: Leaf, value: Any) -> LeafF
         )
     unset = is_unset(value)
     shape = None if unset else tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-    datatype = leaf.scalar or (spec.datatype if unset else DATATYPE[value.dtype])
+    datatype = leaf.scalar or (spec.datatype if unset else datatype_of(leaf.name, value.dtype))
     per_row = config.max_batch_size > 0 and shape is not None and is_per_row(shape) and _allows(spec, shape[1:])
     fits = set(spec.dims) == {-1} if shape is None else per_row or _allows(spec, shape or (1,))
     if spec.datatype != datatype or not fits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from executor.engine.pytorch.binding import (
     DictionaryForward,
     bind_arguments,
     bind_outputs,
+    nested_returns,
     program_arguments,
     script_arguments,
     takes_dictionary,
@@ -53,7 +55,7 @@ def load(request: LoadRequest) -> TorchEngine:
         torch.set_num_threads(threads)
     use_inter_op_threads(config)
     path = model_file(request.model_dir / request.version, config.default_model_filename)
-    module, arguments, changes = _load_module(config, path, device)
+    module, arguments, changes, nested = _load_module(config, path, device)
     switches = switches_of(config)
     note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=device.type == "cuda")
     if switches.weight_sharing:
@@ -63,6 +65,7 @@ def load(request: LoadRequest) -> TorchEngine:
     forms = {} if keeps_apart else kept_forms(config, changes)
     firsts = first_states(config, changes, forms) if forms else {}
     places = bind_outputs(config, forms)
+    _refuse_nested(config, places, nested)
     bindings = bind_arguments(config, arguments, forms)
     if takes_dictionary(arguments):
         module = DictionaryForward(module)
@@ -86,18 +89,31 @@ def load(request: LoadRequest) -> TorchEngine:
     return engine
 
 
-def _load_module(config: ModelConfig, path: Path, device: torch.device) -> tuple[nn.Module, list[Argument], Changes]:
-    """The module of a file on its device, the arguments of its forward, and what its forward changes in it."""
+def _load_module(
+    config: ModelConfig, path: Path, device: torch.device
+) -> tuple[nn.Module, list[Argument], Changes, Collection[str | int]]:
+    """The module of a file on its device, the arguments of its forward, what its forward changes in it, and what is
+    known to be nested in what it returns.
+    """
     if path.suffix != ".pt2":
         found = script_changes(load_script(path, torch.device("cpu")))
         script = load_script(path, device)
-        return script, script_arguments(script), found.of(script)
+        return script, script_arguments(script), found.of(script), ()
     program = load_program(path)
     _check_batch_dimension(config, program)
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = cast("nn.Module", program.module())
-    return module, program_arguments(program), program_changes(program, module)
+    return module, program_arguments(program), program_changes(program, module), nested_returns(program)
+
+
+def _refuse_nested(config: ModelConfig, places: Mapping[str, int], nested: Collection[str | int]) -> None:
+    """Raises LoadError if an output or a state is not one of the values that forward returns, but several."""
+    for name, place in places.items():
+        if name in nested or place in nested:
+            raise LoadError(
+                f"model '{config.name}': forward returns a nested value as '{name}'; each value must be one tensor"
+            )
 
 
 def _tell_kept(request: LoadRequest, kept: KeptForward, engine: TorchEngine) -> None:

@@ -14,6 +14,7 @@ for modules with one argument only.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -131,20 +132,25 @@ def _model_dims(source: Any) -> tuple[int, ...]:
 
 
 def _outline(config: Fields) -> ModelConfig:
-    """As much of a configuration as says what forward is given. Raises ConfigError for batch inputs."""
+    """As much of a configuration as says what forward is given. Raises ConfigError for batch inputs, and for a
+    declaration that says too little.
+    """
     name = str(config.get("name"))
     if config.get("batch_input"):
         raise ConfigError(f"model '{name}' keeps state in its module and has batch inputs, which is not supported")
     batching: Fields = config.get("sequence_batching") or {}
     controls = [
-        ControlSpec(str(entry["name"]), ControlKind.READY, _control_type(control))
+        ControlSpec(_field(entry, "name"), ControlKind.READY, _control_type(control))
         for entry in _parts(batching, "control_input")
         for control in _parts(entry, "control")
     ]
     states = [
-        StateSpec(str(each["input_name"]), str(each["output_name"]), *_told(each)) for each in _parts(batching, "state")
+        StateSpec(_field(each, "input_name"), _field(each, "output_name"), *_told(each))
+        for each in _parts(batching, "state")
     ]
-    inputs = [TensorSpec(str(each["name"]), *_told(each), reshape=_reshape(each)) for each in _parts(config, "input")]
+    inputs = [
+        TensorSpec(_field(each, "name"), *_told(each), reshape=_reshape(each)) for each in _parts(config, "input")
+    ]
     batch = int(config.get("max_batch_size", 0))
     sequences = SequenceBatching(Oldest(1), 1, tuple(controls), tuple(states))
     return ModelConfig(name, "pytorch", "", batch, tuple(inputs), (), sequence_batching=sequences)
@@ -154,13 +160,19 @@ def _parts(whole: Fields, field: str) -> Sequence[Fields]:
     return whole.get(field) or []
 
 
+def _field(declaration: Fields, name: str) -> str:
+    if not declaration.get(name):
+        raise ConfigError(f"a declaration in the configuration must specify '{name}': {json.dumps(declaration)}")
+    return str(declaration[name])
+
+
 def _dims(whole: Fields, field: str) -> tuple[int, ...]:
     dims: Sequence[Any] = whole.get(field) or []
     return tuple(int(dim) for dim in dims)
 
 
 def _told(declaration: Fields) -> tuple[str, tuple[int, ...]]:
-    datatype = str(declaration.get("data_type", "")).removeprefix("TYPE_")
+    datatype = _field(declaration, "data_type").removeprefix("TYPE_")
     return "BYTES" if datatype == "STRING" else datatype, _dims(declaration, "dims")
 
 

@@ -239,6 +239,27 @@ class Dictionary(nn.Module):
         return tensors["left"] - tensors["right"]
 
 
+class OpenDictionary(nn.Module):
+    """Takes its tensors by name, and one of them may be absent."""
+
+    def forward(self, tensors: Dict[str, Tensor]) -> Tensor:  # noqa: UP006
+        return tensors["left"] - tensors["right"] if "right" in tensors else tensors["left"]
+
+
+class Complex(nn.Module):
+    """Its state is of a type that no state can have."""
+
+    phase: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("phase", torch.zeros(1, 1, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.phase = self.phase + torch.complex(x, x)
+        return self.phase.real.contiguous()
+
+
 class Numbers(nn.Module):
     """Reads words of a vocabulary, any number of them; its state a buffer."""
 

@@ -354,6 +354,21 @@ def test_bytes_inputs_outputs_and_states_are_lists_of_strings(workshop: Workshop
     assert b"c" == array(fine, "joined").item()
 
 
+def test_strings_of_an_initial_state_must_be_utf_8(workshop: Workshop) -> None:
+    folder = workshop.script("texts", torch_modules.Texts()).parents[1] / "initial_state"
+    folder.mkdir()
+    (folder / "first").write_bytes(pack_bytes([b"\xff"]))
+    config = sequence_config(
+        "texts",
+        "pytorch",
+        inputs=[TensorSpec("text", "BYTES", (1,))],
+        outputs=[TensorSpec("joined", "BYTES", (1,))],
+        states=[StateSpec("last", "last_next", "BYTES", (1,), initial_dims=(1,), initial_file="first")],
+    )
+
+    bad_load(workshop, config, "the initial state of 'last' must be UTF-8")
+
+
 @pytest.mark.parametrize("datatype", ELEMENT_BYTES)
 def test_every_datatype_passes_through_input_state_and_output_bit_by_bit(workshop: Workshop, datatype: str) -> None:
     workshop.script("identity", torch_modules.Identity())
@@ -778,6 +793,24 @@ def test_a_program_exported_for_one_batch_size_is_refused_with_the_remedy(worksh
 
     bad_load(
         workshop, cell_config(), r"fixed batch of 2, but max_batch_size is 8; export it with a dynamic dimension 0"
+    )
+
+
+@pytest.mark.parametrize(("named", "plain", "nested"), [(True, "y", "pair"), (False, "OUTPUT__0", "OUTPUT__1")])
+def test_a_nested_value_of_a_program_is_refused_at_load_if_it_is_an_output(
+    workshop: Workshop, plain: str, nested: str, *, named: bool
+) -> None:
+    workshop.program("nested", torch_modules.Nested(named=named), (torch.zeros(2, 1),))
+    inputs, outputs = [TensorSpec("x", "FP32", (1,))], [TensorSpec(plain, "FP32", (1,))]
+    engine = workshop.load(plain_config("nested", "pytorch", inputs=inputs, outputs=outputs))
+
+    assert 6 == array(results(engine, [Row({"x": wire("x", [[3]])})])[0], plain).item()
+
+    outputs.append(TensorSpec(nested, "FP32", (1,)))
+    bad_load(
+        workshop,
+        plain_config("nested", "pytorch", inputs=inputs, outputs=outputs),
+        f"forward returns a nested value as '{nested}'",
     )
 
 

@@ -322,6 +322,23 @@ def test_every_attribute_whose_shape_nothing_tells_is_named_and_the_rest_of_them
         completed_states(workshop, "kept", [X1], states=[declared])
 
 
+def test_a_state_of_a_type_that_no_state_has_is_named(workshop: Workshop) -> None:
+    workshop.script("kept", keeping_modules.Complex())
+
+    with pytest.raises(LoadError, match=r"tensor 'phase' of the model is a torch\.complex64"):
+        completed_states(workshop, "kept", [X1])
+
+
+@pytest.mark.parametrize("field", ["output_name", "data_type"])
+def test_what_a_declaration_lacks_is_named(workshop: Workshop, field: str) -> None:
+    workshop.script("kept", keeping_modules.TwoFromNone())
+    declared = {"input_name": "total", "output_name": "total", "data_type": "TYPE_FP32", "dims": [-1]}
+    del declared[field]
+
+    with pytest.raises(ConfigError, match=f"must specify '{field}': .*total"):
+        completed_states(workshop, "kept", [X1], states=[declared])
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
@@ -407,6 +424,17 @@ def test_a_dictionary_of_tensors_is_given_by_name(workshop: Workshop) -> None:
     (result,) = results(engine, [Row({"right": wire("right", [[2]]), "left": wire("left", [[9]])})])
 
     assert 7 == array(result, "OUT__0").item()
+
+
+def test_an_absent_optional_input_is_not_in_the_dictionary(workshop: Workshop) -> None:
+    workshop.script("kept", keeping_modules.OpenDictionary())
+    inputs = [TensorSpec("left", "FP32", (1,)), TensorSpec("right", "FP32", (1,), optional=True)]
+    engine = workshop.load(plain_config("kept", "pytorch", inputs=inputs, outputs=[TensorSpec("OUT__0", "FP32", (1,))]))
+    left = {"left": wire("left", [[9]])}
+
+    ran = results(engine, [Row(left), Row({**left, "right": wire("right", [[2]])})])
+
+    assert [9, 7] == [array(result, "OUT__0").item() for result in ran]
 
 
 def test_the_input_of_an_ordinary_file_is_found_by_trial_and_told(

@@ -171,6 +171,23 @@ def test_a_program_s_dict_names_its_outputs_and_dynamic_sizes_are_variable(works
     assert [-1, 1] == config["input"][0]["dims"]
 
 
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (torch_modules.Nested(named=True), "forward returns nested values at 'pair'"),
+        (torch_modules.Nested(named=False), "forward returns nested values at '1'"),
+        (torch_modules.NoTensor(), "'nothing' of the program is no tensor"),
+    ],
+)
+def test_a_program_that_returns_more_than_plain_tensors_is_not_read(
+    workshop: Workshop, module: torch.nn.Module, text: str
+) -> None:
+    workshop.program("nested", module, (torch.zeros(2, 1),))
+
+    with pytest.raises(LoadError, match=text):
+        completed(workshop, {"name": "nested", "max_batch_size": 8}, "nested")
+
+
 def test_a_damaged_archive_is_a_load_error(workshop: Workshop) -> None:
     (workshop.version_dir("folding") / "model.pt").write_bytes(b"PK\3\4 no archive")
 

@@ -1,5 +1,7 @@
 """Modules that the tests script or export. TorchScript reads annotations itself: no postponed ones in this file."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -68,6 +70,25 @@ class OddState(nn.Module):
         if self.kind == "meta":
             return total, torch.empty_like(total, device="meta")
         return total, x.to_sparse()
+
+
+class Nested(nn.Module):
+    """One of its values is two tensors."""
+
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        self.named = named
+
+    def forward(self, x: Tensor) -> Any:
+        pair = (x + 1, x + 2)
+        return {"y": x * 2, "pair": pair} if self.named else (x * 2, pair)
+
+
+class NoTensor(nn.Module):
+    """One of its values is no tensor."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"y": x * 2, "nothing": None}
 
 
 class Negated(nn.Module):
