@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.configuration.schema import POOL
+from shared.contract.errors import ConfigError
+from shared.contract.tensors import RANK_MAX
 
 Part = Any
 """A message inside the configuration, of a class made at run time."""
@@ -45,6 +47,12 @@ def wire_type(data_type: int) -> str:
 def are_dims(dims: Sequence[int]) -> bool:
     """Whether each dimension is at least 1, or -1 for a variable one."""
     return all(dim >= 1 or dim == -1 for dim in dims)
+
+
+def check_rank(model: str, what: str, dims: Sequence[int]) -> None:
+    """Raises ConfigError for more dimensions than a tensor can have. what: the tensor, as its error begins"""
+    if len(dims) > RANK_MAX:
+        raise ConfigError(f"{what} has {len(dims)} dimensions, of at most {RANK_MAX}, for {model}")
 
 
 def leaves_directory(path: str) -> bool:

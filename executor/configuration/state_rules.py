@@ -5,7 +5,7 @@ Source: triton-spec section 2; Triton core, sequence_batch_scheduler.cc (Create,
 
 from __future__ import annotations
 
-from executor.configuration.names import Part, are_dims, has_type, leaves_directory, wire_type
+from executor.configuration.names import Part, are_dims, check_rank, has_type, leaves_directory, wire_type
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
@@ -41,6 +41,7 @@ def _check_state(model: str, state: Part) -> None:
         raise ConfigError(f"state must specify 'input_name' and 'output_name' for {model}")
     if not has_type(state):
         raise ConfigError(f"state '{state.input_name}' must specify 'data_type' for {model}")
+    check_rank(model, f"state '{state.input_name}'", state.dims)
     if not are_dims(state.dims):
         raise ConfigError(
             f"state '{state.input_name}' dimension must be integer >= 1, or -1 to indicate a variable-size dimension "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from executor.configuration.names import Part, are_dims, has_type
+from executor.configuration.names import Part, are_dims, check_rank, has_type
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
@@ -67,6 +67,8 @@ def _check_shapes(config: ConfigMessage, prefix: str, tensor: Part) -> None:
         raise ConfigError(
             f"{prefix} cannot have empty reshape for non-batching model as scalar tensors are not supported for {model}"
         )
+    check_rank(model, prefix, tensor.dims)
+    check_rank(model, f"{prefix} reshape", tensor.reshape.shape)
     if not are_dims(tensor.dims):
         raise ConfigError(
             f"{prefix} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for {model}"

@@ -8,7 +8,7 @@ Source: triton-spec section 4, "model_warmup"; Triton core, backend_model_instan
 
 from __future__ import annotations
 
-from executor.configuration.names import Part, has_type, leaves_directory, wire_type
+from executor.configuration.names import Part, check_rank, has_type, leaves_directory, wire_type
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 from shared.contract.model_config import WarmupInput, WarmupSample, WarmupSource
@@ -69,6 +69,7 @@ def _input(tensor: Part) -> WarmupInput:
 def _check_input(model: str, sample: str, name: str, tensor: Part) -> None:
     if not has_type(tensor):
         raise ConfigError(f"warmup sample '{sample}' must specify 'data_type' of input '{name}' for {model}")
+    check_rank(model, f"warmup sample '{sample}' input '{name}'", tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
         raise ConfigError(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
     if tensor.WhichOneof("input_data_type") is None:

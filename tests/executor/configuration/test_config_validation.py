@@ -15,6 +15,7 @@ LoadText = Callable[..., LoadedConfig]
 IN = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
 OUT = 'output { name: "Y" data_type: TYPE_FP32 dims: 4 }'
 IO = f"{IN} {OUT} max_batch_size: 8"
+WIDE = f"data_type: TYPE_FP32 dims: {[1] * 65}"
 EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 
 
@@ -38,6 +39,19 @@ TENSORS = [
     (
         given('name: "X" data_type: TYPE_FP32 dims: 0'),
         "model input 'X' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    (
+        given(f'name: "X" {WIDE}'),
+        "model input 'X' has 65 dimensions, of at most 64, for m",
+    ),
+    (
+        given(f'name: "X" data_type: TYPE_FP32 dims: 1 reshape {{ shape: {[1] * 65} }}'),
+        "model input 'X' reshape has 65 dimensions, of at most 64, for m",
+    ),
+    (state("", str([1] * 65)), "state 'h' has 65 dimensions, of at most 64, for m"),
+    (
+        f"{IO} model_warmup {{ name: 's' batch_size: 1 inputs {{ key: 'X' value {{ {WIDE} zero_data: true }} }} }}",
+        "warmup sample 's' input 'X' has 65 dimensions, of at most 64, for m",
     ),
     (
         given('name: "X" data_type: TYPE_FP32 dims: 1 reshape { }', batch=0),
