@@ -19,8 +19,9 @@ import asyncio
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ import numpy as np
 
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
+from executor.engine.python.texts import text_of_error
 from shared.contract.errors import Code, LoadError, MeshError
 from shared.contract.messages import InferMessage
 from shared.contract.model_config import ModelConfig
@@ -123,11 +125,13 @@ class BatchStrategy:
     def _decide(
         self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool
     ) -> int | Wait:
-        batch = self._call("model_batch_initialize", front.front[0].id, self._batcher)
+        with self._asked("model_batch_initialize", front.front[0].id) as initialize:
+            batch = initialize(self._batcher)
 
         def include(seen: Seen) -> bool:
             request = _request(seen, messages[seen.id])
-            return bool(self._call("model_batch_include_request", seen.id, request, batch))
+            with self._asked("model_batch_include_request", seen.id) as includes:
+                return bool(includes(request, batch))  # within the block: an array has no truth value
 
         try:
             return rules.decide(
@@ -136,9 +140,11 @@ class BatchStrategy:
         finally:
             self._quietly("model_batch_finalize", batch)
 
-    def _call(self, hook: str, request: RequestId, *arguments: Any) -> Any:
+    @contextmanager
+    def _asked(self, hook: str, request: RequestId) -> Generator[Callable[..., Any]]:
+        """A hook, and a block for its work on a request. What is raised there fails the request."""
         try:
-            return self._hooks[hook](*arguments)
+            yield self._hooks[hook]
         except BaseException as failure:
             raise StrategyError(f"{self._blame(hook)}: {_reason(failure)}", request) from failure
 
@@ -211,4 +217,4 @@ def _request(seen: Seen, message: InferMessage) -> BatchRequest:
 
 
 def _reason(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {failure}"
+    return f"{type(failure).__name__}: {text_of_error(failure)}"

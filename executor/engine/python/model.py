@@ -31,6 +31,7 @@ from typing import Any
 
 from executor.engine.python import triton_python_backend_utils
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
+from executor.engine.python.texts import text_of_error
 from shared.contract.errors import LoadError
 
 MODEL_FILE = "model.py"
@@ -148,15 +149,8 @@ def error_text(error: BaseException) -> str:
     """The text of a model's exception with the place of its origin, as Triton writes it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[1:]))
-    text = f"{type(error).__name__}: {_said(error)}"
+    text = f"{type(error).__name__}: {text_of_error(error)}"
     return f"{text}\n\nAt:\n{where}" if where else text
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - the error's class is the model's own
-        return "<its text cannot be made>"
 
 
 def _executed(path: Path, code: InstanceCode) -> ModuleType:

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from executor.models.custom_batching import HOOKS, PATH_PARAMETER, BatchRequest, BatchStrategy, find_strategy
+from executor.core.dynamic_batcher import BatchRules
+from executor.models.custom_batching import (
+    HOOKS,
+    PATH_PARAMETER,
+    BatchRequest,
+    BatchStrategy,
+    StrategyError,
+    find_strategy,
+)
 from shared.contract.errors import LoadError
+from shared.contract.messages import InferMessage
 from shared.contract.model_config import Direct, DynamicBatching, ModelConfig, SequenceBatching
 from shared.contract.tensors import Tensor
+from shared.store.work_scripts import Front, RequestId, Seen
 from tests.markdown_pages import ROOT, blocks_of, rows_below
 
 WHOLE = "\n".join(f"def {hook}(*arguments): return __file__" for hook in HOOKS)
@@ -165,3 +175,22 @@ def test_hooks_that_nobody_waits_for_may_leave_the_process_without_ending_it(
     strategy.close_now()
 
     assert "batch strategy failed" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import numpy\n    return numpy.array([True, False])", "ValueError: The truth value of an array"),
+        ("raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})", "Mute: <its text cannot be made>"),
+    ],
+)
+async def test_an_answer_that_is_none_is_the_error_of_its_request(tmp_path: Path, code: str, reason: str) -> None:
+    hook = f"\ndef model_batch_include_request(request, batch):\n    {code}\n"
+    strategy = BatchStrategy(put(tmp_path / "own.py", WHOLE + hook), PLAIN)
+    seen, message = Seen(RequestId("7"), 1, 0, ""), InferMessage("m", "1", "7", 0, ())
+
+    with pytest.raises(StrategyError, match=reason) as caught:
+        await strategy.decide(BatchRules(4, 4, (), 0), Front(1, None, 0, (seen,)), {seen.id: message})
+
+    assert seen.id == caught.value.request
+    await strategy.close()
