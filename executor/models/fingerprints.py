@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,14 +99,24 @@ def _content(path: Path) -> str:
 def _files(folder: Path, skip: Collection[str]) -> Iterator[Path]:
     """Every file of a model's directory, in a fixed order. skip: names in the directory itself that are left out"""
     for path in sorted(folder.iterdir()):
-        if path.name in skip or path.name in UNSEEN or path.name.startswith("."):
-            continue
-        if path.is_dir():
-            inner = (each for each in sorted(path.rglob("*")) if each.is_file())
-            yield from (each for each in inner if not set(UNSEEN) & set(each.relative_to(path).parts))
-        else:
-            yield path
+        if path.name not in skip and path.name not in UNSEEN and not path.name.startswith("."):
+            yield from _below(path, ())
+
+
+def _below(path: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """The file itself, or every file of the folder. above: the folders that lead here, to which links may lead back"""
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        state = path.stat()
+        here = (state.st_dev, state.st_ino)
+        # Of a folder that may not be read, the model reads nothing either.
+        if here not in above and os.access(path, os.R_OK | os.X_OK):
+            for inner in sorted(path.iterdir()):
+                if inner.name not in UNSEEN:
+                    yield from _below(inner, (*above, here))
 
 
 def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    # Names of files may be bytes that are no text.
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]

@@ -9,6 +9,8 @@ interval.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from executor.models.loader import Loader
 from executor.models.repository import ModelRepository
@@ -32,14 +34,7 @@ class Polling:
         self._seen: dict[str, str] = {}
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._period_s)
-            try:
-                if await self.look():
-                    self._changed.set()
-            except OSError as error:
-                # A repository that cannot be read at the moment says nothing about its models.
-                logs.warning("models not looked at", cause=str(error))
+        await _repeat(self.look, self._period_s, self._changed)
 
     async def look(self) -> bool:
         """Loads and unloads what has changed since the last look; False if nothing has."""
@@ -78,7 +73,16 @@ async def follow_listings(repository: ModelRepository, period_s: float, changed:
     """Keeps what the index says of repositories elsewhere up to date, where models are loaded on request. Runs for
     ever. The arguments are those of `Polling`.
     """
+    await _repeat(partial(asyncio.to_thread, repository.refresh), period_s, changed)
+
+
+async def _repeat(look: Callable[[], Awaitable[bool]], period_s: float, changed: asyncio.Event) -> None:
+    """Looks again and again. look: returns whether anything has changed"""
     while True:
         await asyncio.sleep(period_s)
-        if await asyncio.to_thread(repository.refresh):
-            changed.set()
+        try:
+            if await look():
+                changed.set()
+        except OSError as error:
+            # A repository that cannot be read at the moment says nothing about its models.
+            logs.warning("models not looked at", cause=str(error))

@@ -30,7 +30,7 @@ from executor.models.served import LoadedModel, ServedVersion, close, close_now
 from executor.models.slots import slots_within
 from executor.models.sources import LocalFolder, ModelFiles, ModelSource, Override
 from executor.models.warmup import warm_up
-from executor.remote.storage import StorageError, UnreachableError
+from executor.remote.storage import StorageError, UnreachableError, unreachable
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.engine_thread import EngineThread
@@ -312,6 +312,9 @@ class ModelRepository:
                 if name in source.names():
                     raise
                 problem = error
+                continue
+            except OSError as error:
+                problem = unreachable(error, name)
                 continue
             if taken is not None:
                 return taken

@@ -13,8 +13,9 @@ from executor.models.fingerprints import folder_fingerprint
 from executor.remote.cache import Cache
 from executor.remote.repository import RemoteRepository
 from executor.remote.storage import Storage, StorageError
-from shared.contract.errors import LoadError
+from shared.contract.errors import LoadError, sendable
 from shared.contract.locations import ModelLocation
+from shared.process import logs
 
 
 class ModelFiles(Protocol):
@@ -41,7 +42,10 @@ class ModelSource(Protocol):
         """
         ...
 
-    def names(self) -> Collection[str]: ...
+    def names(self) -> Collection[str]:
+        """Raises OSError if the folder of this machine cannot be read."""
+        ...
+
     def fingerprint(self, model: str) -> str:
         """A text that changes when anything of the model changes. Raises OSError if that cannot be read."""
         ...
@@ -51,7 +55,7 @@ class ModelSource(Protocol):
         ...
 
     def take(self, model: str) -> ModelFiles | None:
-        """The model as it is now; None if it is not there. Raises LoadError."""
+        """The model as it is now; None if it is not there. Raises LoadError, or OSError as `names` does."""
         ...
 
     def close(self) -> None: ...
@@ -103,17 +107,23 @@ class LocalFolder:
     def refresh(self) -> None: ...
 
     def names(self) -> Collection[str]:
-        try:
-            with os.scandir(self._root) as entries:
-                return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        """Raises OSError also for a root that is away: that says nothing about its models."""
+        with os.scandir(self._root) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+        for name in names:
+            if not name.isprintable():
+                logs.warning("folder left out, its name is no text", folder=sendable(name))
+        return [name for name in names if name.isprintable()]
 
     def fingerprint(self, model: str) -> str:
         return folder_fingerprint(self._root / model)
 
     def mentions(self, word: str) -> bool:
-        folders = (self._root / name for name in self.names())
+        try:
+            folders = [self._root / name for name in self.names()]
+        except OSError as error:
+            logs.warning("configurations not looked at", cause=str(error))
+            return False
         files = (path for one in folders for path in (*one.glob("*.pbtxt"), *one.glob("configs/*.pbtxt")))
         return any(word in _text(path) for path in files)
 

@@ -149,7 +149,7 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def unreachable(error: StorageError, model: str) -> LoadError:
+def unreachable(error: OSError, model: str) -> UnreachableError:
     """The error of a load that could not read the model."""
     return UnreachableError(f"failed to load '{model}', failed to poll from model repository: {error}")
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from executor.engine.pytorch import devices
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
-from executor.models.polling import Polling
+from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.models.sources import LocalFolder
+from executor.remote.storage import UnreachableError
 from executor.workers.devices import DeviceLostError, Devices
 from shared.contract.errors import Code, LoadError
 from tests.executor.living import loading
@@ -327,9 +330,66 @@ def test_models_are_folders_and_links_to_folders(tmp_path: Path) -> None:
     (root / "loop").symlink_to(root / "loop")
 
     assert ["link", "m"] == sorted(LocalFolder(root).names())
-    assert [] == list(LocalFolder(root / "gone").names())
-    assert [] == list(LocalFolder(root / "notes.txt").names())
     assert LocalFolder(root).take("notes.txt") is None
+
+
+def test_a_folder_whose_name_is_no_text_is_no_model_and_harms_none(
+    folder: Path, repository: ModelRepository, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / os.fsdecode(b"mod\xe8le")).mkdir()
+    (folder / "running_sum" / "1" / os.fsdecode(b"donn\xe9es")).write_text("")
+
+    assert ["running_sum"] == repository.names()
+    assert "its name is no text" in caplog.text
+    repository.load("running_sum")
+    assert {"1": ("READY", "")} == states(repository)
+
+
+async def test_a_repository_that_is_away_for_a_moment_keeps_its_models(
+    repository: ModelRepository, loader: Loader, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    polling, elsewhere = Polling(repository, loader, 15.0, asyncio.Event()), tmp_path_factory.mktemp("away") / "models"
+    await polling.look()
+
+    folder.rename(elsewhere)
+    with pytest.raises(FileNotFoundError):
+        await polling.look()
+    with pytest.raises(UnreachableError, match=r"failed to poll from model repository: .* No such file"):
+        repository.load("running_sum")
+    assert not repository.mentions("running_sum")
+    assert ["running_sum"] == list(repository.loaded)
+    elsewhere.rename(folder)
+    assert not await polling.look()
+
+
+async def test_a_listing_that_cannot_be_read_is_tried_again(
+    repository: ModelRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where models are loaded on request."""
+    changed, refreshed = asyncio.Event(), Mock(side_effect=[OSError("Stale file handle"), True])
+    monkeypatch.setattr(ModelRepository, "refresh", refreshed)
+
+    async with asyncio.timeout(60):
+        task = asyncio.create_task(follow_listings(repository, 0.01, changed))
+        await changed.wait()
+        task.cancel()
+
+    assert "models not looked at" in caplog.text
+
+
+def test_files_behind_links_count_for_a_folders_fingerprint(tmp_path: Path) -> None:
+    model, shared = tmp_path / "m", tmp_path / "shared"
+    (model / "1").mkdir(parents=True)
+    (shared / "weights").mkdir(parents=True)
+    (shared / "weights" / "one").write_text("a")
+    (model / "1" / "shared").symlink_to(shared)
+    (shared / "ring").symlink_to(model)
+    before = folder_fingerprint(model)
+
+    (shared / "weights" / "one").write_text("other")
+    assert before != (after := folder_fingerprint(model))
+    (model / "2").symlink_to(model / "1")
+    assert after != folder_fingerprint(model)
 
 
 def test_a_folders_fingerprint_is_not_moved_by_what_python_leaves_there(folder: Path) -> None:
