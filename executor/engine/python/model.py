@@ -48,8 +48,20 @@ _importing: Counter[str] = Counter()
 class SourceLoader(SourceFileLoader):
     """Compiles a file each time; bytecode is neither read nor left behind."""
 
+    source: bytes | None = None
+    """What was compiled."""
+
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        self.source = self.get_data(self.path)
+        return self.source_to_code(self.source, self.path)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the file is another one by now."""
+        try:
+            return self.source is not None and self.source != self.get_data(self.path)
+        except OSError:
+            return True
 
 
 class SiblingLoader(SourceLoader):
@@ -174,6 +186,7 @@ def _importing_from(directory: Path) -> Generator[None]:
     """Puts the directory first on `sys.path`. The siblings that are imported meanwhile belong to this import alone."""
     sys.modules[INTERFACE_NAME] = triton_python_backend_utils
     importlib.invalidate_caches()
+    _drop_outdated(directory)
     before = set(sys.modules)
     sys.path.insert(0, str(directory))
     _importing[str(directory)] += 1
@@ -204,11 +217,24 @@ def _forget_finders(directory: Path) -> None:
             del sys.path_importer_cache[path]
 
 
+def _drop_outdated(directory: Path) -> None:
+    """Drops what methods imported, if any of it was changed: a load runs the code that is there. All of it, because
+    modules hold one another; and else none, because the other instances of the version share it.
+    """
+    loaders = (vars(sys.modules[name]).get("__loader__") for name in _siblings(directory, set(sys.modules)))
+    if any(isinstance(loader, SourceLoader) and loader.is_outdated for loader in loaders):
+        _drop_siblings(directory, set(sys.modules))
+
+
 def _drop_siblings(directory: Path, names: set[str]) -> None:
-    below = f"{directory}{os.sep}"
-    found = [name for name in names if not name.startswith(MODULE_PREFIX) and _lies_in(below, sys.modules[name])]
-    for name in found:
+    for name in _siblings(directory, names):
         del sys.modules[name]
+
+
+def _siblings(directory: Path, names: set[str]) -> list[str]:
+    """Of the modules of these names, those that methods imported from the directory."""
+    below = f"{directory}{os.sep}"
+    return [name for name in names if not name.startswith(MODULE_PREFIX) and _lies_in(below, sys.modules[name])]
 
 
 def _lies_in(below: str, module: ModuleType) -> bool:

@@ -55,10 +55,16 @@ def model(root: Path, name: str) -> tuple[Any, InstanceCode, Path]:
     (path.parent / "parts").mkdir(parents=True)
     (path.parent / "parts" / "one.py").write_text(f"name = '{name}'")
     path.write_text(MODEL)
-    code = InstanceCode(name, "1", str(path.parent))
-    imported = import_model_class(path, code)
-    keep_importable(path.parent)
+    imported, code = another(path.parent)
     return imported, code, path.parent
+
+
+def another(directory: Path) -> tuple[Any, InstanceCode]:
+    """Another instance of the model in that folder: its class and its code."""
+    code = InstanceCode(directory.parent.name, "1", str(directory))
+    imported = import_model_class(directory / "model.py", code)
+    keep_importable(directory)
+    return imported, code
 
 
 def test_the_end_of_a_model_searches_no_path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +92,18 @@ def test_folders_that_a_model_has_imported_are_forgotten_with_it(tmp_path: Path)
         assert {"parts", "parts.one"} <= sys.modules.keys()
         forget(code, directory)
         assert not {"parts", "parts.one"} & sys.modules.keys()
+
+
+def test_what_a_method_imports_is_shared_until_a_load_finds_other_code(tmp_path: Path) -> None:
+    first, code, directory = model(tmp_path, "a")
+    shared = first().execute([])
+
+    second, second_code = another(directory)
+    assert shared is second().execute([])
+
+    (directory / "parts" / "one.py").write_text("name = 'b'")
+    third, third_code = another(directory)
+    assert "b" == third().execute([]).name
+    for each in (code, second_code, third_code):
+        forget(each, directory)
+    assert "parts" not in sys.modules
