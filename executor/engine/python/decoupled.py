@@ -5,8 +5,8 @@ returned. So `run` leaves its rows open; the instance may run the next batch mea
 it runs on an event loop of the instance, beside the next batches, as in Triton.
 
 The state of a row moves on with its last answer. Declared states may be in any answer; of each the last one holds. A
-model that hands its state out is asked for it while the last answer is sent, on the thread that sends it. So a model
-must have moved its own state on before.
+model that hands its state out is asked for it while the last answer is sent, on the thread that sends it, and when the
+request fails. So a model must have moved its own state on before.
 
 When `execute` raises, the requests of the call that have no last answer yet fail, as in Triton. They are not tried
 again one by one, because some of their answers may have gone out.
@@ -27,7 +27,7 @@ from executor.engine.python.columns import Columns
 from executor.engine.python.engine import PythonEngine, RowPass
 from executor.engine.python.model import error_text
 from executor.engine.python.requests import DecoupledRequest
-from executor.engine.python.response_senders import DiscardedAnswers, MadeAnswer, ResponseSender
+from executor.engine.python.response_senders import DiscardedAnswers, Given, MadeAnswer, ResponseSender
 from executor.engine.python.slot_states import States
 
 
@@ -86,7 +86,8 @@ class DecoupledEngine(PythonEngine):
         return BatchResult(results, Timings(called - began, returned - called, 0)), None
 
     def _sender(self, one: OpenPass) -> ResponseSender:
-        return ResponseSender(lambda response, last: self._made(one, response, last=last), one.answers)
+        asks = self._asks(one.row)
+        return ResponseSender(lambda given, last: self._made(one, given, last=last), one.answers, asks=asks)
 
     def _passed(self, sender: ResponseSender, one: OpenPass) -> RowResult | RowError:
         """The end of a pass after which the model wants another one."""
@@ -139,8 +140,8 @@ class DecoupledEngine(PythonEngine):
 
     # --- answers
 
-    def _made(self, one: OpenPass, response: interface.InferenceResponse | None, *, last: bool) -> MadeAnswer:
-        result = self._answer(one, response)
+    def _made(self, one: OpenPass, given: Given, *, last: bool) -> MadeAnswer:
+        result = given if isinstance(given, RowError) else self._answer(one, given)
         if not last:
             return MadeAnswer(result)
         if self._model_state is not None:
@@ -185,5 +186,5 @@ def in_this_process(request: LoadRequest) -> PythonEngine:
     return DecoupledEngine(request) if request.config.decoupled else PythonEngine(request)
 
 
-def _discarded(_response: interface.InferenceResponse | None, _last: bool) -> MadeAnswer:  # noqa: FBT001 - see `Make`
+def _discarded(_given: Given, _last: bool) -> MadeAnswer:  # noqa: FBT001 - see `Make`
     return MadeAnswer(RowResult(()))

@@ -287,10 +287,11 @@ class PythonEngine:
         `base.HandsOutState`).
         """
         for index, (row, result) in enumerate(zip(rows, results, strict=True)):
-            failed = isinstance(result, RowError) and not (row.start or row.end)
-            if result is None or row.slot is None or not (want_state[index] or failed):
-                continue
-            if (isinstance(result, RowError) and not failed) or (isinstance(result, RowResult) and result.open):
+            if isinstance(result, RowError):
+                is_due = self._asks(row)
+            else:
+                is_due = result is not None and row.slot is not None and want_state[index] and not result.open
+            if result is None or not is_due:
                 continue
             try:
                 saved = model_state.save(row.correlation_id)
@@ -299,6 +300,10 @@ class PythonEngine:
                 results[index] = RowError(Code.INTERNAL, message, lost=True)
             else:
                 results[index] = msgspec.structs.replace(result, model_state=saved)
+
+    def _asks(self, row: Row) -> bool:
+        """Whether the model is asked for its state when the row fails."""
+        return self._model_state is not None and row.slot is not None and not (row.start or row.end)
 
     @property
     def hands_out_state(self) -> bool:
@@ -374,6 +379,7 @@ class PythonEngine:
 
     def close(self) -> None:
         """Calls `finalize`; an exception is logged, because no caller is left."""
+        self._model_state = None  # a sender that is forgotten from here on asks nothing of it
         if hasattr(self._model, "finalize"):
             try:
                 with called(self._code), calls.no_calls():
@@ -511,14 +517,14 @@ class PythonEngine:
 
     def _left_open(self, sender: SoleSender, one: RowPass) -> interface.InferenceResponse | RowResult | RowError:
         """The response that was sent; or else the result of a row whose answer is to come."""
-        late = sender.left_open(partial(self._made_late, one))
+        late = sender.left_open(partial(self._made_late, one), asks=self._asks(one.row))
         if not isinstance(late, LateAnswer):
             return late
         # Nothing behind it may overtake it.
         return late.wait() if self._in_order else RowResult((), open=True, late=late)
 
-    def _made_late(self, one: RowPass, response: interface.InferenceResponse) -> MadeAnswer:
-        made = self._made_of(one, response)
+    def _made_late(self, one: RowPass, given: interface.InferenceResponse | RowError) -> MadeAnswer:
+        made = MadeAnswer(given) if isinstance(given, RowError) else self._made_of(one, given)
         if self._model_state is None:
             return made
         results: list[RowResult | RowError | None] = [made.result]

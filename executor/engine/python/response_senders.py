@@ -39,7 +39,9 @@ class MadeAnswer:
         self.keep_state = keep_state
 
 
-Make = Callable[[InferenceResponse | None, bool], MadeAnswer]
+Given = InferenceResponse | RowError | None
+"""What becomes an answer: a response of the model, none with its last word, or what went wrong in place of one."""
+Make = Callable[[Given, bool], MadeAnswer]
 """Checks a response and makes an answer of it; True: it is the last one. Does not raise."""
 
 
@@ -59,14 +61,28 @@ def is_final(response: object, flags: int) -> bool:
     return last
 
 
+def end_forgotten(end: Callable[[RowError], None], error: RowError, *, asks: bool) -> None:
+    """Ends a request whose sender the model has let go of. A destructor runs on any thread, in the middle of anything;
+    so where the model is asked for its state, another thread does that.
+    """
+    if asks:
+        threading.Thread(target=end, args=[error], name="seqmesh forgotten sender", daemon=True).start()
+    else:
+        end(error)
+
+
 class ResponseSender(interface.InferenceResponseSender):
-    """The sender of one request to a decoupled model, in one pass over it."""
+    """The sender of one request to a decoupled model, in one pass over it.
 
-    __slots__ = ("_answers", "_closed", "_lock", "_make", "rescheduled")
+    asks  the model is asked for its state when the request fails
+    """
 
-    def __init__(self, make: Make, answers: Answers) -> None:
+    __slots__ = ("_answers", "_asks", "_closed", "_lock", "_make", "rescheduled")
+
+    def __init__(self, make: Make, answers: Answers, *, asks: bool = False) -> None:
         self._make = make
         self._answers = answers
+        self._asks = asks
         self._lock = threading.Lock()
         self._closed = False
         self.rescheduled = False
@@ -91,12 +107,15 @@ class ResponseSender(interface.InferenceResponseSender):
     def fail(self, error: RowError) -> None:
         """Ends the request, if the model has not ended it."""
         # Without the lock, which a thread may hold that waits in `send`.
+        if self._closed:
+            return
         self._closed = True
-        self._answers.end(error)
+        made = self._make(error, True)  # noqa: FBT003 - see `Make`
+        self._answers.end(made.result, made.keep_state)
 
     def __del__(self) -> None:
         if not (self._closed or self.rescheduled):
-            self._answers.end(RowError(Code.INTERNAL, FORGOTTEN))
+            end_forgotten(self.fail, RowError(Code.INTERNAL, FORGOTTEN), asks=self._asks)
 
 
 class SoleSender(interface.InferenceResponseSender):
@@ -108,7 +127,7 @@ class SoleSender(interface.InferenceResponseSender):
     is_cancelled_now  whether the request is cancelled, while `execute` runs
     """
 
-    __slots__ = ("_closed", "_count", "_is_cancelled_now", "_late", "_lock", "_make", "_sent")
+    __slots__ = ("_asks", "_closed", "_count", "_is_cancelled_now", "_late", "_lock", "_make", "_sent")
 
     def __init__(self, is_cancelled_now: Callable[[], bool]) -> None:
         self._is_cancelled_now = is_cancelled_now
@@ -116,7 +135,8 @@ class SoleSender(interface.InferenceResponseSender):
         self._closed = False
         self._count = 0
         self._sent: InferenceResponse | None = None
-        self._make: Callable[[InferenceResponse], MadeAnswer] | None = None
+        self._make: Callable[[InferenceResponse | RowError], MadeAnswer] | None = None
+        self._asks = False
         self._late: LateAnswer | None = None
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -135,8 +155,12 @@ class SoleSender(interface.InferenceResponseSender):
             if self._make is None or self._late is None:
                 self._sent = response.as_it_is()
                 return
-            made = self._make(response)
-            self._late.end(made.result, made.keep_state)
+            self._end(response)
+
+    def _end(self, given: InferenceResponse | RowError) -> None:
+        assert self._make is not None and self._late is not None, "left open"
+        made = self._make(given)
+        self._late.end(made.result, made.keep_state)
 
     def is_cancelled(self) -> bool:
         return self._is_cancelled_now() if self._late is None else self._late.is_cancelled
@@ -151,19 +175,21 @@ class SoleSender(interface.InferenceResponseSender):
                 self._count += 1
             return self._sent
 
-    def left_open(self, make: Callable[[InferenceResponse], MadeAnswer]) -> InferenceResponse | LateAnswer:
+    def left_open(
+        self, make: Callable[[InferenceResponse | RowError], MadeAnswer], *, asks: bool
+    ) -> InferenceResponse | LateAnswer:
         """The call is over, and returned nothing: the response that was sent; or else where it will come, made by
-        `make`.
+        `make`. asks: as of `ResponseSender`
         """
         with self._lock:
             if self._sent is not None:
                 return self._sent
-            self._make, self._late = make, LateAnswer()
+            self._make, self._asks, self._late = make, asks, LateAnswer()
             return self._late
 
     def __del__(self) -> None:
         if self._late is not None and not self._count:
-            self._late.end(RowError(Code.INTERNAL, UNANSWERED))
+            end_forgotten(self._end, RowError(Code.INTERNAL, UNANSWERED), asks=self._asks)
 
 
 class DiscardedAnswers:

@@ -268,16 +268,41 @@ else:
     assert isinstance(failed.last, RowError)
 
 
-def test_a_model_is_asked_for_its_own_state_with_the_last_answer(workshop: Workshop) -> None:
-    more = """
+METHODS = """
 def checkpoint(self, correlation_id):
     return {"total": np.array([self.own[correlation_id]])}
 
 def restore(self, correlation_id, state):
     self.own[correlation_id] = state["total"].item()
 """
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_model_is_asked_for_its_own_state_after_a_step_that_fails(workshop: Workshop, *, asynchronous: bool) -> None:
+    body = """
+self.own[request.correlation_id()] = value
+if value == 1:
+    sender.send(response(value), FINAL)
+if value == 2:
+    raise ValueError("two")
+"""
+    engine = load(workshop, body, config(), asynchronous=asynchronous, more=METHODS)
+    first, raised, dropped = Recorded(), Recorded(), Recorded()
+
+    finish(engine, 1, first)
+    finish(engine, 2, raised, start=False)
+    finish(engine, 3, dropped, start=False)
+
+    assert first.last is not None
+    for failed, before in ((raised, first), (dropped, raised)):
+        assert isinstance(failed.last, RowError)
+        assert before.last is not None
+        assert failed.last.model_state not in (b"", before.last.model_state)
+
+
+def test_a_model_is_asked_for_its_own_state_with_the_last_answer(workshop: Workshop) -> None:
     body = "self.own[request.correlation_id()] = value\nsender.send(response(value), FINAL)"
-    engine = load(workshop, body, config(), more=more)
+    engine = load(workshop, body, config(), more=METHODS)
     asked, unasked = Recorded(), Recorded()
 
     finish(engine, 1, asked)

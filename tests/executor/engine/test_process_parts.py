@@ -130,6 +130,8 @@ def test_of_methods_the_last_that_they_gave_is_kept_also_after_a_failed_step() -
     kept.ran(step(start=True), RowResult((), model_state=b"a"))
     kept.ran(step(), RowError("INTERNAL", "it failed", model_state=b"b"))
     assert (Restore(7, b"b"),) == kept.calls(7)
+    kept.ran(step(), RowError("INVALID_ARG", "it was refused"))
+    assert (Restore(7, b"b"),) == kept.calls(7)
 
     kept.ran(step(), RowError("INTERNAL", "it failed", lost=True))
     assert None is kept.calls(7)

@@ -249,6 +249,9 @@ def restore(self, correlation_id, state):
     run(engine, row(RELEASES, slot=2))
 
     assert sent.model_state
+    forgotten = Given.of(run(engine, row(NEVER, start=False))[0]).answer()
+    assert isinstance(forgotten, RowError)
+    assert forgotten.model_state not in (b"", sent.model_state)
     late = given.answer()
     assert isinstance(late, RowResult)
     assert late.model_state

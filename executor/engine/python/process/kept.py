@@ -108,6 +108,8 @@ class KeptByMethods(_Latest[bytes]):
         return None if row.slot is None else row.correlation_id
 
     def ran(self, row: Row, result: Result) -> None:
+        if isinstance(result, RowError) and not (row.start or row.end or result.model_state or result.lost):
+            return  # refused: the model has not seen it
         if row.end or not result.model_state:
             self.forget(row.correlation_id)
         else:
