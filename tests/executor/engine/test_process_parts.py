@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +18,7 @@ from executor.engine.base import Row, RowError, RowResult, Timings
 from executor.engine.python.process import messages
 from executor.engine.python.process.environments import EXECUTORS_OWN, environment_of
 from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory, pair
+from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess
 from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
 from executor.engine.python.process.messages import LoadStates, Ran, Restore, Run
 from executor.engine.python.process.restarts import AT_ONCE, DELAY_MAX_S, Restarts
@@ -96,6 +101,19 @@ def test_messages_arrive_as_they_were() -> None:
 
     assert run == messages.decode_call(messages.encode(run))
     assert ran == messages.decode_answer(messages.encode(ran))
+
+
+@pytest.mark.parametrize("call", ["os.memfd_create", "os.eventfd", "os.pidfd_open", "subprocess.Popen"])
+def test_an_instance_that_cannot_start_says_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    process, before = Mock(), sorted(Path("/proc/self/fd").iterdir())
+    monkeypatch.setattr("subprocess.Popen", Mock(return_value=process))
+    monkeypatch.setattr(call, Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+
+    with pytest.raises(CannotStartError, match=r"cannot start .*: .*Too many open files"):
+        InstanceProcess("m_0", "m", EXECUTORS_OWN)
+
+    assert before == sorted(Path("/proc/self/fd").iterdir())
+    assert ([("kill",), ("wait",)] if call == "os.pidfd_open" else []) == [one[:1] for one in process.mock_calls]
 
 
 STATE = {"S": Tensor("S", "INT32", (1,), b"1234")}
@@ -183,12 +201,21 @@ def test_processes_that_run_nothing_are_replaced_ever_more_slowly() -> None:
         ("/nowhere/env.tar.gz", "names /nowhere/env.tar.gz, and there is no such folder or archive"),
         ("$$TRITON_MODEL_DIRECTORY/empty", "the environment has no interpreter"),
         ("$$TRITON_MODEL_DIRECTORY/text.tar.gz", "cannot be unpacked"),
+        ("$$TRITON_MODEL_DIRECTORY/cut.tar.gz", "cannot be unpacked"),
     ],
 )
-def test_a_path_without_an_environment_says_so(tmp_path: Path, path: str, problem: str) -> None:
+def test_a_path_without_an_environment_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, problem: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.tar.gz").write_text("no archive")
+    (tmp_path / "large").write_bytes(os.urandom(1 << 16))
+    with tarfile.open(tmp_path / "cut.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "large", "large")
+    os.truncate(tmp_path / "cut.tar.gz", 1 << 15)
 
     with pytest.raises(LoadError, match=problem):
         environment_of({"EXECUTION_ENV_PATH": path}, tmp_path)
+    assert not list(tmp_path.glob("seqmesh-environment-*"))
     assert EXECUTORS_OWN is environment_of({}, tmp_path)

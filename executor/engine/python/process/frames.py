@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TypeVar
 
 INLINE_BYTES = 1 << 16
@@ -58,9 +58,13 @@ class SharedMemory:
     @classmethod
     def made(cls, *, waits: bool = False) -> SharedMemory:
         """A new one, empty. waits: a second frame waits until the first one is read"""
-        descriptor = os.memfd_create("seqmesh-instance", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return cls(descriptor, os.eventfd(1, os.EFD_CLOEXEC) if waits else None)
+        made = cls(os.memfd_create("seqmesh-instance", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        with ExitStack() as opened:
+            opened.callback(made.close)
+            fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            made.free = os.eventfd(1, os.EFD_CLOEXEC) if waits else None
+            opened.pop_all()
+        return made
 
     def write(self, frame: bytes) -> None:
         if self.free is not None:
@@ -190,8 +194,10 @@ class Frames:
 
 def pair(*, waits: bool = False) -> tuple[Frames, Frames]:
     """Two ends of one connection: this process's, and the one that another process is given (`descriptors`), which
-    shares this one's segments. waits: see `SharedMemory.made`
+    shares this one's segments. waits: see `SharedMemory.made`. Raises OSError, and leaves nothing open then.
     """
-    mine, theirs = socket.socketpair()
-    outgoing, incoming = SharedMemory.made(waits=waits), SharedMemory.made(waits=waits)
+    with ExitStack() as opened:
+        mine, theirs = (opened.enter_context(end) for end in socket.socketpair())
+        outgoing, incoming = (opened.enter_context(closing(SharedMemory.made(waits=waits))) for _ in range(2))
+        opened.pop_all()
     return Frames(mine, outgoing, incoming), Frames(theirs, incoming, outgoing)

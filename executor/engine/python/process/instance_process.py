@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
 from executor.engine.python.model_metrics import forget_reported, report_families
@@ -65,27 +65,10 @@ class InstanceProcess:
     ) -> None:
         self._name = name
         self._said = answered
-        self._frames, their_calls = pair()
-        self._notes, their_notes = pair(waits=True)
-        theirs = (*their_calls.descriptors, *their_notes.descriptors)
         try:
-            self._process = subprocess.Popen(
-                environment.command(
-                    "executor.engine.python.process.host", [*map(str, theirs), str(os.getpid())], theirs[0]
-                ),
-                env=environment.variables,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[one for one in theirs if one >= 0],
-                start_new_session=True,
-            )
+            self._start(environment)
         except OSError as error:
             raise CannotStartError(f"cannot start {environment.python}: {error}") from error
-        finally:
-            their_calls.socket.close()
-            their_notes.socket.close()
-        # A process that the model started may hold the socket open, so its end tells nothing: the descriptor of the
-        # process does.
-        self._descriptor = os.pidfd_open(self._process.pid)
         self._waiting = select.poll()
         self._waiting.register(self._frames.socket, select.POLLIN)
         self._waiting.register(self._descriptor, select.POLLIN)
@@ -100,6 +83,32 @@ class InstanceProcess:
         ]
         for thread in self._beside:
             thread.start()
+
+    def _start(self, environment: Environment) -> None:
+        """Starts the process. Raises OSError, and leaves nothing open then."""
+        with ExitStack() as theirs, ExitStack() as mine:
+            self._frames, their_calls = pair()
+            mine.callback(self._frames.close)
+            theirs.enter_context(their_calls.socket)
+            self._notes, their_notes = pair(waits=True)
+            mine.callback(self._notes.close)
+            theirs.enter_context(their_notes.socket)
+            given = (*their_calls.descriptors, *their_notes.descriptors)
+            self._process = subprocess.Popen(
+                environment.command(
+                    "executor.engine.python.process.host", [*map(str, given), str(os.getpid())], given[0]
+                ),
+                env=environment.variables,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[one for one in given if one >= 0],
+                start_new_session=True,
+            )
+            mine.callback(self._process.wait)
+            mine.callback(self._process.kill)
+            # A process that the model started may hold the socket open, so its end tells nothing: the descriptor of
+            # the process does.
+            self._descriptor = os.pidfd_open(self._process.pid)
+            mine.pop_all()
 
     @property
     def pid(self) -> int:
