@@ -9,6 +9,7 @@ Source: triton-spec sections 4 ("auto-complete") and 8; Triton python_backend, t
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ class CompletableConfig:
         return self._config
 
     def to_json(self) -> str:
-        return json.dumps(self._config)
+        """Integers may be numpy's. Raises TypeError for another value that JSON lacks."""
+        return json.dumps(self._config, default=operator.index)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Sets the largest batch. Raises ValueError below a configured one."""

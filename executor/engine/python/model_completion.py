@@ -134,14 +134,14 @@ def _completed(model_class: type[Any], config_json: str, code: InstanceCode) -> 
     try:
         with called(code):
             completed = complete(ModelConfig(config_json))
-    except BaseException as error:  # the model's own code
+            if isinstance(completed, ModelConfig):
+                return completed.to_json()
+    except BaseException as error:  # the model's own code, or a value of it
         raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}") from error
-    if not isinstance(completed, ModelConfig):
-        raise ConfigError(
-            f"auto_complete_config of model '{name}' must return the ModelConfig it was given, "
-            f"not {type(completed).__name__}"
-        )
-    return completed.to_json()
+    raise ConfigError(
+        f"auto_complete_config of model '{name}' must return the ModelConfig it was given, "
+        f"not {type(completed).__name__}"
+    )
 
 
 def _name(config_json: str) -> str:

@@ -27,13 +27,15 @@ def test_auto_complete_config_fills_what_is_missing(workshop: Workshop) -> None:
     path = workshop.python(
         "auto",
         """
+        import numpy
+
         class TritonPythonModel:
             @staticmethod
             def auto_complete_config(config):
                 assert config.as_dict()["name"] == "auto"
                 config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [3]})
                 config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]})
-                config.set_max_batch_size(4)
+                config.set_max_batch_size(numpy.int64(4))
                 config.set_dynamic_batching()
                 config.set_model_transaction_policy({"decoupled": False})
                 return config
@@ -69,6 +71,10 @@ def test_auto_complete_config_fills_what_is_missing(workshop: Workshop) -> None:
             "output 'NEW' in auto-complete-config function for model 'auto' is missing 'data_type'",
         ),
         ("config.set_dynamic_batching(); return config", "tries to set scheduling_choice as 'dynamic_batching'"),
+        (
+            "config.add_output({'name': 'NEW', 'data_type': 'TYPE_FP32', 'dims': [{1}]}); return config",
+            "TypeError: 'set' object cannot be interpreted as an integer",
+        ),
         ("return None", "must return the ModelConfig it was given, not NoneType"),
     ],
 )
