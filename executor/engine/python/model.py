@@ -31,6 +31,7 @@ from typing import Any
 
 from executor.engine.python import triton_python_backend_utils
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
+from executor.engine.python.model_metrics import forget_families
 from executor.engine.python.texts import text_of_error
 from shared.contract.errors import LoadError
 
@@ -121,6 +122,7 @@ def keep_importable(directory: Path) -> None:
 
 def forget(code: InstanceCode, directory: Path | None = None) -> None:
     """Undoes the import of a model, and `keep_importable` if its directory is given."""
+    forget_families(code)
     with _import_lock:
         code.forget()
         if directory is None:
@@ -176,7 +178,7 @@ def _executed(path: Path, code: InstanceCode) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # the model's own code
-        code.forget()
+        forget(code)
         raise LoadError(f"cannot import {path}: {error_text(error)}") from error
     return module
 

@@ -2,7 +2,7 @@
 
 The metrics of a family may have any labels (prometheus_client's own classes fix the label names per family; Triton does
 not). Two instances of a model that make the same family share it, and two metrics with the same labels share their
-value, as in Triton.
+value, as in Triton. A family goes with the last instance that made it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+from executor.engine.python.instance_code import InstanceCode, current_code
 from executor.engine.python.texts import plain_text
 from shared.statistics.reports import CustomFamily, Sample, merged_families
 
@@ -41,7 +42,10 @@ class _Value:
 
 
 class _Family:
+    """makers: the instances that made it; None: a thread of a model's own did, so that it stays"""
+
     def __init__(self, name: str, description: str, kind: str) -> None:
+        self.makers: set[InstanceCode | None] = set()
         self.name = name
         self.description = description
         self.kind = kind
@@ -98,15 +102,32 @@ def forget_reported(process: object) -> None:
         _reported.pop(process, None)
 
 
+def forget_families(code: InstanceCode) -> None:
+    """An instance of this process is gone, and with it the families that no other one made."""
+    with _families_lock:
+        for name, family in list(_families.items()):
+            family.makers.discard(code)
+            if not family.makers:
+                del _families[name]
+
+
 def _family(name: str, description: str, kind: str) -> _Family:
+    code = current_code.get(None)
     with _families_lock:
         family = _families.get(name)
-        if family is None:
-            family = _Family(name, description, kind)
-            _families[name] = family
+        if family is None or (family.kind != kind and _is_of_predecessors(family, code)):
+            family = _families[name] = _Family(name, description, kind)
         if family.kind != kind:
             raise TritonModelException(f"metric family '{name}' already exists as {family.kind}, not {kind}")
+        family.makers.add(code)
         return family
+
+
+def _is_of_predecessors(family: _Family, code: InstanceCode | None) -> bool:
+    """Whether all that made a family are other instances of the same model, which a load is about to replace."""
+    return code is not None and all(
+        one is not None and one is not code and one.model == code.model for one in family.makers
+    )
 
 
 def _text(given: object) -> str:

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from executor.engine.base import Engine
 from executor.engine.python import triton_python_backend_utils as pb_utils
 from executor.engine.python.model_metrics import custom_families
+from shared.contract.errors import LoadError
 from shared.statistics.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
+from tests.executor.engine.model_workshop import Workshop, plain_config
 
 CONFIG: dict[str, Any] = {
     "name": "m",
@@ -152,6 +155,36 @@ def test_metrics_of_a_model_are_reported_under_their_own_names() -> None:
         pb_utils.MetricFamily("model_level", "level", pb_utils.MetricFamily.COUNTER)
     with pytest.raises(pb_utils.TritonModelException, match="cannot be incremented by -1"):
         families[0].Metric({"kind": "a"}).increment(-1)
+
+
+def test_the_metrics_of_a_model_go_with_its_instances_and_are_in_no_other_version_s_way(workshop: Workshop) -> None:
+    source = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                family = pb_utils.MetricFamily("going", "", pb_utils.MetricFamily.KIND)
+                self.metric = family.Metric({"model": args["model_name"]})
+
+            def execute(self, requests): ...
+    """
+
+    def load(kind: str, model: str = "m") -> Engine:
+        workshop.python(model, source.replace("KIND", kind))
+        return workshop.load(plain_config(model, "python", inputs=[], outputs=[]))
+
+    def kinds() -> list[str]:
+        return [family.kind for family in custom_families() if family.name == "going"]
+
+    old = load("COUNTER")
+    with pytest.raises(LoadError, match="'going' already exists as COUNTER, not GAUGE"):
+        load("GAUGE", "other")
+    new = load("GAUGE")
+    old.close()
+    assert ["gauge"] == kinds()
+    new.close()
+    assert [] == kinds()
+    workshop.engines.clear()
 
 
 def test_whatever_numbers_a_model_measures_can_be_reported() -> None:
