@@ -44,6 +44,8 @@ class InferCall(msgspec.Struct, frozen=True):
     trace_headers    the client's `traceparent` and `tracestate`, lower-case names
     string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
     part             of a stateful step of an ensemble; None for what a client sent
+    within           of a step of an ensemble: traceparent of the whole request's span, "" if that is not recorded; None
+                     for what a client sent
     origin           of a call that a model made; None for what a client sent
     endpoint         by which way it came
     first_answer     request parameter `sequence_answer`: of a decoupled model's answers, the first one that the caller
@@ -73,6 +75,7 @@ class InferCall(msgspec.Struct, frozen=True):
     trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     string_problems: Mapping[str, str] | None = None
     part: EnsemblePart | None = None
+    within: str | None = None
     origin: CallOrigin | None = None
     endpoint: Endpoint = Endpoint.MODEL_INFER
     first_answer: int = 1

@@ -351,7 +351,7 @@ class Inference:
             trace_headers=call.trace_headers,
             arrived_ns=message.arrived_ns,
             endpoint=call.endpoint,
-            within=None if call.part is None else call.trace_headers.get("traceparent", ""),
+            within=call.within,
         )
         if not span.traceparent:
             return admitted, span

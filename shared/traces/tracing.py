@@ -257,9 +257,9 @@ class Tracing:
         start          the client set START (a run that begins without START is recognised by `StepSpan.accepted`)
         trace_headers  the client's `traceparent` and `tracestate`, by lower-case name; {} if it sent none
         arrived_ns     wall clock; 0 for now
-        endpoint       by which way it came
+        endpoint       by which way it came; a step of an ensemble came by none
         of_ensemble    the request is one to an ensemble
-        within         of a step of an ensemble's sequence: context of the request's span, "" if that is not recorded
+        within         of a step of an ensemble: traceparent of the whole request's span, "" if that is not recorded
         returns        the shared `NO_STEP` if tracing is off or the trace is not sampled
         """
         sink = self._sink
@@ -295,7 +295,7 @@ class Tracing:
             trace_id=trace_id,
             parent_id=parent_id,
             begin_ns=arrived_ns or time.time_ns(),
-            attributes=dict(ENDPOINTS[endpoint]),
+            attributes=dict(ENDPOINTS[endpoint]) if within is None else {},
             of_ensemble=of_ensemble,
             root=root,
         )

@@ -42,6 +42,7 @@ from gateway.requests.ensembles.progress import (
 from gateway.requests.infer_call import EnsemblePart, InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
+from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, UnavailableError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
@@ -49,6 +50,7 @@ from shared.contract.messages import ModelRecord, StepFlag
 from shared.contract.record import ENDED, FAILED
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor
+from shared.process import logs
 from shared.store.script_values import Ending
 
 STAND_POLL_S = 0.01
@@ -215,6 +217,9 @@ class StageRun:
             )
         except MeshError as error:
             future.set_exception(error.released())
+        except Exception as error:  # noqa: BLE001  of this step alone: the request leaves its line, for those behind it
+            logs.error("step of an ensemble failed unexpectedly", error, model=planned.config.name)
+            future.set_exception(unexpected(error))
         # Behind the callbacks of the request itself: its span ends within that of the whole request.
         future.add_done_callback(lambda _: self._of.hold(-size))
         future.add_done_callback(partial(self._done, step.index))
@@ -233,9 +238,7 @@ class StageRun:
             inputs=step.inputs,
             outputs=step.outputs,
             parameters=call.parameters,
-            trace_headers={"traceparent": self._context.traceparent}
-            if self._context.traceparent
-            else call.trace_headers,
+            within=self._context.traceparent,
             origin=call.origin.within(f"{self._name}{planned.place}") if call.origin is not None else None,
             # Admission has walked the client's, and an executor's are right.
             string_problems={tensor.name: "" for tensor in step.inputs},

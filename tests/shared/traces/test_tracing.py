@@ -252,6 +252,18 @@ def test_a_step_says_by_which_protocol_it_came_in_the_words_of_the_conventions(e
     assert by_grpc is not by_http
 
 
+def test_a_step_of_an_ensemble_is_below_its_request_and_came_by_no_protocol() -> None:
+    kept = Kept()
+    subject = Tracing(kept)
+    whole = subject.begin_step(SEQUENCE, "e", start=False, trace_headers={}, of_ensemble=True)
+    subject.begin_step(None, "m", start=False, trace_headers={}, within=whole.traceparent).end()
+
+    (part,) = [span for span in kept.spans if span.name == SpanName.STEP]
+    assert whole.traceparent.split("-")[1:3] == [f"{part.trace_id:032x}", f"{part.parent_id:016x}"]
+    assert {"seqmesh.model": "m"} == part.attributes
+    assert NO_STEP is subject.begin_step(None, "m", start=False, trace_headers=CLIENT, within="")
+
+
 def test_spans_have_the_kinds_and_attributes_of_what_they_do_elsewhere(
     otlp_receiver: OtlpReceiver, subject: Tracing
 ) -> None:

@@ -12,13 +12,14 @@ import pytest
 
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.requests import Ensembles
+from gateway.requests.ensembles.runs import SendsRequests
 from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer, PendingRequest
-from shared.contract.errors import ModelError
+from shared.contract.errors import MeshError, ModelError
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.tensors import Tensor
-from shared.traces.tracing import NO_STEP, StepSpan
+from shared.traces.tracing import Tracing
 from tests.gateway.requests.ensembles.test_progress import MODELS, model, step
 
 pytestmark = pytest.mark.unit
@@ -37,12 +38,24 @@ def found(name: str, _: str) -> tuple[ModelRecord, str]:
     return MODELS[name], "1"
 
 
-def no_span(*_: object, **__: object) -> StepSpan:
-    return NO_STEP
-
-
 def not_counted(*_: object) -> None:
     return
+
+
+def ensembles_of(send: SendsRequests, tracing: Tracing | None = None) -> Ensembles:
+    """Ensembles whose steps go to `send`."""
+    catalog = SimpleNamespace(offer=object(), find=found)
+    notices = SimpleNamespace(count=not_counted)
+    replies = SimpleNamespace(has_given_up=False)
+    return Ensembles(
+        cast(Any, catalog),
+        cast(Any, None),
+        cast(Any, replies),
+        tracing or Tracing(),
+        cast(Any, notices),
+        send=send,
+        hold=lambda _: None,
+    )
 
 
 class Chain:
@@ -54,20 +67,7 @@ class Chain:
         Raw.gone = self.gone = []
         self.open: list[asyncio.Future[Answer]] = []
         steps = (step("plain", "I", "a"), step("plain", "a", "b"), step("plain", "b", "O"))
-        catalog = SimpleNamespace(offer=object(), find=found)
-        tracing = SimpleNamespace(begin_step=no_span)
-        notices = SimpleNamespace(count=not_counted)
-        nothing = cast(Any, None)
-        replies = SimpleNamespace(has_given_up=False)
-        ensembles = Ensembles(
-            cast(Any, catalog),
-            nothing,
-            cast(Any, replies),
-            cast(Any, tracing),
-            cast(Any, notices),
-            send=self.send,
-            hold=lambda _: None,
-        )
+        ensembles = ensembles_of(self.send)
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         call = InferCall("e", "", inputs=(self.tensor("I", b"given"),))
         ensembles.begin(
@@ -124,3 +124,18 @@ async def test_everything_goes_with_a_request_that_fails() -> None:
     del chain.answer
 
     assert {b"g", b"a"} == {*chain.gone}
+
+
+async def test_a_defect_while_a_step_is_sent_is_its_requests_error_and_holds_nobody_up() -> None:
+    def broken(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        raise ZeroDivisionError
+
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    call = InferCall("e", "", correlation_id=1, start=True, inputs=(Tensor("I", "INT8", (1, 1), b"1"),))
+    ensembles = ensembles_of(broken)
+    record = model("e", steps=(step("state", "I", "O"),))
+    ensembles.begin(call, Caller(answer, None, None), record, "1", ConnectionSequences(lambda _: None))
+    with pytest.raises(MeshError, match="internal error in the gateway: ZeroDivisionError"):
+        await answer
+
+    assert 0 == len(ensembles.lines)

@@ -59,7 +59,8 @@ class Player:
         replies = cast(Any, SimpleNamespace(has_given_up=False))
         services = EnsembleServices(nothing, replies, nothing, self.send, self.hold)
         connection = ConnectionSequences(lambda _: None)
-        context = RequestContext(services, InferCall("e"), connection, 0, None, "", None, self.failures.append)
+        call = InferCall("e", trace_headers={"traceparent": "odd"})
+        context = RequestContext(services, call, connection, 0, None, "", None, self.failures.append)
         self.run = StageRun(context, of.stages, {"I": HeldTensor(tensor("I"), 1)}, self.given.append)
         self.run.begin()
 
@@ -144,3 +145,9 @@ async def test_when_the_client_leaves_everything_is_taken_back() -> None:
     assert 3 == len(player.sent)
     assert 1 == sum(one.is_last for one in player.given)
     assert 0 == player.held
+
+
+async def test_steps_are_of_the_whole_requests_span_and_not_of_their_clients() -> None:
+    call = Player().sent[0].call
+
+    assert ("", {}) == (call.within, call.trace_headers)
