@@ -80,8 +80,8 @@ class Allowances:
             enters(None)
             return
         if allowance is None:
-            allowance = self._known[tenant] = Allowance()
             self._forget()
+            allowance = self._known[tenant] = Allowance()
         self._known.move_to_end(tenant)
         if not allowance.waiting and (not limits.steps_per_s or allowance.take(time.monotonic())):
             enters(None)

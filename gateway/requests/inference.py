@@ -136,14 +136,11 @@ class Inference:
         except MeshError as error:
             future.set_exception(error.released())
             return future
-        caller = Caller(future, connection, on_open)
-        # What ends a sequence frees what others may have: it is never too much.
-        if call.tenant and not call.ended_run and self._allowances is not None:
-            future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
-            self._allowances.enter(call.tenant, partial(self._allowed, call, caller))
-            sent = None
-        else:
-            sent = self._arrive(call, caller)
+        sent = None
+        try:
+            sent = self._arrive(call, Caller(future, connection, on_open))
+        except Exception as error:  # noqa: BLE001  of this request alone, whose bytes are given back
+            _fail(call, future, error)
         if sent is not None:
             # Given back in `_ended`: each callback of a future is scheduled on its own.
             sent.held_bytes = size
@@ -153,6 +150,15 @@ class Inference:
             future.add_done_callback(lambda _: self.budget.give_back(size))
         return future
 
+    def _arrive(self, call: InferCall, caller: Caller) -> PendingRequest | None:
+        """As `_enter`, but not before the request's tenant may send it: it is None then."""
+        # What ends a sequence frees what others may have: it is never too much.
+        if not call.tenant or call.ended_run or self._allowances is None:
+            return self._enter(call, caller)
+        caller.future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
+        self._allowances.enter(call.tenant, partial(self._allowed, call, caller))
+        return None
+
     def _allowed(self, call: InferCall, caller: Caller, refusal: MeshError | None) -> None:
         """The request's tenant may send it now, or may not. A future that is done was cancelled meanwhile."""
         if caller.future.done():
@@ -160,19 +166,12 @@ class Inference:
         if refusal is not None:
             caller.future.set_exception(refusal.released())
         else:
-            self._arrive(call, caller)
+            self._enter(call, caller)
 
     def _count_refusal(self, tenant: str, future: asyncio.Future[Answer]) -> None:
         error = None if future.cancelled() else future.exception()
         if isinstance(error, SequenceError) and error.reason == Reason.QUOTA and self._measures is not None:
             self._measures.over_quota(tenant)
-
-    def _arrive(self, call: InferCall, caller: Caller) -> PendingRequest | None:
-        """The request, if it is one that was sent; None if it is held, refused, an ensemble's or the end of a run."""
-        if self._held_names and (call.model, call.version) in self._held_names:
-            self._hold(call, caller)
-            return None
-        return self._enter(call, caller, may_hold=True)
 
     def _check_size(self, call: InferCall, size: int) -> None:
         """Refuses a request that Redis would not take.
@@ -185,8 +184,12 @@ class Inference:
                 f"go, takes no value beyond {self._request_bytes_max} (proto-max-bulk-len)"
             )
 
-    def _enter(self, call: InferCall, caller: Caller, *, may_hold: bool) -> PendingRequest | None:
+    def _enter(self, call: InferCall, caller: Caller, *, may_hold: bool = True) -> PendingRequest | None:
+        """The request, if it is one that was sent; None if it is held, refused, an ensemble's or the end of a run."""
         try:
+            if may_hold and self._held_names and (call.model, call.version) in self._held_names:
+                self._hold(call, caller)
+                return None
             try:
                 record, version = self._catalog.find(call.model, call.version)
             except MeshError:
@@ -195,15 +198,8 @@ class Inference:
                 self._hold(call, caller)
                 return None
             return self._send_any(call, caller, record, version)
-        except MeshError as error:
-            # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
-            # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
-            caller.future.set_exception(error.released())
-            return None
         except Exception as error:  # noqa: BLE001  of this request alone: a held one is entered in the catalog's task
-            logs.error("request failed unexpectedly", error, model=call.model)
-            if not caller.future.done():
-                caller.future.set_exception(unexpected(error))
+            _fail(call, caller.future, error)
             return None
 
     def _hold(self, call: InferCall, caller: Caller) -> None:
@@ -357,6 +353,17 @@ class Inference:
             return admitted, span
         message = msgspec.structs.replace(message, traceparent=span.traceparent)
         return msgspec.structs.replace(admitted, message=message), span
+
+
+def _fail(call: InferCall, future: asyncio.Future[Answer], error: Exception) -> None:
+    if isinstance(error, MeshError):
+        # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
+        # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
+        future.set_exception(error.released())
+        return
+    logs.error("request failed unexpectedly", error, model=call.model)
+    if not future.done():
+        future.set_exception(unexpected(error))
 
 
 def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:

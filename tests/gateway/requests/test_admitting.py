@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.models.catalog import Catalog
 from gateway.requests import inference
+from gateway.requests.allowances import Allowances
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError
@@ -36,9 +38,11 @@ async def test_a_defect_harms_the_one_request_and_keeps_no_bytes(
             at_once = parts.inference.submit(step(1, start=True))
             patched.setattr(Catalog, "find", find_once_unknown(Catalog.find))
             held = parts.inference.submit(step(1, start=True))
+            patched.setattr(Allowances, "enter", broken)
+            of_a_tenant = parts.inference.submit(msgspec.structs.replace(step(1, start=True), tenant="acme"))
             assert at_once.done()
             assert not held.done()
-            for future in (at_once, held):
+            for future in (at_once, held, of_a_tenant):
                 with pytest.raises(MeshError, match="internal error in the gateway: BrokenError") as failure:
                     await future
                 assert Code.INTERNAL == failure.value.code

@@ -142,3 +142,14 @@ async def test_made_up_names_take_no_memory_and_are_counted_together(monkeypatch
     assert TENANTS_MAX + 50 == len(entered)
     assert TENANTS_MAX + 1 >= len(gate._known)
     assert ("acme", EVERY_OTHER) == (gate.counted_as("acme"), gate.counted_as("made-up-7"))
+
+
+async def test_more_tenants_than_are_remembered_may_wait_at_once() -> None:
+    server, entered = Server(10**9), Entered()
+    gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)
+    for number in range(TENANTS_MAX + 2):
+        gate.enter(f"made-up-{number}", noting(entered, number))
+    assert TENANTS_MAX + 2 == len(gate)
+    await settle()
+
+    assert {(number, None) for number in range(TENANTS_MAX + 2)} == {*entered}
