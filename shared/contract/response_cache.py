@@ -44,6 +44,7 @@ def request_digest(message: InferMessage) -> str:
                 about,
                 sorted(message.outputs),
                 message.correlation_id,
+                message.flags,
                 message.parameters,
             )
         )

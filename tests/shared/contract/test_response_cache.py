@@ -43,6 +43,7 @@ MESSAGE = InferMessage("m", "1", "id", 0, (A, B), ("X", "Y"), parameters={"p": 1
         {"parameters": {"p": 2}},
         {"parameters": {"p": "1"}},
         {"parameters": {"q": 1}},
+        {"flags": 1},
         {"correlation_id": 7},
         {"correlation_id": "0"},
     ],
