@@ -7,13 +7,21 @@ repeatable one can be sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
+from shared.contract.tensors import Tensor
 from shared.process import logs
 
 UNLIMITED = 1 << 62
+ENTRY_BYTES = 2048
+"""Memory of an answer besides its tensors."""
 MUCH_BYTES = 1 << 20
 """Unread bytes of a client that are much. When memory is short, no other client loses its connection."""
+
+
+def answer_bytes(outputs: Iterable[Tensor]) -> int:
+    """Memory of an answer."""
+    return ENTRY_BYTES + sum([len(output.raw) for output in outputs])
 
 
 class UnreadAnswers:

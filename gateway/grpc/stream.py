@@ -31,7 +31,7 @@ from functools import partial
 
 import msgspec
 
-from gateway.bounds.unread_answers import UnreadAnswers
+from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc.codec import (
     RAW_OUTPUTS,
     OutputForms,
@@ -57,8 +57,6 @@ PARTS_MAX = 100_000
 """Answers of decoupled models that wait to be written to one stream. A client that lets more come is not reading."""
 BULKY_BYTES = 1 << 18
 """Answers that are classified or written into shared memory beyond this size are encoded in a thread."""
-ENTRY_BYTES = 2048
-"""Memory of an answer besides its tensors."""
 
 Submit = Callable[[InferCall, OnOpen], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage | None]]

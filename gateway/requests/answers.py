@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from gateway.bounds.unread_answers import answer_bytes
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.orphans import ConnectionSequences
@@ -24,8 +25,6 @@ from shared.contract.errors import MeshError, UnavailableError
 
 UNTAKEN_BYTES_MAX = 64 << 20
 """Bytes of answers of one request that its client has not taken. Beyond it the request fails."""
-ENTRY_BYTES = 2048
-"""Memory of an answer besides its tensors."""
 TOO_SLOW = "the client takes the answers too slowly: those that wait for it have reached the gateway's bound"
 
 
@@ -95,6 +94,4 @@ class RequestAnswers:
 
 
 def size_of(content: Answer | MeshError) -> int:
-    """Memory of an answer, bytes."""
-    tensors = () if isinstance(content, MeshError) else content.message.outputs
-    return ENTRY_BYTES + sum(len(output.raw) for output in tensors)
+    return answer_bytes(() if isinstance(content, MeshError) else content.message.outputs)

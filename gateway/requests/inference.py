@@ -98,7 +98,9 @@ class Inference:
         # version that is asked for is a part of its name.
         self._held: deque[tuple[InferCall, Caller]] = deque()
         self._held_names: Counter[tuple[str, str]] = Counter()
-        self._ensembles = Ensembles(catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add)
+        self._ensembles = Ensembles(
+            catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add, unread=unread
+        )
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
 

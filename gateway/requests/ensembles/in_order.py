@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gateway.bounds.unread_answers import answer_bytes
 from shared.contract.errors import MeshError
 from shared.contract.tensors import Tensor
 
@@ -24,10 +25,15 @@ NOTHING_MORE = RunAnswer(None, is_last=True)
 
 
 class AnswersInOrder:
-    """The runs whose answers are not all given on. give: takes the answers in their order"""
+    """The runs whose answers are not all given on.
 
-    def __init__(self, give: Give) -> None:
+    give   takes the answers in their order
+    count  counts bytes of answers that wait for those before them, negative ones when they go
+    """
+
+    def __init__(self, give: Give, count: Callable[[int], None]) -> None:
         self._give = give
+        self._count = count
         self._runs: deque[deque[RunAnswer]] = deque()
         self._is_concluded = False
 
@@ -41,6 +47,7 @@ class AnswersInOrder:
 
         def give(answer: RunAnswer) -> None:
             run.append(answer)
+            self._count(bytes_of(answer))
             if self._runs and self._runs[0] is run:
                 self._give_on()
 
@@ -54,9 +61,15 @@ class AnswersInOrder:
 
     def _give_on(self) -> None:
         while self._runs and self._runs[0]:
-            outcome, is_over = self._runs[0].popleft()
+            outcome, is_over = answer = self._runs[0].popleft()
+            self._count(-bytes_of(answer))
             if is_over:
                 self._runs.popleft()
             is_last = is_over and self._is_concluded and not self._runs
             if outcome is not None or is_last:
                 self._give(RunAnswer(outcome, is_last))
+
+
+def bytes_of(answer: RunAnswer) -> int:
+    """Memory of an answer that waits."""
+    return answer_bytes(answer.outcome if isinstance(answer.outcome, tuple) else ())

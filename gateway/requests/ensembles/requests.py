@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import named_sequence
 from gateway.requests.caller import Caller
@@ -18,7 +19,7 @@ from gateway.requests.ensembles.lines import LinePlace, StepLines
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
 from gateway.requests.ensembles.progress import HeldTensor
-from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendsRequests, StageRun
+from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendsRequests, StageRun, WaitingBytes
 from gateway.requests.forms import check_form
 from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences
@@ -47,9 +48,11 @@ class Ensembles:
         *,
         send: SendsRequests,
         hold: Callable[[int], None],
+        unread: UnreadAnswers,
     ) -> None:
         self._catalog = catalog
         self.services = EnsembleServices(dispatch, replies, notices, send, hold)
+        self.unread = unread
         self.tracing = tracing
         self.lines = StepLines()
         self._plans: dict[tuple[str, str], tuple[object, EnsemblePlan]] = {}
@@ -137,6 +140,7 @@ class EnsembleRequest(OpenRequest):
             self._span.traceparent,
             self._place,
             self.failed,
+            WaitingBytes(call.model, ensembles.unread, self.failed),
         )
         # Answers of the only decoupled step are this request's own. Behind two of them, only the whole can be counted.
         self._number = call.first_answer - 1 if len(plan.stages) == 2 else 0

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gateway.bounds.unread_answers import UnreadAnswers, answer_bytes
 from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
@@ -60,7 +61,7 @@ STAND_PATIENCE_S = 2.0
 RUNS_MAX = 64
 """Runs behind one decoupled step whose answers are not given on, unless the ensemble sets `max_inflight_requests`."""
 WAITING_BYTES_MAX = 64 << 20
-"""Bytes of a decoupled step's answers that wait for their runs. Beyond it the request fails."""
+"""Bytes of a request's answers that wait between its steps. Beyond it the request fails."""
 
 
 class SendsRequests(Protocol):
@@ -94,6 +95,7 @@ class RequestContext:
     traceparent     of the request's span, "" if it is not traced
     place           in the line of its sequence
     fail            fails the request at once
+    waiting         counts its answers that wait
     """
 
     services: EnsembleServices
@@ -104,6 +106,41 @@ class RequestContext:
     traceparent: str
     place: LinePlace | None
     fail: Callable[[MeshError], None]
+    waiting: WaitingBytes
+
+
+class WaitingBytes:
+    """Those of a request's answers that wait for what is behind their step, or for answers before them.
+
+    They count with the answers that clients have not read. fail: fails the request
+    """
+
+    def __init__(self, ensemble: str, unread: UnreadAnswers, fail: Callable[[MeshError], None]) -> None:
+        self._ensemble = ensemble
+        self._unread = unread
+        self._fail = fail
+        self._taken = 0
+
+    def count(self, size: int) -> None:
+        """Counts the bytes of an answer; negative ones when it goes."""
+        self._taken += size
+        if size > 0:
+            self._unread.add(self, size, self._too_fast)
+        else:
+            self._unread.took(self, -size)
+
+    def check(self) -> None:
+        """Fails the request if too many wait."""
+        if self._taken > WAITING_BYTES_MAX or (self._taken and self._unread.is_beyond(self)):
+            self._too_fast()
+
+    def _too_fast(self) -> None:
+        self._fail(
+            UnavailableError(
+                f"in ensemble '{self._ensemble}', answers of a decoupled model come faster than the steps behind it "
+                "take them: those that wait have reached the gateway's bound"
+            )
+        )
 
 
 class WaitingAnswer(NamedTuple):
@@ -149,10 +186,9 @@ class StageRun:
         """Where the anchor's sequence stands, if this stage has one and it has run."""
         self._is_over = False
         self._is_unwanted = False
-        self._following = AnswersInOrder(give)
+        self._following = AnswersInOrder(give, context.waiting.count)
         self._runs: dict[int, tuple[StageRun, Give]] = {}
         self._waiting: deque[WaitingAnswer] = deque()
-        self._waiting_bytes = 0
 
     def begin(self) -> None:
         """Sends the steps that need nothing but the request's own inputs."""
@@ -366,23 +402,17 @@ class StageRun:
         self._taken = message.number
         if self._is_unwanted:
             return
-        size = sum(len(tensor.raw) for tensor in message.outputs)
+        size = answer_bytes(message.outputs)
         self._waiting.append(WaitingAnswer(message.number, message.outputs, size, self._following.add()))
-        self._count_waiting(size)
+        self._context.waiting.count(size)
         self._begin_runs()
-        if self._waiting_bytes > WAITING_BYTES_MAX:
-            self._context.fail(
-                UnavailableError(
-                    f"in ensemble '{self._call.model}', answers of the decoupled model '{answer.model.config.name}' "
-                    f"come faster than the steps behind it take them: {WAITING_BYTES_MAX >> 20} MiB of them wait"
-                )
-            )
+        self._context.waiting.check()
 
     def _begin_runs(self) -> None:
         runs_max = self._plan.record.config.ensemble_inflight_max or RUNS_MAX
         while self._waiting and len(self._following) - len(self._waiting) < runs_max:
             waiting = self._waiting.popleft()
-            self._count_waiting(-waiting.size)
+            self._context.waiting.count(-waiting.size)
             assert self._plan.source is not None, "only a decoupled step has answers that are followed"
             inputs = held_tensors(self._plan.steps[self._plan.source], waiting.outputs)
             name = f"{self._name}{waiting.number}/"
@@ -397,16 +427,13 @@ class StageRun:
         give(answer)
         if answer.is_last:
             self._begin_runs()
-
-    def _count_waiting(self, size: int) -> None:
-        self._waiting_bytes += size
-        self._of.hold(size)
+        self._context.waiting.check()
 
     def _drop(self) -> None:
         self._is_unwanted = True
         while self._waiting:
             waiting = self._waiting.popleft()
-            self._count_waiting(-waiting.size)
+            self._context.waiting.count(-waiting.size)
             waiting.give(NOTHING_MORE)
         for run, _ in list(self._runs.values()):
             run.left()

@@ -18,12 +18,12 @@ from tritonclient import grpc as triton_grpc
 from tritonclient.grpc import aio as triton_grpc_aio
 from tritonclient.utils import InferenceServerException
 
-from gateway.bounds.unread_answers import UnreadAnswers
+from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.stream import ENTRY_BYTES, InferStream
+from gateway.grpc.stream import InferStream
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings

@@ -390,7 +390,7 @@ class TestOrder:
         for seed in range(50):
             chance = random.Random(seed)
             given: list[RunAnswer] = []
-            line = AnswersInOrder(given.append)
+            line = AnswersInOrder(given.append, lambda _: None)
             runs = [
                 (line.add(), deque((tensor(f"{run}.{n}"),) for n in range(chance.randrange(4)))) for run in range(6)
             ]

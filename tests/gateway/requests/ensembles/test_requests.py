@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.ensembles.runs import SendsRequests
@@ -55,6 +56,7 @@ def ensembles_of(send: SendsRequests, tracing: Tracing | None = None) -> Ensembl
         cast(Any, notices),
         send=send,
         hold=lambda _: None,
+        unread=UnreadAnswers(UNLIMITED),
     )
 
 

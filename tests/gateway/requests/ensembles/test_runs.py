@@ -9,11 +9,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gateway.bounds.unread_answers import ENTRY_BYTES, UNLIMITED, UnreadAnswers
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles import runs
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.progress import HeldTensor
-from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, StageRun
+from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, StageRun, WaitingBytes
 from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
@@ -47,7 +48,7 @@ class Sent(OpenRequest):
 class Player:
     """One request to an ensemble of a decoupled step and one behind it, whose steps are answered by the test."""
 
-    def __init__(self, *, runs_max: int = 0) -> None:
+    def __init__(self, *, runs_max: int = 0, unread_max: int = UNLIMITED) -> None:
         of = plan(step("many", "I", "x"), step("plain", "x", "O"))
         config = msgspec.structs.replace(of.record.config, ensemble_inflight_max=runs_max)
         of = msgspec.structs.replace(of, record=msgspec.structs.replace(of.record, config=config))
@@ -55,12 +56,14 @@ class Player:
         self.given: list[RunAnswer] = []
         self.failures: list[MeshError] = []
         self.held = 0
+        self.unread = UnreadAnswers(unread_max)
         nothing = cast(Any, None)
         replies = cast(Any, SimpleNamespace(has_given_up=False))
         services = EnsembleServices(nothing, replies, nothing, self.send, self.hold)
         connection = ConnectionSequences(lambda _: None)
         call = InferCall("e", trace_headers={"traceparent": "odd"})
-        context = RequestContext(services, call, connection, 0, None, "", None, self.failures.append)
+        waiting = WaitingBytes("e", self.unread, self.failures.append)
+        context = RequestContext(services, call, connection, 0, None, "", None, self.failures.append, waiting)
         self.run = StageRun(context, of.stages, {"I": HeldTensor(tensor("I"), 1)}, self.given.append)
         self.run.begin()
 
@@ -116,7 +119,7 @@ async def test_so_many_answers_as_configured_are_on_their_way_and_leave_in_order
 
 
 async def test_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "WAITING_BYTES_MAX", 3)
+    monkeypatch.setattr(runs, "WAITING_BYTES_MAX", 3 * (ENTRY_BYTES + 1))
     player = Player(runs_max=1)
     source = player.sent[0]
     for number in range(1, 6):
@@ -127,11 +130,29 @@ async def test_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     await turns()
 
     assert isinstance(error, UnavailableError)
-    assert str(error).startswith("in ensemble 'e', answers of the decoupled model 'many' come faster than the steps")
+    assert str(error).startswith("in ensemble 'e', answers of a decoupled model come faster than the steps")
     assert all(one.future.cancelled() for one in player.sent)
     assert 2 == len(player.sent)
     assert player.given[-1].is_last
-    assert 0 == player.held
+    assert 0 == player.held == player.unread.taken
+
+
+async def test_they_count_with_the_answers_that_clients_have_not_read() -> None:
+    player = Player(runs_max=2, unread_max=3 * ENTRY_BYTES)
+    source = player.sent[0]
+    for number in range(1, 5):
+        source.answer(number, number=number, more=True)
+    assert 2 * (ENTRY_BYTES + 1) == player.unread.taken
+    assert [] == player.failures
+    _, second = player.behind
+    second.answer(12)
+    await turns()
+    (error,) = player.failures
+    player.run.unwanted()
+    await turns()
+
+    assert isinstance(error, UnavailableError)
+    assert 0 == player.held == player.unread.taken
 
 
 async def test_when_the_client_leaves_everything_is_taken_back() -> None:
