@@ -117,7 +117,7 @@ async def running_parts(
 async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspace, tracing: Tracing) -> GatewayParts:
     gateway = GatewayId(f"{'-'.join(name.split())}-{uuid.uuid4().hex[:8]}")
     where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
-    measures = Measures()
+    measures = Measures(settings.metrics)
     scripts = Scripts(redis, keys, trips=measures.trips)
     membership = Membership(redis, keys)
     catalog = Catalog(membership, strict_readiness=settings.strict_readiness)

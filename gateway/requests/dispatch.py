@@ -315,11 +315,13 @@ class Dispatch:
         if pending.wait is not None:
             self._watch_wait(pending, pending.wait, outcome)
         if outcome.code is SubmitCode.REPEATED:
-            pending.was_accepted(Accepted(step=outcome.step, run=outcome.run))
+            pending.was_accepted(Accepted(step=outcome.step, run=outcome.run, repeated=True, at_ns=now_ns))
             record = self._keys.sequence(sequence_of(pending)).record
             self._replies.deliver(pending.token, outcome.extra, record)
         else:
-            self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step, outcome.run, outcome.cut_off))
+            birth = text_of(outcome.extra)
+            accepted = Accepted(birth, outcome.step, outcome.run, outcome.cut_off, repeated=repeated, at_ns=now_ns)
+            self._accepted(pending, accepted)
 
     def _watch_wait(self, pending: PendingRequest, wait: SlotWait, outcome: Submitted) -> None:
         """Begins to tell a caller that has asked about its wait for a slot. Of one that joined another nobody knows

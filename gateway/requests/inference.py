@@ -32,7 +32,7 @@ from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.status import unexpected
-from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest
+from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest, end_span
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord
@@ -99,7 +99,15 @@ class Inference:
         self._held: deque[tuple[InferCall, Caller]] = deque()
         self._held_names: Counter[tuple[str, str]] = Counter()
         self._ensembles = Ensembles(
-            catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add, unread=unread
+            catalog,
+            dispatch,
+            replies,
+            tracing,
+            notices,
+            send=self._send_step,
+            hold=budget.add,
+            unread=unread,
+            measures=measures,
         )
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
@@ -308,7 +316,7 @@ class Inference:
         if pending.limit is not None:
             pending.limit.cancel()
         if pending.span is not NO_STEP:
-            _end(pending.span, future)
+            end_span(pending.span, future)
         is_cancelled = future.cancelled()
         if pending.measures is not None and not is_cancelled and future.exception() is None:
             message = pending.admitted.message
@@ -366,12 +374,3 @@ def _fail(call: InferCall, future: asyncio.Future[Answer], error: Exception) -> 
     logs.error("request failed unexpectedly", error, model=call.model)
     if not future.done():
         future.set_exception(unexpected(error))
-
-
-def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:
-    if done.cancelled():
-        span.end("the caller left", Code.CANCELLED)
-    elif error := done.exception():
-        span.end(str(error), error.code if isinstance(error, MeshError) else type(error).__name__)
-    else:
-        span.end()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from shared.contract.messages import ModelRecord
 from shared.statistics.meter import OF_MESH, OVER_QUOTA, REPEATED_STEPS, REQUEST_TIME, LoadMeter, Phase, RoundTripMeter
-from shared.statistics.tally import ModelLoad
+from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
+from shared.statistics.tally import Compute, ModelLoad, first_response, sketches
 from shared.store.script_values import SubmitCode
 
 REPEATED = {code: f"{REPEATED_STEPS}{code.name.lower()}" for code in (SubmitCode.REPEATED, SubmitCode.JOINED)}
@@ -38,16 +39,26 @@ class LoadMeasures:
     def answered(self, arrived_ns: int, replied_ns: int, ended_ns: int, trace: str) -> None:
         """The caller of a request has its answer, which is no error."""
         self._reply.add(ended_ns - replied_ns)
-        self._whole.add(ended_ns - arrived_ns)
         if trace:
             self._reply.show(ended_ns - replied_ns, trace, ended_ns)
+        self.over(arrived_ns, ended_ns, trace)
+
+    def over(self, arrived_ns: int, ended_ns: int, trace: str) -> None:
+        """The whole time of such a request. Of one to an ensemble there are no phases: its steps have them."""
+        self._whole.add(ended_ns - arrived_ns)
+        if trace:
             self._whole.show(ended_ns - arrived_ns, trace, ended_ns)
 
 
 class Measures:
-    """Of all requests of this gateway. trips: its round trips to Redis"""
+    """Of all requests of this gateway.
 
-    def __init__(self) -> None:
+    metrics  which latencies are counted beside the sums
+    trips    its round trips to Redis
+    """
+
+    def __init__(self, metrics: MetricsConfig) -> None:
+        self._metrics = metrics
         self.trips = RoundTripMeter("gateway")
         self._loads: dict[tuple[str, str], LoadMeasures] = {}
 
@@ -62,6 +73,19 @@ class Measures:
         if found is None or found.load.generation != record.generation:
             found = self._loads[model, version] = LoadMeasures(ModelLoad(model, version, record.generation))
         return found
+
+    def latencies(self, record: ModelRecord, *, compute: Compute, first_ns: int) -> dict[str, int]:
+        """What is counted of a request to an ensemble beside its sums; an executor does so for its own models.
+
+        first_ns  from the request's arrival to its first answer
+        """
+        counts: dict[str, int] = {}
+        if self._metrics.summary_latencies:
+            counts |= sketches({"request": compute.infer_ns, "queue": 0, **dict(compute.items())})
+        if self._metrics.histogram_latencies:
+            bounds_ms = record.config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
+            counts |= first_response(first_ns, bounds_ms)
+        return counts
 
     def meters(self) -> list[tuple[ModelLoad, LoadMeter]]:
         """Every meter, with the load that it belongs to."""

@@ -70,12 +70,16 @@ class Accepted(NamedTuple):
     step     the step's number in the record; it does not begin anew with START
     run      tells what began with the latest START from everything else
     cut_off  the run before it, if it went on until this START
+    repeated  it was accepted before
+    at_ns    when this gateway learned it, wall clock
     """
 
     birth: str = ""
     step: int = 0
     run: str = ""
     cut_off: str = ""
+    repeated: bool = False
+    at_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -313,6 +317,16 @@ class PendingRequest(OpenRequest):
             made or (call.session_id if self.admitted.sequence else None),
             parameters,
         )
+
+
+def end_span(span: StepSpan, done: asyncio.Future[Answer]) -> None:
+    """The request is over. Its span says what became of it."""
+    if done.cancelled():
+        span.end("the caller left", Code.CANCELLED)
+    elif error := done.exception():
+        span.end(str(error), error.code if isinstance(error, MeshError) else type(error).__name__)
+    else:
+        span.end()
 
 
 def error_of(message: ReplyMessage) -> MeshError:

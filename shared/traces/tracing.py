@@ -15,7 +15,7 @@ of a running sequence is complete up to its last step.
     ├── sequence.takeover     a new owner was chosen                                             scheduler
     ├── sequence.paged_in     the wait for a slot of a sequence that had given its own up        scheduler
     ├── sequence.expired      idle too long                                                      scheduler
-    └── sequence.end          the END was committed                                              executor
+    └── sequence.end          the END was committed; to an ensemble: answered                    executor, gateway
     batch                     a batch of steps of any sequences: a trace of its own              executor
 
 A batch's span links to the steps that it ran, and the `compute` of each of them to it. Links lead across executors: a
@@ -32,7 +32,7 @@ the earlier run, and the steps of both runs must find their parent.
 
 A request to an ensemble is a `step` too, of the ensemble's sequence if one of its steps keeps state. The requests to
 its models are `step` spans below it, in its trace. Those of sequences link to the roots of their own traces, which tell
-of their takeovers and ends.
+of their takeovers and of those that expire.
 
 The mesh's trace settings may change this while it runs (`shared.traces.control`): rates, counts, single models.
 
@@ -106,11 +106,12 @@ class StepSpan:
     def traceparent(self) -> str:
         return ""
 
-    def accepted(self, step: int, *, repeated: bool = False) -> None:
+    def accepted(self, step: int, *, repeated: bool = False, at_ns: int = 0) -> None:
         """Redis has accepted the request. Records `gateway`, and `sequence.start` if a run began with it.
 
         step      its number in the sequence's record, from 1; 0 for a request of no sequence
         repeated  it is a retry of a step that was accepted before
+        at_ns     when, wall clock; 0 for now
         """
 
     def replied(self) -> None:
@@ -162,8 +163,8 @@ class RecordedStep(StepSpan):
     def traceparent(self) -> str:
         return traceparent(self.trace_id, self.span_id)
 
-    def accepted(self, step: int, *, repeated: bool = False) -> None:
-        self.accepted_ns = time.time_ns()
+    def accepted(self, step: int, *, repeated: bool = False, at_ns: int = 0) -> None:
+        self.accepted_ns = at_ns or time.time_ns()
         if not self.of_ensemble:
             self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
         if step:

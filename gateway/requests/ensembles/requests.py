@@ -22,17 +22,18 @@ from gateway.requests.ensembles.progress import HeldTensor
 from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendsRequests, StageRun, WaitingBytes
 from gateway.requests.forms import check_form
 from gateway.requests.infer_call import InferCall
+from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies
 from gateway.requests.sessions import new_session
-from gateway.requests.waiting import Answer, OpenRequest
+from gateway.requests.waiting import Accepted, Answer, OpenRequest, end_span
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import Compute, FailureReason, ModelLoad, execution, failure, packed, success
-from shared.traces.tracing import StepSpan, Tracing
+from shared.traces.tracing import SpanName, StepSpan, Tracing
 
 
 class Ensembles:
@@ -49,10 +50,12 @@ class Ensembles:
         send: SendsRequests,
         hold: Callable[[int], None],
         unread: UnreadAnswers,
+        measures: Measures | None,
     ) -> None:
         self._catalog = catalog
         self.services = EnsembleServices(dispatch, replies, notices, send, hold)
         self.unread = unread
+        self.measures = measures
         self.tracing = tracing
         self.lines = StepLines()
         self._plans: dict[tuple[str, str], tuple[object, EnsemblePlan]] = {}
@@ -119,9 +122,10 @@ class EnsembleRequest(OpenRequest):
         self._is_over = False
         self._error: MeshError | None = None
         self._arrived_ns = time.time_ns()
-        sequence = sequence_id(call.model, call.version, self._correlation_id) if plan.stateful else None
+        self._first_ns = 0
+        self._line = (call.model, call.version, self._correlation_id)
         self._span: StepSpan = ensembles.tracing.begin_step(
-            sequence,
+            sequence_id(*self._line) if plan.stateful else None,
             call.model,
             start=call.start,
             trace_headers=call.trace_headers,
@@ -129,7 +133,6 @@ class EnsembleRequest(OpenRequest):
             of_ensemble=True,
             endpoint=call.endpoint,
         )
-        self._line = (call.model, call.version, self._correlation_id)
         self._place: LinePlace | None = ensembles.lines.join(self._line) if plan.stateful else None
         context = RequestContext(
             ensembles.services,
@@ -197,6 +200,7 @@ class EnsembleRequest(OpenRequest):
         if outputs is None and not is_last:
             return
         self.heard = time.monotonic()
+        self._first_ns = self._first_ns or time.time_ns() - self._arrived_ns
         answer = self._answer_of(outputs, number=self._number if decoupled else 0, more=not is_last)
         if is_last:
             self.future.set_result(answer)
@@ -225,26 +229,40 @@ class EnsembleRequest(OpenRequest):
         return Answer(message, self._plan.record, self._plan.version, call.request_id, session, parameters)
 
     def _end(self) -> None:
-        if self._run.stand is not None:
-            self._span.accepted(self._run.stand.step)
-        self._span.end(self._error.message if self._error is not None else "")
+        ended_ns = time.time_ns()
+        if self._run.accepted is not None:
+            self._trace(self._run.accepted, ended_ns)
+        end_span(self._span, self.future)
         if self._place is not None:
             self._of.lines.leave(self._line, self._place)
         load = ModelLoad(self._call.model, self._plan.version, self._plan.record.generation)
-        self._of.services.notices.count(load, packed(self._counts()))
+        self._of.services.notices.count(load, packed(self._counts(ended_ns)))
+        if self._of.measures is not None and self._error is None and not self.future.cancelled():
+            measures = self._of.measures.of(self._plan.record, self._plan.version)
+            measures.over(self._arrived_ns, ended_ns, self._span.traceparent)
         # It calls back here. Both, and the tensors that they have, would wait for the garbage collector.
         del self._run
 
-    def _counts(self) -> dict[str, int]:
-        took_ns = time.time_ns() - self._arrived_ns
+    def _trace(self, accepted: Accepted, ended_ns: int) -> None:
+        """The begin and the end of the ensemble's sequence, which its anchor has had."""
+        self._span.accepted(accepted.step, repeated=accepted.repeated, at_ns=accepted.at_ns)
+        if self._call.end and self._error is None and not accepted.repeated and self._span.traceparent:
+            tracing = self._of.tracing
+            root = tracing.root_of(sequence_id(*self._line))
+            tracing.record(root, SpanName.END, ended_ns, ended_ns, step=accepted.step)
+
+    def _counts(self, ended_ns: int) -> dict[str, int]:
+        took_ns = ended_ns - self._arrived_ns
         if self._error is not None:
             # As in Triton, whatever the reason was: the step's own model counts it.
             return failure(FailureReason.OTHER, total_ns=took_ns)
         # What its steps took in which stage is in their own models' statistics.
         compute = Compute(0, took_ns, 0)
         counts = success(rows=max(1, self._rows), total_ns=took_ns, queue_ns=0, compute=compute)
-        ended_ms = time.time_ns() // 1_000_000
-        return counts | execution(batch_size=max(1, self._rows), compute=compute, ended_ms=ended_ms)
+        if self._of.measures is not None:
+            first_ns = self._first_ns or took_ns
+            counts |= self._of.measures.latencies(self._plan.record, compute=compute, first_ns=first_ns)
+        return counts | execution(batch_size=max(1, self._rows), compute=compute, ended_ms=ended_ns // 1_000_000)
 
 
 def signed(correlation_id: CorrelationId) -> CorrelationId:

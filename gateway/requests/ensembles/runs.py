@@ -44,7 +44,7 @@ from gateway.requests.infer_call import EnsemblePart, InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.status import unexpected
-from gateway.requests.waiting import Answer, OpenRequest, PendingRequest
+from gateway.requests.waiting import Accepted, Answer, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, UnavailableError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.messages import ModelRecord, StepFlag
@@ -184,6 +184,8 @@ class StageRun:
         self._pending: dict[int, PendingRequest] = {}
         self.stand: Stand | None = None
         """Where the anchor's sequence stands, if this stage has one and it has run."""
+        self.accepted: Accepted | None = None
+        """What Redis said when it first accepted the anchor's step."""
         self._is_over = False
         self._is_unwanted = False
         self._following = AnswersInOrder(give, context.waiting.count)
@@ -353,6 +355,8 @@ class StageRun:
             return
         if (error := future.exception()) is not None:
             told = error if isinstance(error, MeshError) else MeshError(str(error), Code.INTERNAL)
+            if pending is not None and index == self._plan.anchor:
+                self.accepted = self.accepted or pending.accepted
             self._failed(index, told, stand_of(pending) if pending is not None and told.accepted else None)
             return
         if index == self._plan.source and not future.result().message.empty:
@@ -368,6 +372,7 @@ class StageRun:
         the answer, or be lost.
         """
         assert self._plan.anchor is not None
+        self.accepted = self.accepted or pending.accepted
         self.stand = stand_of(pending)
         if self.stand is not None:
             self._perform(self._progress.answered(self._plan.anchor, answer.message.outputs, self.stand))

@@ -308,6 +308,12 @@ def test_the_shipped_collectors_judge_by_spans_that_there_are_and_name_only_what
             assert set(names) <= {name for config in defined for name in config.get(kind, ())}
 
 
+def test_the_guide_names_every_span() -> None:
+    guide = (DEPLOY.parent / "docs/guides/tracing.md").read_text()
+
+    assert [] == [name for name in SpanName if f"`{name}`" not in guide]
+
+
 # --- The client's context
 
 

@@ -15,13 +15,21 @@ from gateway.requests.caller import Caller
 from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.ensembles.runs import SendsRequests
 from gateway.requests.infer_call import InferCall
+from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import Accepted, Answer, PendingRequest
 from shared.contract.errors import MeshError, ModelError
+from shared.contract.ids import sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.tensors import Tensor
-from shared.traces.tracing import Tracing
+from shared.statistics.meter import REQUEST_TIME
+from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
+from shared.statistics.tally import ModelLoad, first_response_of, sketch_of, unpacked
+from shared.traces.context import sequence_root_id
+from shared.traces.spans import SpanSink
+from shared.traces.tracing import FinishedSpan, Tracing
 from tests.gateway.requests.ensembles.test_progress import MODELS, model, step
+from tests.shared.traces.test_tracing import Kept
 
 pytestmark = pytest.mark.unit
 
@@ -43,20 +51,23 @@ def not_counted(*_: object) -> None:
     return
 
 
-def ensembles_of(send: SendsRequests, tracing: Tracing | None = None) -> Ensembles:
-    """Ensembles whose steps go to `send`."""
+def ensembles_of(
+    send: SendsRequests, sink: SpanSink | None = None, measures: Measures | None = None, count: Any = not_counted
+) -> Ensembles:
+    """Ensembles whose steps go to `send`, and what is counted of their requests to `count`."""
     catalog = SimpleNamespace(offer=object(), find=found)
-    notices = SimpleNamespace(count=not_counted)
+    notices = SimpleNamespace(count=count)
     replies = SimpleNamespace(has_given_up=False)
     return Ensembles(
         cast(Any, catalog),
         cast(Any, None),
         cast(Any, replies),
-        tracing or Tracing(),
+        Tracing(sink),
         cast(Any, notices),
         send=send,
         hold=lambda _: None,
         unread=UnreadAnswers(UNLIMITED),
+        measures=measures,
     )
 
 
@@ -128,16 +139,86 @@ async def test_everything_goes_with_a_request_that_fails() -> None:
     assert {b"g", b"a"} == {*chain.gone}
 
 
+class OneState:
+    """A request to an ensemble of one step, which keeps state. It was accepted as given, and is answered.
+
+    spans   of the request, by name
+    counts  what was counted of it
+    """
+
+    def __init__(self, call: InferCall, accepted: Accepted | None, measures: Measures | None = None) -> None:
+        self.accepted = accepted
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.counts: dict[str, int] = {}
+        sink = Kept()
+        self.ensembles = ensembles_of(self.send, sink, measures, self.count)
+        record = model("e", steps=(step("state", "I", "O"),))
+        connection = ConnectionSequences(lambda _: None)
+        self.ensembles.begin(call, Caller(self.answer, None, None), record, "1", connection)
+        self.sink = sink
+
+    def send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        if self.accepted is None:
+            raise ZeroDivisionError
+        caller.future.set_result(Answer(ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),)), record, "1", "", None))
+        return cast(Any, SimpleNamespace(call=call, future=caller.future, accepted=self.accepted))
+
+    def count(self, _: ModelLoad, counts: bytes) -> None:
+        self.counts |= unpacked(counts)
+
+    async def spans(self) -> dict[str, FinishedSpan]:
+        await self.answer
+        return {span.name: span for span in self.sink.spans}
+
+
+def begun(*, end: bool = False) -> InferCall:
+    given = Tensor("I", "INT8", (1, 1), b"1")
+    return InferCall("e", "", correlation_id=1, start=True, end=end, inputs=(given,))
+
+
 async def test_a_defect_while_a_step_is_sent_is_its_requests_error_and_holds_nobody_up() -> None:
-    def broken(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        raise ZeroDivisionError
-
-    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    call = InferCall("e", "", correlation_id=1, start=True, inputs=(Tensor("I", "INT8", (1, 1), b"1"),))
-    ensembles = ensembles_of(broken)
-    record = model("e", steps=(step("state", "I", "O"),))
-    ensembles.begin(call, Caller(answer, None, None), record, "1", ConnectionSequences(lambda _: None))
+    request = OneState(begun(), None)
     with pytest.raises(MeshError, match="internal error in the gateway: ZeroDivisionError"):
-        await answer
+        await request.answer
 
-    assert 0 == len(ensembles.lines)
+    assert 0 == len(request.ensembles.lines)
+
+
+ROOT = sequence_root_id(sequence_id("e", "", 1))
+
+
+async def test_the_begin_of_a_sequence_is_recorded_when_its_anchor_is_accepted() -> None:
+    first = await OneState(begun(), Accepted("1-0", 1, "1-0.1", at_ns=7)).spans()
+    again = await OneState(begun(), Accepted("1-0", 5, "1-0.5", at_ns=7)).spans()
+
+    start, later = first["sequence.start"], again["sequence.start"]
+    assert (ROOT, 0, 7) == (start.span_id, start.parent_id, start.end_ns)
+    assert ROOT != later.span_id
+    assert ROOT == later.parent_id
+    assert 5 == again["step"].attributes["seqmesh.step"]
+
+
+async def test_a_repeated_step_records_no_begin_and_no_end_again() -> None:
+    accepted = Accepted(step=1, run="1-0.1", repeated=True, at_ns=7)
+
+    assert {"step"} == {*await OneState(begun(end=True), accepted).spans()}
+
+
+async def test_the_end_of_a_sequence_is_recorded() -> None:
+    spans = await OneState(begun(end=True), Accepted("1-0", 1, "1-0.1", at_ns=7)).spans()
+
+    assert {"sequence.start", "step", "sequence.end"} == {*spans}
+    assert ROOT == spans["sequence.end"].parent_id
+
+
+async def test_times_are_measured_as_those_of_plain_requests() -> None:
+    measures = Measures(MetricsConfig(summary_latencies=True, histogram_latencies=True))
+    request = OneState(begun(), Accepted("1-0", 1, "1-0.1", at_ns=7), measures)
+    await request.answer
+
+    assert 1 == sum(sketch_of(request.counts, "request").values())
+    assert 1 == sum(first_response_of(request.counts, len(FIRST_RESPONSE_BUCKETS_MS) + 1)[0])
+    (_, _), (load, meter) = measures.meters()
+    assert "e" == load.model
+    measured = meter.take()
+    assert 1 == sum(by for name, by in measured.items() if name.startswith(f"{REQUEST_TIME}:") and "sum" not in name)
