@@ -26,9 +26,8 @@ async def decoded_call(
 ) -> tuple[InferCall, OutputForms]:
     """The call that a request makes, and the forms that its client wants. Raises as `gateway.grpc.codec`."""
     if takes_long(request):
-        call, forms = await asyncio.to_thread(_decode, request, metadata, regions, endpoint)
-    else:
-        call, forms = _decode(request, metadata, regions, endpoint)
+        return await asyncio.to_thread(_decode_all, request, metadata, regions, endpoint)
+    call, forms = _decode(request, metadata, regions, endpoint)
     if has_many_strings(call):
         call = await asyncio.to_thread(with_strings_read, call)
     return call, forms
@@ -48,3 +47,11 @@ def _decode(
     request: InferRequest, metadata: CallMetadata, regions: Regions, endpoint: Endpoint
 ) -> tuple[InferCall, OutputForms]:
     return decode_request(request, metadata, regions, endpoint), requested_forms(request, regions)
+
+
+def _decode_all(
+    request: InferRequest, metadata: CallMetadata, regions: Regions, endpoint: Endpoint
+) -> tuple[InferCall, OutputForms]:
+    """With its strings read: for a thread."""
+    call, forms = _decode(request, metadata, regions, endpoint)
+    return with_strings_read(call) if has_many_strings(call) else call, forms

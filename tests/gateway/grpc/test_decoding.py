@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -62,3 +63,18 @@ async def test_where_a_request_is_decoded(request_: Any, is_beside: bool, monkey
 
     assert (decode_request(request_), requested_forms(request_)) == (call, forms)
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
+
+
+async def test_many_strings_are_decoded_and_walked_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[Any] = []
+    to_thread = asyncio.to_thread
+
+    async def noticed(work: Any, *given: Any) -> Any:
+        went.append(work)
+        return await to_thread(work, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", noticed)
+    call, _ = await decoded_call(typed(1 << 16, datatype="BYTES"), NO_METADATA, NO_REGIONS)
+
+    assert {"INPUT": ""} == call.string_problems
+    assert 1 == len(went)
