@@ -31,6 +31,10 @@ from shared.store.redis_client import CONNECTION_LOST
 PATIENCE_S = 30.0
 """How long a call looks for a gateway that takes it: longer than a gateway takes to be started again."""
 PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
+EDGES_MAX = 1024
+"""Callers with models that they called; beyond it those are forgotten whose last call was longest ago."""
+BULKY_BYTES = 1 << 20
+"""A request with more bytes of tensors is encoded in a thread."""
 A = TypeVar("A")
 
 
@@ -51,7 +55,7 @@ class CallClient:
         self._refused: dict[int, CallAnswer] = {}
         self._turns: WeakValueDictionary[tuple[str, int | str], asyncio.Lock] = WeakValueDictionary()
         self._closing = False
-        self.edges: set[tuple[str, str]] = set()
+        self.edges: dict[tuple[str, str], None] = {}
         """Which model has called which."""
 
     # -- what models' threads ask -----------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ class CallClient:
         assert task is not None
         self._tasks[call.number] = task
         if call.chain:
-            self.edges.add((call.chain[-1].partition("#")[0], call.model))
+            self._note((call.chain[-1].partition("#")[0], call.model))
         try:
             if self._closing:
                 work.close()
@@ -124,6 +128,12 @@ class CallClient:
             return CallAnswer(error_code=Code.INTERNAL, error=f"the call failed: {type(failure).__name__}: {failure}")
         finally:
             del self._tasks[call.number]
+
+    def _note(self, edge: tuple[str, str]) -> None:
+        self.edges.pop(edge, None)
+        self.edges[edge] = None
+        if len(self.edges) > EDGES_MAX:
+            del self.edges[next(iter(self.edges))]
 
     def left_s(self, call: ModelCall) -> float:
         """How long a call may still take."""
@@ -161,8 +171,9 @@ class CallClient:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _once(self, gateway: CallGateway, call: ModelCall) -> tuple[CallAnswer, bool]:
+        request = await encoded_request(call)
         try:
-            response = await gateway.infer(request_of(call), timeout=self.left_s(call), metadata=self.metadata(call))
+            response = await gateway.infer(request, timeout=self.left_s(call), metadata=self.metadata(call))
         except rpc_error() as error:
             return await self.failed(gateway, call, error)
         return answer_of(response), True
@@ -224,10 +235,11 @@ class Stream:
     async def _open(self, gateway: CallGateway) -> tuple[CallAnswer | None, bool]:
         """The first response that is lacking, and whether asking again would not change it."""
         call, self._gateway = self._call, gateway
+        request = await encoded_request(call, self._had + 1)
         metadata = self._client.metadata(call)
         self._rpc = gateway.stream(timeout=self._client.left_s(call), metadata=metadata)
         try:
-            await self._rpc.write(request_of(call, first_answer=self._had + 1))
+            await self._rpc.write(request)
             await self._rpc.done_writing()
             return await self._read()
         except rpc_error() as error:
@@ -254,3 +266,10 @@ class Stream:
         answer, self._ended, again = streamed(self._call, message)
         self._had += not again
         return answer, not again
+
+
+async def encoded_request(call: ModelCall, first_answer: int = 0) -> bytes:
+    """As `request_of`."""
+    if sum([len(tensor.raw) for tensor in call.inputs]) > BULKY_BYTES:
+        return await asyncio.to_thread(request_of, call, first_answer)
+    return request_of(call, first_answer)

@@ -29,11 +29,12 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 TLS = "grpcs"
+SERVICE = "/inference.GRPCInferenceService"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CallGateway:
-    """A gateway in use. infer, stream: the two RPCs, as grpc.aio calls them"""
+    """A gateway in use. infer, stream: the two RPCs, as grpc.aio calls them, of encoded requests"""
 
     address: str
     channel: Any
@@ -88,15 +89,17 @@ class Gateways:
 
     def _connected(self, address: str) -> CallGateway:
         import grpc  # noqa: PLC0415
-        from tritonclient.grpc import service_pb2_grpc  # noqa: PLC0415
+        from tritonclient.grpc import service_pb2  # noqa: PLC0415
 
+        pb: Any = service_pb2
         parts = urlsplit(address)
         if parts.scheme == TLS:
             channel: Any = grpc.aio.secure_channel(parts.netloc, self._credentials(grpc), options=OPTIONS)
         else:
             channel = grpc.aio.insecure_channel(parts.netloc, options=OPTIONS)
-        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        return CallGateway(address, channel, stub.ModelInfer, stub.ModelStreamInfer)
+        infer = channel.unary_unary(f"{SERVICE}/ModelInfer", None, pb.ModelInferResponse.FromString)
+        stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer", None, pb.ModelStreamInferResponse.FromString)
+        return CallGateway(address, channel, infer, stream)
 
     def _credentials(self, grpc: Any) -> Any:
         settings = self._settings
@@ -110,4 +113,4 @@ class Gateways:
 def load_grpc() -> None:
     """Imports gRPC, which takes a while: on the thread of the first model that calls, not on the event loop."""
     importlib.import_module("grpc")
-    importlib.import_module("tritonclient.grpc.service_pb2_grpc")
+    importlib.import_module("tritonclient.grpc.service_pb2")

@@ -16,6 +16,8 @@ from shared.contract.messages import END, START
 from shared.contract.parameters import Parameter, write_parameters
 from shared.contract.tensors import Tensor
 
+RAW_CONTENTS = b"\x3a"
+"""Tag of a ModelInferRequest's `raw_input_contents`: field 7, with a length."""
 UINT64 = 1 << 64
 INT64_MAX = (1 << 63) - 1
 FINAL_RESPONSE = "triton_final_response"
@@ -60,10 +62,19 @@ def rpc_error() -> type[Exception]:
     return grpc.aio.AioRpcError
 
 
-def request_of(call: ModelCall, *, first_answer: int = 0) -> Any:
-    """The ModelInferRequest. first_answer: of a stream of responses, the first one that is lacking; 0: there is one
-    response alone
+def request_of(call: ModelCall, first_answer: int = 0) -> bytes:
+    """The ModelInferRequest, encoded.
+
+    first_answer  of a stream of responses, the first one that is lacking; 0: there is one response alone
     """
+    parts = [_without_contents(call, first_answer).SerializeToString()]
+    for tensor in call.inputs:
+        parts += (RAW_CONTENTS, encoded_varint(len(tensor.raw)), tensor.raw)
+    # protobuf would copy the tensors twice, and let no other thread run meanwhile, so not the event loop either.
+    return b"".join(parts)
+
+
+def _without_contents(call: ModelCall, first_answer: int) -> Any:
     from tritonclient.grpc import service_pb2  # noqa: PLC0415
 
     pb: Any = service_pb2
@@ -89,10 +100,19 @@ def request_of(call: ModelCall, *, first_answer: int = 0) -> Any:
     write_parameters(request.parameters, call.parameters)
     for tensor in call.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        request.raw_input_contents.append(tensor.raw)
     for name in call.outputs:
         request.outputs.add(name=name)
     return request
+
+
+def encoded_varint(value: int) -> bytes:
+    """A length as protobuf writes it."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def answer_of(response: Any) -> CallAnswer:

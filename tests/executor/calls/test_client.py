@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from executor.calls import client as client_module
 from executor.calls.client import CallClient
 from executor.calls.gateways import Gateways
+from executor.calls.protocol import request_of
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, read_call
@@ -151,7 +153,38 @@ async def test_a_call_carries_all_that_the_model_said_and_who_waits(make: Make) 
     origin = read_call(metadata[CALL_KEY])
     assert ("call-1", ("a#1f", "b"), 0) == (origin.name, origin.chain, origin.deadline_ms)
     assert (CALL.traceparent, "secret") == (metadata["traceparent"], metadata["x-key"])
-    assert {("b", "sum")} == caller.client.edges
+    assert [("b", "sum")] == [*caller.client.edges]
+
+
+async def test_a_large_request_is_encoded_beside_the_event_loop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+
+    def noticed(call: ModelCall, first_answer: int = 0) -> bytes:
+        threads.add(threading.get_ident())
+        return request_of(call, first_answer)
+
+    monkeypatch.setattr(client_module, "BULKY_BYTES", 200)
+    monkeypatch.setattr(client_module, "request_of", noticed)
+    gateway = FakeGateway(answering)
+    caller = await make(gateway)
+    await caller()
+    assert {threading.get_ident()} == threads
+    threads.clear()
+    large = from_numpy("INPUT", np.arange(100, dtype=np.int32))
+    said = await caller(msgspec.structs.replace(CALL, inputs=(large, CALL.inputs[0])))
+
+    assert [large.raw, CALL.inputs[0].raw] == list(gateway.requests[-1].raw_input_contents)
+    assert large.raw == said.outputs[0].raw
+    assert 1 == len(threads - {threading.get_ident()})
+
+
+async def test_a_model_that_calls_ever_new_names_takes_no_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "EDGES_MAX", 2)
+    caller = await make(FakeGateway(answering))
+    for name in ("x", "y", "x", "z"):
+        await caller(msgspec.structs.replace(CALL, model=name))
+
+    assert [("b", "x"), ("b", "z")] == [*caller.client.edges]
 
 
 async def test_the_request_id_of_a_model_is_its_own(make: Make) -> None:
