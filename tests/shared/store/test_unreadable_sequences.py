@@ -208,7 +208,8 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
     epoch = await assign_by(mesh, VICTIM, place)
 
     if kind == "parked":
-        # What was parked is gone: the owner never hears of the step (see test_missing_steps).
+        # What was parked is gone: the owner never hears of the step. The sweep finds it: see
+        # `test_a_sequence_whose_next_step_is_nowhere_is_lost`.
         assert epoch
         return
     assert 0 == epoch
