@@ -366,11 +366,10 @@ class Inference:
 
 
 def _fail(call: InferCall, future: asyncio.Future[Answer], error: Exception) -> None:
-    if isinstance(error, MeshError):
+    if not isinstance(error, MeshError):
+        logs.error("request failed unexpectedly", error, model=call.model)
+        error = unexpected(error)
+    if not future.done():
         # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
         # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
         future.set_exception(error.released())
-        return
-    logs.error("request failed unexpectedly", error, model=call.model)
-    if not future.done():
-        future.set_exception(unexpected(error))
