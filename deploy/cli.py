@@ -5,6 +5,8 @@ Services are imported only when their command is called, so that `seqmesh gatewa
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -54,7 +56,28 @@ LAZY_COMMANDS = {
 }
 
 
-@click.group(context_settings={"max_content_width": 110})
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why an open file cannot be written. That of standard output, above all."""
+
+
+class Program(click.Group):
+    """The command line. It says for all commands that what they print cannot be written. Where its reader has gone,
+    click ends them without a word.
+    """
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            if error.errno not in UNWRITABLE or error.filename is not None:
+                raise
+            # What is left of it would fail once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=Program, context_settings={"max_content_width": 110})
 @click.version_option(version("seqmesh"), prog_name="seqmesh")
 def main() -> None:
     """Serves recurrent and streaming models over Triton's protocols; loses, doubles and reorders no step."""

@@ -30,8 +30,6 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-import click
-
 from deploy.local.child_logs import LogFile
 from deploy.local.control import control_served
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, state_path, write_state
@@ -52,7 +50,7 @@ from deploy.local.supervision import (
     Supervision,
     UserNotice,
 )
-from deploy.local.terminal import say
+from deploy.local.terminal import say, show
 from deploy.local.tether import tethered
 from shared.process.cpu_policy import schedule_by
 from shared.process.machine import available_cores
@@ -334,7 +332,7 @@ class Launcher:
     def _relay_new_lines(self) -> None:
         for name, log in self._log_files.items():
             for line in log.new_important_lines():
-                click.echo(f"{name} | {line}", file=sys.stderr)
+                show(f"{name} | {line}", sys.stderr)
 
 
 def http_scheme() -> str:

@@ -1,6 +1,8 @@
 """What a terminal is told."""
 
 import sys
+from contextlib import suppress
+from typing import TextIO
 
 import click
 
@@ -12,4 +14,12 @@ def printable(text: str) -> str:
 
 def say(text: str) -> None:
     # With the file named: click has its own way to standard output, past the live view, which stands in its place.
-    click.echo(f"seqmesh: {text}", file=sys.stdout)
+    show(f"seqmesh: {text}", sys.stdout)
+
+
+def show(line: str, output: TextIO) -> None:
+    """Writes a line, if it can be written: a mesh runs on when its reader has gone, or the disk is full. Its logs have
+    what matters.
+    """
+    with suppress(OSError):
+        click.echo(line, file=output)

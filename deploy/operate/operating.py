@@ -16,7 +16,8 @@ from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import CONNECTION_LOST, RETRIES, UnfitRedisError, connect, keys_of_mesh
+from shared.store.redis_client import RETRIES, UnfitRedisError, connect, keys_of_mesh
+from shared.store.redis_py import REDIS_LOST
 from shared.store.redis_url import url_without_password
 from shared.store.sequences import Sequences
 
@@ -87,7 +88,7 @@ async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> Asyn
     redis = connect(url, retries=retries)
     try:
         yield redis
-    except CONNECTION_LOST as error:
+    except REDIS_LOST as error:  # an OSError is of something else in the block, such as what it prints
         raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error}){hint}") from error
     except UnfitRedisError as error:
         raise click.ClickException(error.message) from error

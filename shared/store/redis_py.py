@@ -34,9 +34,11 @@ from shared.store.sentinels import Sentinels
 REPLY_TIMEOUT_S = 10.0
 """How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
 connection looks alive, and only its silence tells."""
-CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
+REDIS_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse)
 """What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
 protocol."""
+CONNECTION_LOST = (*REDIS_LOST, OSError)
+"""Beside those what a socket itself may raise: for loops that do nothing but talk to Redis."""
 CLOSED = "the server has closed the connection"
 UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
 UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -85,6 +86,23 @@ def test_a_services_arguments_reach_it_as_they_are(monkeypatch: pytest.MonkeyPat
     CliRunner().invoke(cli.main, ["gateway", "--http-port", "1", "--help"], catch_exceptions=False)
 
     assert seen == [("--http-port", "1", "--help")]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device is Linux's")
+@pytest.mark.parametrize("words", [["doctor"], ["up", "--help"], ["trace", "m", "42"]])
+def test_an_output_that_cannot_be_written_is_told_in_a_line(words: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "deploy.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "SEQMESH_DATA_DIR": str(tmp_path)},
+        )
+
+    assert "Error: the output cannot be written: No space left on device\n" == ended.stderr
+    assert 1 == ended.returncode
 
 
 @pytest.mark.parametrize("command", ["seq", "drain"])

@@ -88,8 +88,8 @@ class Launched:
         return psutil.Process(self.process.pid).children()
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        with self.process:
+            self.process.kill()
 
 
 Launch = Callable[..., Launched]
@@ -176,6 +176,18 @@ def test_a_child_that_is_killed_is_reported_and_comes_back_under_the_same_name(l
 
     assert "starting it again" in launcher.reads_until("executor-1 was killed by SIGKILL")
     assert launcher.comes_back("executor-1", before)
+
+
+def test_a_mesh_whose_messages_nobody_reads_any_more_goes_on(launch: Launch) -> None:
+    launcher = launch()
+    launcher.reads_until("ready: ")
+    assert launcher.process.stdout is not None
+    launcher.process.stdout.close()
+
+    for _ in range(2):
+        before = launcher.children()["executor-1"].pid
+        os.kill(before, signal.SIGKILL)
+        assert launcher.comes_back("executor-1", before)
 
 
 def test_what_a_child_has_forked_ends_with_it(launch: Launch) -> None:

@@ -16,7 +16,7 @@ from redis import Redis
 from deploy import cli
 from deploy.local.data_directory import MeshState
 from deploy.operate.diagnoses import Severity
-from deploy.operate.operating import found_mesh
+from deploy.operate.operating import connected, found_mesh
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
 from shared.store.commands import Redis as AsyncRedis
@@ -51,6 +51,15 @@ async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
         with pytest.raises(click.ClickException, match="does `seqmesh up` still run in "):
             await found()
     await redis.delete(own.mesh, other.mesh)
+
+
+async def test_a_message_that_cannot_be_written_is_no_failure_of_redis(redis_url: str) -> None:
+    async def tells() -> None:
+        async with connected(redis_url):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        await tells()
 
 
 @pytest.mark.parametrize(
