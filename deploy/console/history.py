@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -36,6 +36,7 @@ BOUNDS_MS = (0.0, *(1000 * bound for bound in TIME_BOUNDS_S))
 TIMES = {"request": REQUEST_TIME, **{phase.value: phase_field(phase) for phase in Phase}}
 """What is measured of a request: its name in a chart -> the distribution's name."""
 
+BUCKET_MAX = (1 << 32) - 1
 Percentiles = tuple[float, float, float]
 
 
@@ -173,7 +174,7 @@ def _rows_max(now: Snapshot, model: str) -> int:
 def _times(statistics: ModelStatistics) -> dict[str, Sequence[int]]:
     found: dict[str, Sequence[int]] = {}
     for name, field_ in TIMES.items():
-        buckets = array("I", [statistics.counts.get(f"{field_}:{bucket}", 0) for bucket in range(len(BOUNDS_MS))])
+        buckets = _buckets(statistics.counts.get(f"{field_}:{bucket}", 0) for bucket in range(len(BOUNDS_MS)))
         if any(buckets):
             found[name] = buckets
     return found
@@ -182,10 +183,15 @@ def _times(statistics: ModelStatistics) -> dict[str, Sequence[int]]:
 def _added(one: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
     nothing = (0,) * len(BOUNDS_MS)
     return {
-        name: array("I", map(sum, zip(one.get(name, nothing), other.get(name, nothing), strict=True)))
+        name: _buckets(map(sum, zip(one.get(name, nothing), other.get(name, nothing), strict=True)))
         for name in TIMES
         if name in one or name in other
     }
+
+
+def _buckets(counts: Iterable[int]) -> Sequence[int]:
+    """In half the room of a list. A count beyond what they hold, which no mesh reaches in an hour, is their largest."""
+    return array("I", [min(count, BUCKET_MAX) for count in counts])
 
 
 def percentiles_ms(buckets: Sequence[int]) -> Percentiles:

@@ -27,6 +27,7 @@ What follows from these numbers is not kept. Source: triton-spec 5.7 and 7.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,6 +210,20 @@ def unpacked(data: bytes) -> dict[str, int]:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
+
+COUNT_MAX = (1 << 63) - 1
+"""The largest sum that Redis keeps, and that is told of all shards together."""
+_INDEXED = ("batch:", SKETCH, RESPONSE)
+_INDEX = re.compile(r"(?:(?:batch|response):(?:0|[1-9][0-9]{0,8}):|sketch:[^:]+:(?:0|[1-9][0-9]{0,3})$)")
+
+
+def count_of(field: str, data: bytes) -> int:
+    """The value of a field of the hash. Raises ValueError for what nothing here has counted."""
+    if field.startswith(_INDEXED) and not _INDEX.match(field):
+        raise ValueError("the field's index is no number")
+    if not 0 <= (count := int(data)) <= COUNT_MAX:
+        raise ValueError(f"{data.decode()} is no count")
+    return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from shared.contract.ids import (
 from shared.contract.limits import ANSWERS_BYTES_MAX, JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS
 from shared.contract.tenants import TenantLimits
 from shared.statistics.meter import RoundTripMeter
-from shared.statistics.tally import ModelLoad
+from shared.statistics.tally import ModelLoad, count_of
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
@@ -476,7 +476,8 @@ def _read_totals(keys: Sequence[str], reply: list[Any]) -> Totals:
 
 
 def _read_sums(key: str, flat: list[bytes]) -> dict[str, int]:
-    sums = {text_of(name): value_of(key, data, int) for name, data in zip(flat[::2], flat[1::2], strict=True)}
+    fields = ((text_of(name), data) for name, data in zip(flat[::2], flat[1::2], strict=True))
+    sums = {name: value_of(key, data, partial(count_of, name), field=name) for name, data in fields}
     return {name: number for name, number in sums.items() if number is not None}
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shared.contract.ids import ShardId
-from shared.statistics.tally import ModelLoad, added
+from shared.statistics.tally import COUNT_MAX, ModelLoad, added
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import TOTAL_MAX
 from shared.store.scripts import Scripts
@@ -51,7 +51,7 @@ class Tallies:
         Raises redis.ConnectionError when the connection is lost; then some counts are added up, and none is lost.
         """
         sums = await self._total(loads, read=True)
-        return {load: added(sums[load]) for load in loads}
+        return {load: {name: min(count, COUNT_MAX) for name, count in added(sums[load]).items()} for load in loads}
 
     async def _total(
         self, loads: Sequence[ModelLoad], *, read: bool, renew: bool = False

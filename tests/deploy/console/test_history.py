@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from dataclasses import replace
 
 import pytest
 
@@ -148,3 +149,16 @@ def test_what_is_kept_is_bounded_and_models_that_are_gone_make_room() -> None:
     history.add({MESH: Moment(10_001_000, 1000), **{one: Moment(10_001_000, 1000) for one in list(many)[1:]}})
     assert [] == history.points(next(iter(many)), "5m")
     assert MODELS_MAX == sum(bool(history.points(subject, "5m")) for subject in many)
+
+
+def test_a_count_that_jumps_beyond_all_bounds_ends_no_chart() -> None:
+    """One number in Redis may be wrong."""
+    huge = dict.fromkeys(measured(4.0), 2**62)
+    before, now = reading(10_000, executor("a"), counts={}), reading(11_000, executor("a"), counts=huge)
+
+    moments = moments_between(before, now, grown(before, now))
+    history = ChartHistory()
+    history.add(moments)
+    history.add({subject: replace(moment, at_ms=11_001) for subject, moment in moments.items()})
+
+    assert {"request", "queue"} == set(history.points(SUM, "1h")[-1].times)

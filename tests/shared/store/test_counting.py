@@ -10,7 +10,7 @@ import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.statistics.tally import Compute, ModelLoad, execution, packed, statistics_of, success
+from shared.statistics.tally import COUNT_MAX, Compute, ModelLoad, execution, packed, statistics_of, success
 from shared.store import totals
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -287,3 +287,35 @@ async def test_shards_are_added_up(redis: Redis, key_prefix: str) -> None:
         await cast(Any, redis).rpush(keys.tally(shard, "sum", "1", "0"), STEP)
 
     assert (3, 0) == await counted(mesh)
+
+
+async def test_a_field_that_nothing_has_counted_is_left_out_and_the_others_are_read(mesh: ScriptedMesh) -> None:
+    counts = mesh.keys.counts(SHARD, "sum", "1", "0")
+    odd = (
+        "batch:x:count",
+        "batch:08:count",
+        "batch::count",
+        "response:x:success_count",
+        "sketch:request:x",
+        "sketch:a",
+    )
+    await mesh.redis.hset(counts, mapping=dict.fromkeys(odd, 1))
+    await mesh.redis.hset(counts, mapping={"success_count": 7, "queue_ns": 10**30, "fail_count": -1, "fail_ns": "x"})
+    await mesh.redis.hset(counts, mapping={"batch:8:count": 2, "sketch:request:3": 4, "of_a_newer_release": 5})
+
+    await mesh.redis.pexpire(counts, COUNTS_TTL_MS)
+
+    (sums,) = (await Tallies(mesh.scripts, mesh.keys).read([LOAD])).values()
+
+    assert {"success_count": 7, "batch:8:count": 2, "sketch:request:3": 4, "of_a_newer_release": 5} == sums
+    assert 2 == statistics_of("sum", "1", sums).execution_count
+
+
+async def test_sums_of_all_shards_are_no_larger_than_what_is_told_of_them(redis: Redis, key_prefix: str) -> None:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
+    await mesh.open()
+    for shard in mesh.keys.shard_ids():
+        await redis.hset(mesh.keys.counts(shard, "sum", "1", "0"), "success_ns", COUNT_MAX)
+        await redis.pexpire(mesh.keys.counts(shard, "sum", "1", "0"), COUNTS_TTL_MS)
+
+    assert {LOAD: {"success_ns": COUNT_MAX}} == await Tallies(mesh.scripts, mesh.keys).read([LOAD])
