@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,7 +160,8 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
     data = to_file(exported)
     await asyncio.to_thread(write_whole, file, data)
     steps = f"{exported.steps} step{'' if exported.steps == 1 else 's'}"
-    click.echo(f"{file}: {steps} of {name}, {len(data)} bytes")
+    # Nothing may stand behind the sequence in its file.
+    click.echo(f"{file}: {steps} of {name}, {len(data)} bytes", err=descriptor_of(file) is not None)
 
 
 async def import_file(settings: OperatorSettings, file: Path, *, as_id: str | None, version: str, string: bool) -> None:
@@ -187,11 +189,16 @@ def told(what: object) -> Generator[None]:
 
 def write_whole(file: Path, data: bytes) -> None:
     """Writes a file that is there whole or not at all, and that only its owner reads. What a link leads to is written;
-    a device or a pipe is written into, not replaced.
+    a device, a pipe or what is open already (`/dev/stdout`) is written into, not replaced.
     """
-    file = file.resolve()
+    descriptor = descriptor_of(file)
+    file = file if descriptor is not None else file.resolve()
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
+        if descriptor is not None:
+            with os.fdopen(descriptor, "wb", closefd=False) as opened:
+                opened.write(data)
+            return
         if file.exists() and not file.is_file():
             file.write_bytes(data)
             return
@@ -202,6 +209,13 @@ def write_whole(file: Path, data: bytes) -> None:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def descriptor_of(file: Path) -> int | None:
+    """The open file of this process that a path such as /dev/stdout or /dev/fd/3 names; None: it names another one."""
+    if named_so := re.fullmatch(r"/(?:dev|proc/self)/fd/([0-9]{1,9})", str(file)):
+        return int(named_so[1])
+    return {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(file))
 
 
 def table(shown: Sequence[SequenceStatus], now_ms: int) -> str:

@@ -38,6 +38,24 @@ def test_a_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_a_file_that_is_open_is_gone_on_with(tmp_path: Path, folder: str) -> None:
+    """As /dev/stdout is, where the shell has redirected it."""
+    file = tmp_path / "file"
+    with file.open("wb", buffering=0) as opened:
+        opened.write(b"before ")
+        write_whole(Path(f"{folder}/{opened.fileno()}"), b"a state")
+        opened.write(b" behind")
+
+    assert file.read_bytes() == b"before a state behind"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_descriptor_that_is_not_open_is_told() -> None:
+    with pytest.raises(click.ClickException, match="/dev/fd/999999 cannot be written"):
+        write_whole(Path("/dev/fd/999999"), b"x")
+
+
 def test_what_cannot_be_written_is_told_and_nothing_stays(tmp_path: Path) -> None:
     with pytest.raises(click.ClickException, match="cannot be written"):
         write_whole(tmp_path, b"x")
