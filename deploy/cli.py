@@ -56,6 +56,7 @@ LAZY_COMMANDS = {
 }
 
 
+EXIT_INTERRUPTED = 130
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Why an open file cannot be written. That of standard output, above all."""
 
@@ -68,6 +69,11 @@ class Program(click.Group):
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:
             return super().main(*arguments, **options)
+        except FileNotFoundError as error:
+            if error.filename is not None:
+                raise
+            click.echo("Error: the working directory has been removed: change to another one", err=True)
+            sys.exit(1)
         except OSError as error:
             if error.errno not in UNWRITABLE or error.filename is not None:
                 raise
@@ -99,7 +105,12 @@ class LazyCommand(click.Command):
 
     def _run(self, arguments: Sequence[str]) -> None:
         """Calls the module's `main`, which returns the exit code, or the command in it."""
-        main: Callable[[Sequence[str]], int | None] | None = getattr(import_module(self._module), "main", None)
+        try:
+            module = import_module(self._module)
+        except KeyboardInterrupt:
+            # As a shell has it: of 1 each command says itself what it means.
+            sys.exit(EXIT_INTERRUPTED)
+        main: Callable[[Sequence[str]], int | None] | None = getattr(module, "main", None)
         if main is not None:
             sys.exit(main(arguments))
         self.real().main(arguments, prog_name=f"seqmesh {self.name}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, tri
 from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
 from deploy.local.data_directory import LauncherError
+from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, made_folder
 from shared.settings import ByteCount, NumberRange
 
 HELP = """Finds the configuration of a model that serves most steps a second within bounds.
@@ -40,9 +39,9 @@ strategy, candidates, instances, delay, checkpoint interval), as long as that he
 
 Writes report.md with its plots, the chosen config.pbtxt, and measurements.json, with which an interrupted search goes
 on when the command is given again. Ctrl-C or SIGTERM: the report of what is known so far. Exit code 0: a configuration
-within the bounds was found. 1: none was. 3: the search ended too soon (Ctrl-C, --trials).
+within the bounds was found. 1: none was. 2: the search could not begin. 3: it ended too soon (Ctrl-C, --trials).
 """
-EXIT_NONE_FITS, EXIT_INCOMPLETE = 1, 3
+EXIT_NONE_FITS = 1
 CURVE_WINDOW_SHARE = 0.5
 """A point of the curve is measured for one round of half a window: it is drawn, nothing is decided by it."""
 
@@ -162,6 +161,7 @@ class Search:
     "--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the report.  [default: analyze-MODEL]"
 )
 @click.option("--anew", is_flag=True, help="Forget what an earlier search has left in that folder.")
+@ending_by_verdict()
 def analyze(
     model: Path,
     *,
@@ -186,7 +186,8 @@ def analyze(
     circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)
     if anew:
         shutil.rmtree(output, ignore_errors=True)
-    with terminated_as_interrupted(), tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
+    with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
+        made_folder(output)
         mesh = TrialMesh(model, Path(workspace))
         notes = read_notes(output, circumstances) or begun(mesh, circumstances)
         if notes.trials:
@@ -198,16 +199,6 @@ def analyze(
         bounds = Bounds(p99_ms, memory)
         code = carried_out(Search(mesh, described, sequences, plan, bounds, trials_max, output, notes), model.name)
     raise SystemExit(code)
-
-
-@contextmanager
-def terminated_as_interrupted() -> Generator[None]:
-    """Within the block SIGTERM does what Ctrl-C does, so that meshes and files do not outlive the search."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def begun(mesh: TrialMesh, circumstances: Circumstances) -> Notes:
@@ -231,7 +222,7 @@ def carried_out(search: Search, model: str) -> int:
         search.draw_curve(verdict.best, click.echo)
     except KeyboardInterrupt:
         if search.start not in search.notes.found:
-            raise click.ClickException("interrupted before anything was known") from None
+            raise
         knobs = knobs_of(search.described.config, cores=os.cpu_count() or 1, concurrency=search.plan.concurrency)
         known = search.notes.found
         move = follow(search.start, knobs, known, search.bounds, len(known))
@@ -244,7 +235,7 @@ def carried_out(search: Search, model: str) -> int:
     click.echo(f"  {shown(best, search.bounds)}\nreport: {search.output / 'report.md'}")
     if best.problem or search.bounds.excess(best):
         return EXIT_NONE_FITS
-    return 0 if verdict.complete else EXIT_INCOMPLETE
+    return 0 if verdict.complete else EXIT_TOO_SOON
 
 
 def shown(found: Measured, bounds: Bounds) -> str:

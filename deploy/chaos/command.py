@@ -27,6 +27,7 @@ from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, judge, markdown, report_of
 from deploy.chaos.run import run
+from deploy.local.endings import ending_by_verdict, made_folder
 from shared.settings import NumberRange
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
@@ -123,6 +124,7 @@ def pids_of(text: str) -> dict[Victim, list[int]]:
 )
 @click.option("--write-models", type=DIRECTORY, metavar="DIR", help="Only write the models into that repository.")
 @click.option("--check", type=DIRECTORY, metavar="DIR", help="Only judge a run again, by what it has left there.")
+@ending_by_verdict()
 def chaos(
     *,
     seed: int | None,
@@ -154,7 +156,7 @@ def chaos(
     if not given and (pids or fault_command):
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    out.mkdir(parents=True, exist_ok=True)
+    made_folder(out)
     click.echo(f"seed {seed}; starting", err=True)
     with (
         given_mesh(given, pids or {}, fault_command or "")

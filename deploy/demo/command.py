@@ -23,6 +23,7 @@ from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
 from deploy.local.data_directory import LauncherError, MeshState, read_state
+from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from seqmesh_client import AsyncClient, StepOutputs
 
@@ -80,7 +81,7 @@ def demo(
     if running is not None and kill and not url and executors_of(running) < 2:
         click.echo(f"the mesh in {data_dir} has one executor only: nobody could take its texts over")
         running = None
-    with target(url, running) as (address, mesh):
+    with terminated_as_interrupted(), target(url, running) as (address, mesh):
         same = asyncio.run(show(address, mesh, texts, pace_ms / 1000, kill=kill))
     sys.exit(0 if same else 1)
 

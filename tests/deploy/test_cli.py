@@ -105,6 +105,18 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(words: list[str], tm
     assert 1 == ended.returncode
 
 
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    said = CliRunner().invoke(cli.main, ["doctor"])
+
+    assert "Error: the working directory has been removed" in said.output
+    assert 1 == said.exit_code
+
+
 @pytest.mark.parametrize("command", ["seq", "drain"])
 def test_what_stands_behind_two_dashes_is_no_option(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from deploy.demo.vad.segments import PIECE_S, Segment, pieces_of, segments_of
 from deploy.demo.vad.speech import recordings
 from deploy.demo.vad.streaming import Pieces, heard, heard_alone
 from deploy.local.data_directory import MeshState
+from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from seqmesh_client import AsyncClient
 
@@ -64,7 +65,7 @@ def vad(count: int, pace_ms: int, seed: int, *, kill: bool) -> None:
     click.echo(f"{count} recordings, together {seconds:.0f} s of sound; onnxruntime alone hears them first, to compare")
     alone = heard_alone(pieces)
     click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
-    with tempfile.TemporaryDirectory(prefix="seqmesh-vad-") as directory:
+    with terminated_as_interrupted(), tempfile.TemporaryDirectory(prefix="seqmesh-vad-") as directory:
         repository = write_repository(Path(directory))
         with private_mesh(executors=2, models=(repository,)) as mesh:
             same = asyncio.run(show(mesh, Hearing(pieces, alone, pace_ms / 1000, kill)))

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from deploy.analyze.command import analyze
 from deploy.analyze.notes import FILE
+from deploy.local.endings import EXIT_NOT_BEGUN
 from executor.configuration.load import load_model_config
 from tests.mesh.model_repository import SAMPLES, add_sum_model
 
@@ -89,7 +90,7 @@ def test_a_search_that_is_terminated_leaves_neither_files_nor_processes(tmp_path
         running.terminate()
         said = running.stdout.read()
 
-    assert "Aborted" in said
+    assert "interrupted before anything was known" in said
     assert started
     assert [] == [process for process in started if process.is_running()]
     assert [] == list(temporary.iterdir())
@@ -105,8 +106,15 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(analyze, [str(model), f"--output={tmp_path / 'out'}", *QUICK])
 
-    assert 1 == result.exit_code
+    assert EXIT_NOT_BEGUN == result.exit_code
     assert "it is broken" in result.output
+
+
+def test_an_output_that_cannot_be_made_is_told_before_anything_runs() -> None:
+    result = CliRunner().invoke(analyze, [str(SAMPLES / "add_sub"), "--output=/proc/nope"])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "/proc/nope cannot be made" in result.output
 
 
 def test_shapes_are_read() -> None:

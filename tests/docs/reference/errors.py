@@ -6,7 +6,9 @@ from http import HTTPStatus
 
 import orjson
 
+from deploy.analyze.command import EXIT_NONE_FITS
 from deploy.chaos.command import EXIT_FAILED_CHECK
+from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON
 from executor.service import UNUSABLE_EXIT_CODE
 from gateway.grpc.codec import encode_stream_error
 from gateway.grpc.errors import DETAILS_KEY, DOMAIN
@@ -68,8 +70,15 @@ EXITS = (
     ("`... healthcheck`", 1, "The process of that name does not live."),
     ("`seqmesh demo`", 1, "The answers of both runs differ."),
     ("`seqmesh demo vad`", 1, "The segments differ from those that onnxruntime finds alone."),
+    ("`seqmesh analyze`", EXIT_NONE_FITS, "No configuration is within the bounds."),
+    ("`seqmesh analyze`", EXIT_TOO_SOON, "The search ended too soon."),
+    (
+        "`seqmesh analyze`, `chaos`",
+        EXIT_NOT_BEGUN,
+        "It could not begin: the model is not loaded, or no mesh starts.",
+    ),
     ("`seqmesh chaos`", EXIT_FAILED_CHECK, "A promise was broken."),
-    ("`seqmesh chaos`", 3, "Nothing was broken, but the run ended too soon."),
+    ("`seqmesh chaos`", EXIT_TOO_SOON, "Nothing was broken, but the run ended too soon."),
 )
 
 

@@ -1,0 +1,54 @@
+"""How a command ends that runs a mesh of its own: in order, and with an exit code that says what it is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+EXIT_NOT_BEGUN, EXIT_TOO_SOON = 2, 3
+
+
+class NotBegunError(click.ClickException):
+    """There is no verdict; the message says why."""
+
+    exit_code = EXIT_NOT_BEGUN
+
+
+@contextmanager
+def terminated_as_interrupted() -> Generator[None]:
+    """Within the block SIGTERM does what Ctrl-C does, so that meshes and files do not outlive the command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ending_by_verdict() -> Generator[None]:
+    """For a command whose exit code 1 is a verdict. An error ends it with EXIT_NOT_BEGUN; Ctrl-C and SIGTERM, where the
+    block itself does not take them, with EXIT_TOO_SOON.
+    """
+    try:
+        with terminated_as_interrupted():
+            yield
+    except KeyboardInterrupt:
+        click.echo("Error: interrupted before anything was known", err=True)
+        raise SystemExit(EXIT_TOO_SOON) from None
+    except click.UsageError:
+        raise
+    except click.ClickException as error:
+        raise NotBegunError(error.message) from error
+
+
+def made_folder(folder: Path) -> Path:
+    """A folder for results. Raises click.UsageError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"{folder} cannot be made: {error.strerror}") from error
+    return folder

@@ -1,0 +1,54 @@
+"""Commands whose exit code 1 is a verdict end with another one when there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from deploy.chaos.command import chaos
+from deploy.local.data_directory import LauncherError
+from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdict
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_interrupted_or_terminated_ends_in_order_and_too_soon(by: signal.Signals) -> None:
+    cleared: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), by)
+        finally:
+            cleared.append("mesh")
+
+    result = CliRunner().invoke(command, [])
+
+    assert EXIT_TOO_SOON == result.exit_code
+    assert ["mesh"] == cleared
+    assert "interrupted before anything was known" in result.output
+    assert before == signal.getsignal(signal.SIGTERM)
+
+
+def test_an_error_is_no_verdict() -> None:
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        raise LauncherError("the mesh ended")
+
+    result = CliRunner().invoke(command, [])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "the mesh ended" in result.output
+
+
+def test_chaos_says_where_its_results_cannot_go() -> None:
+    result = CliRunner().invoke(chaos, ["--out", "/proc/nope"])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "/proc/nope cannot be made" in result.output
