@@ -45,7 +45,7 @@ from shared.store.sentinels import Sentinels
 from shared.store.server_run import ServerRun
 
 RETRIES = 8
-"""Times a command is repeated on a broken connection: with the back-off below, about ten seconds of Redis restart."""
+"""Times a command is repeated on a broken connection: with the back-off below, 2 to 6 seconds of Redis restart."""
 BACKOFF_CAP_S = 2.0
 BACKOFF_BASE_S = 0.02
 CONNECT_TIMEOUT_S = 5.0
