@@ -240,7 +240,12 @@ class AutoCount(click.ParamType[Any]):
         self._number = click.IntRange(whole(minimum), whole(maximum))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Count:
-        return "auto" if value == "auto" else self._number.convert(value, param, ctx)
+        if value == "auto":
+            return "auto"
+        try:
+            return self._number.convert(value, param, ctx)
+        except click.BadParameter as refused:
+            self.fail(f"{refused.message.rstrip('.')}, nor the word auto.", param, ctx)
 
 
 class Repository(click.ParamType[ModelLocation]):

@@ -61,7 +61,9 @@ class StoredSettings:
         await self._write({f"trace:{name}:{model}": value for name, value in changes.items()} | said("traces", by))
 
     async def reset(self, by: str) -> None:
-        """Takes every change back: each process uses the settings that it was started with."""
+        """Takes every change back, if there is any: each process uses the settings that it was started with."""
+        if not await self._redis.exists(self._key):
+            return
         authors = said("logs", by) | said("traces", by)
         async with self._redis.pipeline(transaction=True) as together:
             together.delete(self._key)

@@ -22,7 +22,7 @@ from deploy.console.history import RANGES, Subject
 from deploy.console.live import LiveMesh, Page, as_server_sent
 from deploy.console.reader import FOUND_MAX, MeshReader
 from deploy.console.view import sequence_view
-from deploy.local.control import ask_to_kill
+from deploy.local.control import ask_to_kill, killable_executors
 from deploy.operate.texts import id_text
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, correlation_id_of, model_of, sequence_id
@@ -115,6 +115,8 @@ class ConsoleRoutes:
                 "this console can kill nothing: only the one that `seqmesh up` starts can, in its own mesh",
                 Code.FORBIDDEN,
             )
+        if name not in await killable_executors(self.control):
+            raise RequestError(f"there is no executor '{name}' of this console's `seqmesh up`", Code.NOT_FOUND)
         await ask_to_kill(self.control, name)
         self.live.tell(WARN, f"{name} was killed by SIGKILL from the console", name)
         return answered({"killed": name})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 import sys
@@ -77,6 +78,8 @@ def demo(
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
     if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
+    if url and not re.fullmatch(r".+:[0-9]+", url):
+        raise click.BadParameter(f"'{url}' is not HOST:PORT of a gateway's gRPC", param_hint="--url")
     running = None if private else running_mesh(data_dir)
     if running is not None and kill and not url and executors_of(running) < 2:
         click.echo(f"the mesh in {data_dir} has one executor only: nobody could take its texts over")

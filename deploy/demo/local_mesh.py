@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import click
+
 from deploy.local.data_directory import MeshState
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.record import OWNER
@@ -39,10 +41,12 @@ class KilledExecutor:
 
 @asynccontextmanager
 async def joined(state: MeshState, model: str) -> AsyncGenerator[LocalMesh]:
-    """A mesh of this machine, within the block."""
+    """A mesh of this machine, within the block. Raises click.ClickException if it does not know the model."""
     async with connect(state.redis_url) as redis:
         keys = await keys_of_mesh(redis, state.key_prefix)
         assert keys is not None, "the mesh has started"
+        if await Membership(redis, keys).model(model) is None:
+            raise click.ClickException(f"the mesh that runs here has no model '{model}': --private starts one that has")
         yield LocalMesh(state, model, redis, keys)
 
 

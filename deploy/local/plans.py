@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import socket
@@ -110,6 +111,8 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
             except OSError as refused:
                 # What stands behind it is Python's, and names the address again.
                 reason = str(refused.strerror).partition(" (while")[0]
+                if refused.errno == errno.EADDRNOTAVAIL:
+                    raise LauncherError(f"{host} is no address of this machine: give another --host") from refused
                 raise LauncherError(
                     f"{child.name} cannot listen on {host}:{port} ({reason}): "
                     f"stop what runs there, or give another --{name}-port"

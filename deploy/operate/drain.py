@@ -25,7 +25,8 @@ HELP = """Empties executors: their sequences go on elsewhere.
 No caller sees an error. The process keeps running with its models loaded, and takes nothing until --undo; nor does a
 process that is started under its name later.
 
-EXECUTOR is a name or an id, as --list shows them. Waits until nothing is left there: sequences whose state only their
+EXECUTOR is a name (an executor's --name; `seqmesh up` calls its own executor-1 and so on) or an id, as --list shows
+them. Waits until nothing is left there: sequences whose state only their
 model knows (model parameter sequence_recovery) cannot be moved, and stay until they end; --undo takes effect only
 then.
 
@@ -173,16 +174,17 @@ def state(one: ExecutorHolding, drained: Collection[str]) -> str:
 
 def lines_of(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> list[ListedExecutor]:
     """A line for each executor; then one for each drained name whose executor is gone or holds nothing."""
+    wanted = set(drained)
+    in_use = [
+        one
+        for one in known
+        if one.total or one.member.usable or not wanted & {one.registration.name, one.registration.executor}
+    ]
     lines = [
         ListedExecutor(one.registration.name, one.registration.executor, state(one, drained), dict(one.sequences))
-        for one in known
+        for one in in_use
     ]
-    usable = {
-        who
-        for one in known
-        if one.total or one.member.usable
-        for who in (one.registration.name, one.registration.executor)
-    }
+    usable = {who for one in in_use for who in (one.registration.name, one.registration.executor)}
     return lines + [ListedExecutor(name, "", "drained", {}) for name in drained if name not in usable]
 
 

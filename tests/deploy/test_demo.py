@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.demo.command import demo, is_gateway_of, running_mesh
-from deploy.demo.local_mesh import busiest
+from deploy.demo.local_mesh import busiest, joined
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.showing import numbered
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
@@ -24,6 +26,8 @@ from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.data_directory import ChildState, LauncherError, MeshState
 from deploy.local.embedded import free_port
 from deploy.local.private_mesh import environment_without_settings, private_mesh
+from shared.store.commands import Redis
+from shared.store.redis_client import agree
 
 
 def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> AnsweredPiece:
@@ -152,6 +156,23 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
 
     assert 1 == result.exit_code
     assert "no answer from 127.0.0.1:" in result.output
+
+
+@pytest.mark.parametrize("url", ["foo", "http://foo", "foo:", ":8001"])
+def test_an_address_without_host_or_port_is_refused(url: str) -> None:
+    result = CliRunner().invoke(demo, ["--url", url])
+
+    assert 2 == result.exit_code
+    assert f"'{url}' is not HOST:PORT" in result.output
+
+
+async def test_a_mesh_that_lacks_the_model_is_told_at_once(redis: Redis, redis_url: str, key_prefix: str) -> None:
+    await agree(redis, key_prefix, 1)
+    state = msgspec.structs.replace(mesh_of(1), redis_url=redis_url, key_prefix=key_prefix)
+
+    async with AsyncExitStack() as stack:
+        with pytest.raises(click.ClickException, match="no model 'text_lstm': --private starts"):
+            await stack.enter_async_context(joined(state, "text_lstm"))
 
 
 def test_a_text_that_cannot_be_read_is_refused_before_anything_starts() -> None:

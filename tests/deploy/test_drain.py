@@ -42,3 +42,10 @@ def test_an_executor_that_was_asked_is_shown_so_until_it_has_heard(
 def test_a_drained_name_without_an_executor_is_shown() -> None:
     """A process that is started under it takes nothing."""
     assert [ListedExecutor("executor-9", "", "drained", {})] == lines_of([], ["executor-9"])
+
+
+@pytest.mark.parametrize("drained", ["executor-1", "executor-1-ab"])
+def test_an_executor_is_shown_once_when_it_is_drained_and_its_registration_still_there(drained: str) -> None:
+    gone = ExecutorHolding(Member(LEAVING, alive=True), {})
+
+    assert [ListedExecutor(drained, "", "drained", {})] == lines_of([gone], [drained])

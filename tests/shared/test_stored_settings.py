@@ -334,3 +334,12 @@ async def test_who_silences_a_mesh_is_named_in_every_log_and_the_way_back_is_ope
     assert LogSettings() == process.logs
     assert {} == (changed := await mesh.read()).logs == changed.traces
     assert changed.by["traces"].startswith("an operator at ")
+
+
+async def test_a_reset_where_nothing_was_changed_leaves_nothing(redis: Redis, keys: Keyspace) -> None:
+    """Every process that starts later would tell of it."""
+    settings = StoredSettings(redis, keys)
+
+    await settings.reset("somebody")
+
+    assert ChangedSettings() == await settings.read()

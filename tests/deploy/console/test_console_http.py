@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -25,6 +27,7 @@ from deploy.console.live import LiveMesh
 from deploy.console.reader import FOLLOWED_MAX, MeshReader
 from deploy.console.service import config_of, listen, serve
 from deploy.console.settings import ConsoleSettings
+from deploy.local.control import control_served
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.record import CANCELLED, DURABLE, STATE
@@ -88,7 +91,13 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 
 @pytest.fixture
 async def console(mesh: ScriptedMesh, redis_url: str, key_prefix: str) -> AsyncIterator[Served]:
-    settings = ConsoleSettings(redis_url=redis_url, key_prefix=key_prefix, console_port=0, console_token=TOKEN)
+    async with serving_console(redis_url=redis_url, key_prefix=key_prefix) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serving_console(**given: Any) -> AsyncGenerator[Served]:
+    settings = ConsoleSettings(console_port=0, console_token=TOKEN, **given)
     stop = Stop()
     ready: asyncio.Future[tuple[int, LiveMesh]] = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as group:
@@ -205,6 +214,27 @@ async def test_a_kill_needs_a_launcher(console: Served) -> None:
     assert (403, "this console can kill nothing: only the one that `seqmesh up` starts can, in its own mesh") == (
         await console.told("/api/executors/alice/kill")
     )
+
+
+async def test_an_executor_that_the_launcher_does_not_run_is_not_found(
+    redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    control, killed = tmp_path / "control.sock", list[str]()
+
+    def kill(name: str) -> str:
+        killed.append(name)
+        return ""
+
+    async with (
+        control_served(control, ["alice"], kill),
+        serving_console(redis_url=redis_url, key_prefix=key_prefix, console_control=str(control)) as console,
+    ):
+        refused = await console.told("/api/executors/bob/kill")
+        assert (404, "there is no executor 'bob' of this console's `seqmesh up`") == refused
+        async with console.client.post("/api/executors/alice/kill", headers=SIGNED_IN) as answer:
+            assert 200 == answer.status
+
+    assert ["alice"] == killed
 
 
 async def test_sequences_are_ended_whatever_they_are_called_and_by_two_people_at_once(
