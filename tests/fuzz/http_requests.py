@@ -198,7 +198,7 @@ class HttpRequests:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway.ports["http"])
         try:
             # The other side may have ended the connection, or wait for us to read.
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 heard = b""
                 answers = asyncio.create_task(reader.read())
                 try:
