@@ -58,9 +58,9 @@ local function keep_reply(record, n, name, reply, is_streamed, list, change)
   while list ~= '' and (count > REPLIES or bytes > REPLY_BYTES) do
     local oldest, size, first, last, rest = string.match(list, '^(%d+):(%d+)/?(%d*)/?(%d*) ?(.*)')
     gone[#gone + 1] = 'p:' .. oldest
-    first, last = tonumber(first) or 1, tonumber(last) or 0
-    check_answers(record, first, last)
-    for i = first, last do gone[#gone + 1] = answer_field(oldest, i) end
+    first, last = tonumber(first), tonumber(last) or 0
+    if first then check_answers(record, first, last) end
+    for i = first or 1, last do gone[#gone + 1] = answer_field(oldest, i) end
     list, count, bytes = rest, count - 1, bytes - size
   end
   for fields, from, to in pieces(gone) do redis.call('HDEL', record, unpack(fields, from, to)) end
