@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -126,6 +126,11 @@ class Gateway:
                 return UnarySession(client, grpc_aio.InferInput)
             case "client" | "stream":
                 return StreamSession(client)
+
+    async def unserved(self, models: Iterable[str]) -> list[str]:
+        """Those models that the gateway has nobody for. Raises InferenceServerException if it does not answer."""
+        client: Any = self._http or self._grpc[0]
+        return [model for model in models if not await client.is_model_ready(model)]
 
     async def close(self) -> None:
         for client in (self._http, *self._grpc):

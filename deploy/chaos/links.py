@@ -6,12 +6,14 @@ Each proxy has a name: `REDIS`, or a gateway's protocol (`gateway_link`).
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
 from typing import Any, Self
 
 from deploy.chaos.proxy import Proxy
+from deploy.local.tether import ask_for_signal_at_parents_death
 
 REDIS = "redis"
 
@@ -28,9 +30,11 @@ class Manager(BaseManager):
 Manager.register("Proxy", Proxy, exposed=("listen", "close", "cut", "strand", "hold", "release", "delay"))
 
 
-def ignore_interrupts() -> None:
-    """Ctrl-C is handled by the main process only."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def live_with(parent: int) -> None:
+    """Ctrl-C and SIGTERM may reach a whole group of processes: the main one handles them, and this one dies with it."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    ask_for_signal_at_parents_death(parent, signal.SIGKILL)
 
 
 class Links:
@@ -42,7 +46,7 @@ class Links:
         self._proxies: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self._manager.start(ignore_interrupts)
+        self._manager.start(live_with, (os.getpid(),))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from tritonclient.utils import InferenceServerException
 
 from deploy.chaos.checker import Strikes, answer_findings
-from deploy.chaos.clients import Gateway
+from deploy.chaos.clients import Gateway, GatewayAddresses
 from deploy.chaos.director import Director
 from deploy.chaos.faults import ChaosPlan
 from deploy.chaos.history import ChaosRun, SequenceHistory, history_file
 from deploy.chaos.library import LibraryPlayer, libraries_for
 from deploy.chaos.load import BUDGET_S, ClientLoad, Clock, Player, Score
 from deploy.chaos.mesh import TargetMesh
+from deploy.chaos.models import VARIANTS
 from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
 
 TELL_EVERY_S = 10.0
@@ -37,12 +39,14 @@ def protocols_of(mesh: TargetMesh) -> list[ProtocolName]:
 
 
 async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
-    """The whole run; its history goes into `out`. Raises click.UsageError for a mesh that is not ready in time."""
+    """The whole run; its history goes into `out`. Raises click.UsageError for a mesh that is not ready in time, or
+    lacks the models."""
     click.echo("waiting until the mesh is ready", err=True)
     try:
         await mesh.ready()
     except TimeoutError as late:
         raise click.UsageError(str(late)) from late
+    await check_served(mesh.gateways)
     protocols = protocols_of(mesh)
     steps_max = max(SHORTEST_LONGEST, plan.steps // LONGEST_SHARE)
     wrong = 0
@@ -97,6 +101,22 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
         if client not in hanging and not client.cancelled() and (error := client.exception()):
             raise error
     return ChaosRun(round(seconds, 3), director.strikes, failures, await mesh.refused_commits())
+
+
+async def check_served(gateways: Sequence[GatewayAddresses]) -> None:
+    """Raises click.UsageError for a gateway that does not serve all of chaos' models."""
+    for number, addresses in enumerate(gateways, 1):
+        gateway = Gateway(addresses)
+        try:
+            missing = await gateway.unserved(one.name for one in VARIANTS)
+        except InferenceServerException as error:
+            raise click.UsageError(f"gateway {number} does not answer: {error}") from error
+        finally:
+            await gateway.close()
+        if missing:
+            raise click.UsageError(
+                f"no executor serves {', '.join(missing)}: --write-models DIR writes the models for executors' --models"
+            )
 
 
 def asked_to_stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:

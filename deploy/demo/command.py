@@ -78,7 +78,7 @@ def demo(
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
     if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
-    if url and not re.fullmatch(r".+:[0-9]+", url):
+    if url and not re.fullmatch(r"[^/]+:[0-9]+", url):
         raise click.BadParameter(f"'{url}' is not HOST:PORT of a gateway's gRPC", param_hint="--url")
     running = None if private else running_mesh(data_dir)
     if running is not None and kill and not url and executors_of(running) < 2:

@@ -54,23 +54,13 @@ async def run(
     settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, as_json: bool, undo: bool, wait: bool
 ) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
-    if not executors and (undo or not show):
+    if show and (executors or undo):
+        raise click.UsageError("--list shows every executor, and drains none: give no name and no --undo with it")
+    if not executors and not show:
         raise click.UsageError("which executor? Give its name or id; --list shows them")
     if as_json and not show:
         raise click.UsageError("--json goes with --list")
     async with found_mesh(settings) as mesh:
-        if undo:
-            for who in executors:
-                if not (said := await serve_again(mesh, who)):
-                    drained = ", ".join(await mesh.membership.drained()) or "none"
-                    raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
-                click.echo(f"{who}: {said}")
-        elif executors:
-            names, bound = await ask(mesh, executors)
-            for line in bound:
-                click.echo(line)
-            if wait:
-                await empty(mesh, names)
         if show:
             lines = lines_of(await holdings(mesh), await mesh.membership.drained())
             if as_json:
@@ -79,6 +69,18 @@ async def run(
                 return
             click.echo(table(lines))
             click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
+        elif undo:
+            for who in executors:
+                if not (said := await serve_again(mesh, who)):
+                    drained = ", ".join(await mesh.membership.drained()) or "none"
+                    raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
+                click.echo(f"{who}: {said}")
+        else:
+            names, bound = await ask(mesh, executors)
+            for line in bound:
+                click.echo(line)
+            if wait:
+                await empty(mesh, names)
 
 
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -7,7 +7,9 @@ import click
 from deploy.operate.completion import ID, MODEL
 from deploy.operate.operating import NAMING, WHICH, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import id_text
 from shared.contract.errors import Code
+from shared.contract.ids import correlation_id_of
 from shared.store.moving import MoveError
 
 HELP = """Moves a sequence to another executor, between two of its steps.
@@ -31,7 +33,8 @@ async def run(
         try:
             click.echo(await mesh.sequences.move(sequence, to))
         except MoveError as error:
-            raise click.ClickException(f"{error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}") from error
+            remedy = f": {WHICH}" if error.code is Code.NOT_FOUND else ""
+            raise click.ClickException(f"{id_text(correlation_id_of(sequence))}: {error}{remedy}") from error
 
 
 command = operator_command(

@@ -43,7 +43,7 @@ class TenantLimits(msgspec.Struct, frozen=True):
     def problem(self) -> str:
         """What is wrong with these limits; "" for nothing."""
         if not 0 <= self.live_max <= COUNT_MAX or not 0 <= self.burst <= COUNT_MAX:
-            return f"a count is a whole number from 0 to {COUNT_MAX}"
+            return f"most sequences (live-max) and a burst are whole numbers from 0 to {COUNT_MAX}"
         if self.steps_per_s and not RATE_MIN <= self.steps_per_s <= RATE_MAX:
             return f"steps per second are 0, for any number, or {RATE_MIN} to {RATE_MAX}"
         if not 1 <= self.share <= SHARE_MAX:

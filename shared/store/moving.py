@@ -62,7 +62,7 @@ async def _owner_of(redis: Redis, keys: Keyspace, sequence: SequenceId) -> str |
     if state == PAGED:
         return None
     if state != LIVE:
-        raise MoveError("no such live sequence", Code.NOT_FOUND)
+        raise MoveError("there is no such open sequence", Code.NOT_FOUND)
     if durable != b"1":
         raise MoveError(
             "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "

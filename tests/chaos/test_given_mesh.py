@@ -6,7 +6,9 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,3 +128,30 @@ def test_a_mesh_that_is_not_there_is_no_broken_promise(tmp_path: Path, monkeypat
     assert 2 == result.exit_code, result.output
     assert "waiting until the mesh is ready" in result.output
     assert "does not listen yet" in result.output
+
+
+class OnlyReady(BaseHTTPRequestHandler):
+    """A gateway that is ready, and serves no model."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/v2/health/ready" else 400)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+def test_a_mesh_without_the_models_is_no_broken_promise(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OnlyReady) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        result = CliRunner().invoke(chaos, ["--http", f"127.0.0.1:{server.server_port}", "--out", str(tmp_path)])
+        server.shutdown()
+
+    assert 2 == result.exit_code, result.output
+    assert "no executor serves chaos_oldest, chaos_replay" in result.output
+
+
+def test_a_mesh_that_does_not_answer_over_grpc_is_no_broken_promise(tmp_path: Path) -> None:
+    result = CliRunner().invoke(chaos, ["--grpc", f"127.0.0.1:{free_port()}", "--out", str(tmp_path)])
+
+    assert 2 == result.exit_code, result.output
+    assert "gateway 1 does not answer" in result.output

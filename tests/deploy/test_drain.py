@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from deploy.operate.drain import ListedExecutor, lines_of, table
+from deploy.operate.drain import ListedExecutor, command, lines_of, table
 from deploy.operate.operating import ExecutorHolding
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel
@@ -49,3 +50,11 @@ def test_an_executor_is_shown_once_when_it_is_drained_and_its_registration_still
     gone = ExecutorHolding(Member(LEAVING, alive=True), {})
 
     assert [ListedExecutor(drained, "", "drained", {})] == lines_of([gone], [drained])
+
+
+@pytest.mark.parametrize("also", ["executor-1", "--undo"])
+def test_a_list_drains_nobody(also: str) -> None:
+    result = CliRunner().invoke(command, ["--list", also])
+
+    assert 2 == result.exit_code
+    assert "--list shows every executor, and drains none" in result.output

@@ -92,7 +92,8 @@ async def test_a_drained_executor_is_empty_and_nobody_notices_until_it_serves_ag
         (before,) = [one.executor for one in mesh.alive() if one.name == "executor-1"]
         pid = mesh.pid("executor-1")
 
-        shown = await seqmesh(mesh, "drain", before, "--no-wait", "--list")
+        await seqmesh(mesh, "drain", before, "--no-wait")
+        shown = await seqmesh(mesh, "drain", "--list")
         assert " serving " not in next(line for line in shown.splitlines() if before in line)
         said = await seqmesh(mesh, "drain", before)
 
@@ -217,7 +218,7 @@ async def test_one_sequence_is_moved_where_an_operator_wants_it(mesh: RunningMes
 
         refused = await seqmesh(mesh, "seq", "move", "forgetful_sum", "42", "--string", code=1)
         assert "only its model knows the sequence's state" in refused
-        assert "no such live sequence" in await seqmesh(mesh, "seq", "move", "running_sum", "43", code=1)
+        assert "43: there is no such open sequence" in await seqmesh(mesh, "seq", "move", "running_sum", "43", code=1)
         nobody = await seqmesh(mesh, "seq", "move", "running_sum", "42", "--to", "nobody", code=1)
         assert "no executor 'nobody' serves 'running_sum'; it is served by: executor-1, executor-2" in nobody
         assert 5 == await caller("running_sum", Step(42, 0, end=True))

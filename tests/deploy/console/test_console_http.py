@@ -284,7 +284,7 @@ async def test_a_sequence_that_is_over_already_is_told_so(console: Served, mesh:
         *((f"pause?model=sum&id=42&seconds={each}", 400, "a pause takes 1 to 604800 s") for each in ("0", "604801")),
         ("resume?model=gone&id=42", 404, "there is no such open sequence"),
         ("move?model=sum&id=42", 400, "'leaving' names the executor"),
-        ("move?model=sum&id=nobody&leaving=alice-1", 404, "no such live sequence"),
+        ("move?model=sum&id=nobody&leaving=alice-1", 404, "there is no such open sequence"),
         ("move?model=sum&id=waits&leaving=alice-1", 400, "the sequence waits for a slot"),
         ("move?model=sum&id=42&leaving=alice-1", 400, "no other executor serves 'sum'"),
         ("move?model=sum&id=42&leaving=alice-1&to=%3Cb%3E", 400, "no executor '<b>' serves 'sum'"),
