@@ -22,6 +22,7 @@ from deploy.operate.operating import located
 from shared.contract.errors import UnavailableError
 from shared.origins import Origins, is_loopback
 from shared.process import logs
+from shared.process.addresses import remedy
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.redis_client import connect
 from shared.store.redis_url import url_without_password
@@ -75,7 +76,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise UnavailableError(
-            f"the console cannot listen on {host}:{port}: {error} (--console-port names another port)"
+            f"the console cannot listen on {host}:{port}: {error} ({remedy(error, '--console-port')})"
         ) from error
     listening.setblocking(False)  # noqa: FBT003  the socket module's own signature
     # Connections take it over. It also ends those that are open and not read, whatever the server waits for.

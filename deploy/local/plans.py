@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from deploy.local.embedded import family_of, free_port, on_socket, server_comman
 from deploy.local.private_files import PRIVATE_UMASK
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
+from shared.process.addresses import is_foreign
 from shared.process.machine import available_bytes
 from shared.settings import MeshSettings, environment_of, variable_name
 
@@ -111,7 +111,7 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
             except OSError as refused:
                 # What stands behind it is Python's, and names the address again.
                 reason = str(refused.strerror).partition(" (while")[0]
-                if refused.errno == errno.EADDRNOTAVAIL:
+                if is_foreign(refused):
                     raise LauncherError(f"{host} is no address of this machine: give another --host") from refused
                 raise LauncherError(
                     f"{child.name} cannot listen on {host}:{port} ({reason}): "

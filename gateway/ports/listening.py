@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from shared.contract.errors import UnavailableError
+from shared.process.addresses import remedy
 
 BACKLOG = 1024
 """Connections that may wait to be accepted. Large, for many clients that start at once."""
@@ -48,7 +49,7 @@ class PortName(NamedTuple):
     option: str
 
     def refused(self, host: str, port: int, error: OSError) -> UnavailableError:
-        text = f"{self.protocol} cannot listen on {host}:{port}: {error} ({self.option} names another port)"
+        text = f"{self.protocol} cannot listen on {host}:{port}: {error} ({remedy(error, self.option)})"
         return UnavailableError(text)
 
 

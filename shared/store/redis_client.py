@@ -37,6 +37,7 @@ from shared.store.redis_py import (
     CONNECTIONS,
     DISCOVERED_CONNECTIONS,
     REPLY_TIMEOUT_S,
+    USER_REFUSED,
     DiscoveredConnection,
 )
 from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_without_password
@@ -181,12 +182,17 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
     async with connect(url, name=name) as redis:
         try:
             yield redis, await join_mesh(redis, prefix, shards)
-        except (AuthenticationError, NoPermissionError) as error:
-            raise UnfitRedisError(
-                f"Redis at {url_without_password(url)} refuses the user of SEQMESH_REDIS_URL, or its password: {error}"
-            ) from error
+        except USER_REFUSED as error:
+            raise refusal(url, error) from error
         except CONNECTION_LOST as error:
             raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot be reached: {error}") from error
+
+
+def refusal(url: str, error: Exception) -> UnfitRedisError:
+    """What to tell of one of USER_REFUSED."""
+    return UnfitRedisError(
+        f"Redis at {url_without_password(url)} refuses the user of SEQMESH_REDIS_URL, or its password: {error}"
+    )
 
 
 async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:

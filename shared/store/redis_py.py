@@ -18,9 +18,11 @@ import hiredis
 from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.client import Pipeline
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     InvalidResponse,
     MasterDownError,
+    NoPermissionError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -37,6 +39,8 @@ connection looks alive, and only its silence tells."""
 REDIS_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse)
 """What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
 protocol."""
+USER_REFUSED = (AuthenticationError, NoPermissionError)
+"""What a command raises when the user or the password of the URL is wrong, or the user may too little."""
 CONNECTION_LOST = (*REDIS_LOST, OSError)
 """Beside those what a socket itself may raise: for loops that do nothing but talk to Redis."""
 CLOSED = "the server has closed the connection"

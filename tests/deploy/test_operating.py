@@ -128,6 +128,23 @@ async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -
     assert [True] == ["cannot be reached" in text for text in gone]
 
 
+@pytest.mark.parametrize(
+    ("login", "told"), [(":wrong@", "invalid username-password"), ("quiet:secret@", "has no permissions")]
+)
+def test_a_user_that_redis_refuses_is_no_redis_that_cannot_be_reached(
+    private_server: EmbeddedRedis, login: str, told: str
+) -> None:
+    with Redis.from_url(private_server.url) as client:
+        client.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@connection"])
+    url = f"redis://{login}127.0.0.1:{private_server.port}/0"
+
+    result = CliRunner().invoke(cli.main, ["drain", "--list"], env={"SEQMESH_REDIS_URL": url}, catch_exceptions=False)
+
+    assert 1 == result.exit_code
+    assert "refuses the user of SEQMESH_REDIS_URL, or its password" in result.output
+    assert told in result.output
+
+
 def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.main, ["doctor", f"--data-dir={tmp_path}"], catch_exceptions=False)
 

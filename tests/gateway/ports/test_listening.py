@@ -41,6 +41,12 @@ def test_who_finds_a_port_taken_is_told_the_option_that_names_another(port: int)
         listen(HOST, port, of=METRICS_PORT)
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no host"])
+def test_who_names_a_host_that_is_not_this_machines_is_told_the_option_of_the_host(host: str) -> None:
+    with pytest.raises(UnavailableError, match=r"\(--host names an address of this machine\)"):
+        listen(host, 0)
+
+
 def test_without_sharing_a_port_of_those_who_share_is_taken(shared: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(UnavailableError):
         bound(HOST, shared[0].getsockname()[1])
