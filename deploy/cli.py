@@ -5,7 +5,6 @@ Services are imported only when their command is called, so that `seqmesh gatewa
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from deploy.local.endings import UNWRITABLE
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.operate.settings import check_is_text
@@ -57,8 +57,6 @@ LAZY_COMMANDS = {
 
 
 EXIT_INTERRUPTED = 130
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Why an open file cannot be written. That of standard output, above all."""
 
 
 class Program(click.Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from pathlib import Path
 import click
 
 EXIT_NOT_BEGUN, EXIT_TOO_SOON = 2, 3
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why an open file cannot be written. That of standard output, above all."""
 
 
 class NotBegunError(click.ClickException):
@@ -30,8 +33,8 @@ def terminated_as_interrupted() -> Generator[None]:
 
 @contextmanager
 def ending_by_verdict() -> Generator[None]:
-    """For a command whose exit code 1 is a verdict. An error ends it with EXIT_NOT_BEGUN; Ctrl-C and SIGTERM, where the
-    block itself does not take them, with EXIT_TOO_SOON.
+    """For a command whose exit code 1 is a verdict. An error, also a full disk, ends it with EXIT_NOT_BEGUN; Ctrl-C
+    and SIGTERM, where the block itself does not take them, with EXIT_TOO_SOON.
     """
     try:
         with terminated_as_interrupted():
@@ -43,6 +46,10 @@ def ending_by_verdict() -> Generator[None]:
         raise
     except click.ClickException as error:
         raise NotBegunError(error.message) from error
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise NotBegunError(f"the results cannot be written: {error.strerror}") from error
 
 
 def made_folder(folder: Path) -> Path:

@@ -195,7 +195,11 @@ class Registration:
         with suppress(ResponseError, *CONNECTION_LOST):
             await self._metering.flush()
         # Last: until the lease ends, the commits above are accepted.
-        await self._connections.membership.leave(self._registration())
+        try:
+            await self._connections.membership.leave(self._registration())
+        except CONNECTION_LOST as error:
+            logs.warning("executor left without a word: its lease will end", executor=self.executor, cause=error)
+            return
         logs.info("executor left", executor=self.executor)
 
     async def announce(self, applied: Applied) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 
-
 FOREIGN = {errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -45,6 +46,18 @@ def test_an_error_is_no_verdict() -> None:
 
     assert EXIT_NOT_BEGUN == result.exit_code
     assert "the mesh ended" in result.output
+
+
+def test_a_full_disk_is_no_verdict() -> None:
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    result = CliRunner().invoke(command, [])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "the results cannot be written: No space left on device" in result.output
 
 
 def test_chaos_says_where_its_results_cannot_go() -> None:

@@ -481,6 +481,19 @@ async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: Scripted
         await end(mesh, 7)
 
 
+async def test_an_executor_that_cannot_tell_redis_leaves_its_lease_to_its_end(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unwritable(membership: Membership, registration: ExecutorRegistration) -> None:
+        raise RedisConnectionError("MISCONF Errors writing to the AOF file")
+
+    async with executor("a") as a:
+        monkeypatch.setattr(Membership, "leave", unwritable)
+        await a.registration.leave()
+
+    assert "executor left without a word" in caplog.text
+
+
 async def test_an_executor_that_leaves_serves_on_what_only_it_can_serve_but_not_for_ever(
     mesh: ScriptedMesh, executor: Life
 ) -> None:
