@@ -336,10 +336,14 @@ class SettingOption(click.Option):
         if value is not None or not path or not self.secret:
             return value
         try:
-            return Path(path).read_text().strip()
+            content = Path(path).read_text().strip()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "no text"
             raise click.UsageError(f"{self.envvar}{FILE_SUFFIX}: cannot read {path} ({reason})", ctx) from None
+        if not content:
+            # Click would take the default, as if there were no secret.
+            raise click.UsageError(f"{self.envvar}{FILE_SUFFIX}: {path} is empty", ctx)
+        return content
 
 
 def option(name: str, kind: Any, default: Any, meaning: Meaning) -> SettingOption:

@@ -168,11 +168,14 @@ def test_a_secret_may_be_in_a_file_and_the_variable_itself_counts_more(
     assert "redis://other/0" == parsed().redis_url
 
 
-def test_a_secrets_file_that_is_not_there_is_named_and_other_settings_have_none(
+def test_a_secrets_file_that_is_not_there_or_empty_is_named_and_other_settings_have_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SEQMESH_REDIS_URL_FILE", str(tmp_path / "url"))
     assert f"SEQMESH_REDIS_URL_FILE: cannot read {tmp_path / 'url'}" in refusal(capsys)
+
+    (tmp_path / "url").write_text("\n")
+    assert f"SEQMESH_REDIS_URL_FILE: {tmp_path / 'url'} is empty" in refusal(capsys)
 
     monkeypatch.delenv("SEQMESH_REDIS_URL_FILE")
     monkeypatch.setenv("SEQMESH_HTTP_PORT_FILE", "/tmp/port")
