@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -155,25 +155,46 @@ def served(data_dir: Path) -> Generator[str]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listened on a moment ago. Raises OSError for a host on which nothing can listen.
+    """A TCP port that nobody had a moment ago. Raises OSError for a host on which nothing can listen.
 
     Not one that the system would give: those go to outgoing connections too, one of which may take it at any moment.
     """
-    for _ in range(PORT_ATTEMPTS - 1):
-        with suppress(OSError):
-            return _listened(host, next(_candidates()))
-    return _listened(host, next(_candidates()))
+    with _bound(host) as holding:
+        return holding.getsockname()[1]
+
+
+def held_port(host: str = "127.0.0.1") -> int:
+    """As `free_port`, and no other process gets it from these functions as long as this one lives. Who sets
+    SO_REUSEADDR may listen on it.
+    """
+    holding = _bound(host)
+    # Only now: for the binding itself it would mean that others may have the port as well.
+    holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _held.append(holding)
+    return holding.getsockname()[1]
+
+
+_held: list[socket.socket] = []
+
+
+def _bound(host: str) -> socket.socket:
+    attempts = PORT_ATTEMPTS
+    while True:
+        holding, attempts = socket.socket(family_of(host)), attempts - 1
+        try:
+            holding.bind((host, next(_candidates())))
+        except OSError:
+            holding.close()
+            if not attempts:
+                raise
+        else:
+            return holding
 
 
 @cache
 def _candidates() -> Iterator[int]:
     """All of them in random order, again and again, so that no port is given twice before it is listened on."""
     return itertools.cycle(secrets.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)))
-
-
-def _listened(host: str, port: int) -> int:
-    with socket.create_server((host, port), family=family_of(host)):
-        return port
 
 
 def family_of(host: str) -> socket.AddressFamily:

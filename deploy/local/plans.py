@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local.data_directory import ChildState, LauncherError
-from deploy.local.embedded import family_of, free_port, on_socket, server_command, socket_url
+from deploy.local.embedded import family_of, held_port, on_socket, server_command, socket_url
 from deploy.local.private_files import PRIVATE_UMASK
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
@@ -155,8 +155,8 @@ def gateway_ports(settings: UpSettings) -> list[dict[str, int]]:
 
     def ports(first: int, *, are_shared: bool = False) -> list[int]:
         if are_shared:
-            return [first or free_port(settings.host)] * count
-        return [first + PORT_STEP * number if first else free_port(settings.host) for number in range(count)]
+            return [first or held_port(settings.host)] * count
+        return [first + PORT_STEP * number if first else held_port(settings.host) for number in range(count)]
 
     count = settings.gateways
     http = ports(settings.http_port, are_shared=settings.share_ports)
@@ -192,7 +192,7 @@ def gateway_plan(
 def console_plan(
     settings: UpSettings, commands: ServiceCommand, environment: Mapping[str, str], umask: int
 ) -> ChildPlan:
-    port = settings.console_port or free_port(settings.host)
+    port = settings.console_port or held_port(settings.host)
     state = child_state(settings.data_dir, "console", "console", {"http_port": port})
     command = [*commands("console"), f"--host={settings.host}", f"--console-port={port}"]
     return ChildPlan(state, command, environment, umask)

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError
 
 from deploy.local import embedded
 from deploy.local.data_directory import LauncherError, locked
-from deploy.local.embedded import FREE_PORTS, ServerNotFoundError, free_port, socket_path
+from deploy.local.embedded import FREE_PORTS, ServerNotFoundError, free_port, held_port, socket_path
 from deploy.local.private_files import make_private
 from tests.embedded_redis import EmbeddedRedis, ServerFailedError
 
@@ -181,6 +181,16 @@ def test_free_ports_are_none_that_the_system_gives_and_none_is_given_twice() -> 
     assert len(ports) == len({*ports})
     with socket.create_server(("127.0.0.1", free_port())):
         pass
+
+
+def test_a_held_port_is_given_to_nobody_else_and_can_be_listened_on_again_and_again() -> None:
+    port = held_port()
+    with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+        other.bind(("127.0.0.1", port))
+
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
 
 
 def test_a_host_on_which_nothing_can_listen_is_told() -> None:
