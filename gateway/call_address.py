@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from gateway.settings import GatewaySettings
+from shared.process.addresses import authority
 from shared.store.redis_url import parse_redis_url
 
 EVERY_INTERFACE = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
@@ -22,7 +23,7 @@ def call_address(settings: GatewaySettings, port: int) -> str:
     if settings.grpc_advertise:
         return f"{scheme}://{settings.grpc_advertise}"
     host = address_towards(settings.redis_url) if settings.host in EVERY_INTERFACE else settings.host
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{authority(host, port)}"
 
 
 def address_towards(redis_url: str) -> str:

@@ -25,6 +25,7 @@ from deploy.analyze.search import Measured
 from deploy.local.data_directory import LauncherError, MeshState
 from deploy.local.private_mesh import private_mesh
 from shared.configuration.parse import parse_json
+from shared.process.addresses import authority
 
 PROBLEM_LINES = 6
 HTTP_TIMEOUT_S = 30.0
@@ -68,7 +69,7 @@ class TrialMesh:
                 gateway = next(child for child in mesh.children if child.service == "gateway")
 
                 async def play(plan: LoadPlan) -> Measured:
-                    address = f"{mesh.host}:{gateway.grpc_port}"
+                    address = authority(mesh.host, gateway.grpc_port)
                     loop = ClosedLoop(address, self._name, sequences, is_sequence=described.is_sequence)
                     return await loop.measure(plan, lambda: memory_of(mesh, self._name))
 
@@ -97,7 +98,7 @@ def fetch(mesh: MeshState, path: str) -> Any:
     """A document of the mesh's HTTP protocol. Raises LauncherError with the mesh's refusal."""
     port = next(child.http_port for child in mesh.children if child.service == "gateway")
     try:
-        with urllib.request.urlopen(f"http://{mesh.host}:{port}{path}", timeout=HTTP_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(f"http://{authority(mesh.host, port)}{path}", timeout=HTTP_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as refused:
         raise LauncherError(f"the mesh does not serve the model: {refused.read().decode(errors='replace')}") from None

@@ -22,7 +22,7 @@ from deploy.operate.operating import located
 from shared.contract.errors import UnavailableError
 from shared.origins import Origins, is_loopback
 from shared.process import logs
-from shared.process.addresses import remedy
+from shared.process.addresses import authority, remedy
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.redis_client import connect
 from shared.store.redis_url import url_without_password
@@ -57,7 +57,7 @@ async def serve(
         app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), control), page_files())
         tasks.start(live.run(), name="live")
         stop.started()
-        where = f"http://{settings.host}:{port}/"
+        where = f"http://{authority(settings.host, port)}/"
         if settings.console_token:
             # The token is known already, and need not stand in a log.
             logs.info("console ready", url=where, redis=url_without_password(url))

@@ -12,6 +12,7 @@ from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
 from deploy.local.data_directory import MeshState
 from seqmesh_client import AsyncClient, SeqmeshError
+from shared.process.addresses import authority
 
 OWNER_INTERVAL_S = 0.2
 
@@ -19,7 +20,7 @@ OWNER_INTERVAL_S = 0.2
 def grpc_address(mesh: MeshState) -> str:
     """Where the mesh's first gateway speaks gRPC."""
     gateway = next(child for child in mesh.children if child.service == "gateway")
-    return f"{mesh.host}:{gateway.grpc_port}"
+    return authority(mesh.host, gateway.grpc_port)
 
 
 @asynccontextmanager

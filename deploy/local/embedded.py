@@ -16,6 +16,7 @@ through a Unix socket in a directory of the owner's.
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import itertools
 import os
@@ -170,11 +171,8 @@ def held_port(host: str = "127.0.0.1") -> int:
     holding = _bound(host)
     # Only now: for the binding itself it would mean that others may have the port as well.
     holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _held.append(holding)
+    atexit.register(holding.close)
     return holding.getsockname()[1]
-
-
-_held: list[socket.socket] = []
 
 
 def _bound(host: str) -> socket.socket:

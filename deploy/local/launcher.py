@@ -52,6 +52,7 @@ from deploy.local.supervision import (
 )
 from deploy.local.terminal import say, show
 from deploy.local.tether import tethered
+from shared.process.addresses import authority
 from shared.process.cpu_policy import schedule_by
 from shared.process.machine import available_cores
 from shared.settings import variable_name
@@ -252,7 +253,7 @@ class Launcher:
         except ModuleNotFoundError as missing:
             say(f"no live view without {missing.name}: pip install 'seqmesh[local]', or give --no-live")
             return
-        url = f"http://{reachable(self._settings.host)}:{consoles[0].http_port}"
+        url = f"http://{authority(reachable(self._settings.host), consoles[0].http_port)}"
         try:
             await live_view.shown(url, self._settings.console_token)
         except Exception as failure:  # noqa: BLE001 -- a picture must not end the mesh that it shows
@@ -298,13 +299,16 @@ class Launcher:
         host, gateways = reachable(self._settings.host), self._of("gateway")
         # Those who share their ports are one place.
         scheme = http_scheme()
-        addresses = [f"{scheme}://{host}:{gateway.http_port}, grpc {host}:{gateway.grpc_port}" for gateway in gateways]
+        addresses = [
+            f"{scheme}://{authority(host, gateway.http_port)}, grpc {authority(host, gateway.grpc_port)}"
+            for gateway in gateways
+        ]
         where = "; ".join(dict.fromkeys(addresses))
         if self._settings.share_ports and len(gateways) > 1:
             where += f" ({len(gateways)} gateways)"
-        metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
+        metrics = ", ".join(f"http://{authority(host, g.metrics_port)}/metrics" for g in gateways)
         consoles = [
-            f"console http://{host}:{console.http_port}/#token={self._settings.console_token}"
+            f"console http://{authority(host, console.http_port)}/#token={self._settings.console_token}"
             for console in self._of("console")
         ]
         places = [where, *consoles, f"metrics {metrics}", f"redis {url_without_password(self._redis_url)}"]
@@ -317,7 +321,7 @@ class Launcher:
         """The command line of the demo, beginning as this program was called, so that it can be pasted."""
         if self._settings.models:
             first, *_ = self._of("gateway")
-            address = f"{http_scheme()}://{reachable(self._settings.host)}:{first.http_port}"
+            address = f"{http_scheme()}://{authority(reachable(self._settings.host), first.http_port)}"
             return f"curl -X POST {address}/v2/repository/index"
         program = Path(sys.argv[0])
         called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"

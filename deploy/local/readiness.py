@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from shared.process.addresses import authority
+
 PROBE_TIMEOUT_S = 2.0
 NO_EXECUTOR = "no executor has loaded its models yet"
 """Why a gateway that answers is not ready."""
@@ -20,9 +22,8 @@ async def unreadiness(host: str, port: int) -> str:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(
-                    f"GET /v2/health/ready HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode()
-                )
+                headers = f"host: {authority(host, port)}\r\nconnection: close\r\n"
+                writer.write(f"GET /v2/health/ready HTTP/1.1\r\n{headers}\r\n".encode())
                 status = (await reader.readline()).split(maxsplit=2)
             finally:
                 writer.close()

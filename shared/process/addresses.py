@@ -1,4 +1,4 @@
-"""Addresses to listen on: what to change where one cannot be had."""
+"""Addresses: how one is written, and what to change where nothing can listen on one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import errno
 import socket
 
 FOREIGN = {errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN}
+
+
+def authority(host: str, port: int) -> str:
+    """A host and a port as they stand in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_foreign(refused: OSError) -> bool:
