@@ -248,6 +248,15 @@ class AutoCount(click.ParamType[Any]):
             self.fail(f"{refused.message.rstrip('.')}, nor the word auto.", param, ctx)
 
 
+class NamedPath(click.Path):
+    """A path that is not empty: that would be the working directory, which nobody has named."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Repository(click.ParamType[ModelLocation]):
     """A model repository: a folder, or a URL of an object store."""
 
@@ -387,7 +396,7 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
     if kind is float:
         return NumberRange(meaning.minimum, meaning.maximum)
     if kind is Path:
-        return click.Path(path_type=Path)
+        return NamedPath(path_type=Path)
     if kind is str:
         return RedisUrl() if meaning.unit == "url" else click.STRING
     raise TypeError(f"no command line form for a setting of type {kind!r}")

@@ -138,7 +138,7 @@ class Launcher:
     async def run(self) -> int:
         """Starts the children, watches them, and stops them in order. Returns the exit code when all have ended."""
         loop = asyncio.get_running_loop()
-        for expected in (signal.SIGINT, signal.SIGTERM):
+        for expected in stop_signals():
             loop.add_signal_handler(expected, self._events.put_nowait, MeshEvent.STOP_REQUESTED)
         try:
             async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
@@ -337,6 +337,12 @@ class Launcher:
         for name, log in self._log_files.items():
             for line in log.new_important_lines():
                 show(f"{name} | {line}", sys.stderr)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What stops the mesh in order. SIGHUP says that the terminal was closed, unless `nohup` has it ignored."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
 def http_scheme() -> str:

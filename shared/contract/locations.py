@@ -43,7 +43,9 @@ ModelLocation = Path | RemoteLocation
 
 
 def parse_location(text: str) -> ModelLocation:
-    """The location that a text names. Raises ValueError for a URL that is none of the forms above."""
+    """The location that a text names. Raises ValueError for no text, or a URL that is none of the forms above."""
+    if not text:
+        raise ValueError("a model repository's path is empty")
     if "://" not in text:
         return Path(text)
     if "@" in text or "?" in text:

@@ -22,7 +22,7 @@ import pytest
 from deploy.local.child_logs import LogFile
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, read_state
-from deploy.local.launcher import up
+from deploy.local.launcher import stop_signals, up
 from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memory
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
@@ -136,6 +136,26 @@ def test_says_one_line_when_ready_and_stops_everything_on_ctrl_c(launch: Launch)
     assert launcher.process.wait(30) == 0
     assert all_end(processes)
     assert not (launcher.data_dir / "mesh.json").exists()
+
+
+def test_a_terminal_that_is_closed_stops_everything_in_order(launch: Launch) -> None:
+    launcher = launch()
+    launcher.reads_until("ready: ")
+    processes = launcher.processes()
+
+    launcher.process.send_signal(signal.SIGHUP)
+
+    assert launcher.process.wait(30) == 0
+    assert all_end(processes)
+    assert not (launcher.data_dir / "mesh.json").exists()
+
+
+def test_under_nohup_a_terminal_that_is_closed_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_says_that_an_http_port_speaks_tls(launch: Launch) -> None:

@@ -168,6 +168,13 @@ def test_a_secret_may_be_in_a_file_and_the_variable_itself_counts_more(
     assert "redis://other/0" == parsed().redis_url
 
 
+def test_an_empty_path_is_not_the_working_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the path is empty" in refusal(capsys, "--models", "")
+    with pytest.raises(SystemExit):
+        parse_settings(UpSettings, ["--data-dir", ""], program="up", help="")
+    assert "the path is empty" in capsys.readouterr().err
+
+
 def test_a_secrets_file_that_is_not_there_or_empty_is_named_and_other_settings_have_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

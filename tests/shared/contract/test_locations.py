@@ -46,6 +46,7 @@ def test_what_is_no_url_is_a_folder() -> None:
         ("as://account/container?sig=abc", "holds no credentials"),
         ("http://host/models", "s3://, gs:// or as:// is expected"),
         ("s3://", "is expected"),
+        ("", "path is empty"),
         ("s3://host:9000", "names no container"),
         ("as://account", "names no container"),
         ("gs://https://host/bucket", "only s3://"),
