@@ -108,7 +108,8 @@ def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:
             for entry in entries
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise click.UsageError(f"--input-data {path}: not in the form of perf_analyzer ({error!r})") from error
+        reason = f"the field {error} is missing" if isinstance(error, KeyError) else error
+        raise click.UsageError(f"--input-data {path}: not in the form of perf_analyzer ({reason})") from error
     if not found or not all(found):
         raise click.UsageError(f"--input-data {path}: no steps")
     return found

@@ -54,9 +54,12 @@ class TrialMesh:
 
     def describe(self) -> Described:
         """The model with its given configuration, as it is loaded. Raises LauncherError if it cannot be."""
-        with self._running(None) as mesh:
-            config = fetch(mesh, f"/v2/models/{self._name}/config")
-            metadata = fetch(mesh, f"/v2/models/{self._name}")
+        try:
+            with self._running(None) as mesh:
+                config = fetch(mesh, f"/v2/models/{self._name}/config")
+                metadata = fetch(mesh, f"/v2/models/{self._name}")
+        except LauncherError as error:
+            raise LauncherError(reason_of(error.message)) from error
         batched = int(config.get("max_batch_size", 0)) > 0
         return Described(config, tuple(described_input(one, batched=batched) for one in metadata["inputs"]))
 
@@ -132,4 +135,4 @@ def reason_of(message: str) -> str:
     """Why a mesh did not start, from the end of what it said: the executor's own words, if there are any."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     own = [line.partition("failed to load")[2] for line in lines if "failed to load" in line]
-    return f"failed to load{own[-1]}" if own else " / ".join(lines[-PROBLEM_LINES:])
+    return f"failed to load{own[-1]}".rstrip('"') if own else " / ".join(lines[-PROBLEM_LINES:])
