@@ -17,7 +17,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.redis_client import RETRIES, UnfitRedisError, connect, keys_of_mesh, refusal
-from shared.store.redis_py import REDIS_LOST, USER_REFUSED
+from shared.store.redis_py import REDIS_LOST, REFUSED
 from shared.store.redis_url import url_without_password
 from shared.store.sequences import Sequences
 
@@ -80,7 +80,7 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
 
 @asynccontextmanager
 async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> AsyncGenerator[Redis]:
-    """A client for the block. Raises click.ClickException if Redis is lost, refuses the user, or is unfit.
+    """A client for the block. Raises click.ClickException if Redis is lost, refuses the user, is full, or unfit.
 
     retries  see `connect`
     hint     ends the message when Redis is lost
@@ -88,7 +88,7 @@ async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> Asyn
     redis = connect(url, retries=retries)
     try:
         yield redis
-    except USER_REFUSED as error:
+    except REFUSED as error:
         raise click.ClickException(refusal(url, error).message) from error
     except REDIS_LOST as error:  # an OSError is of something else in the block, such as what it prints
         raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error}){hint}") from error

@@ -23,7 +23,7 @@ from redis import DriverInfo
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff, NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ResponseError
 
 from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
@@ -36,8 +36,8 @@ from shared.store.redis_py import (
     CONNECTION_LOST,
     CONNECTIONS,
     DISCOVERED_CONNECTIONS,
+    REFUSED,
     REPLY_TIMEOUT_S,
-    USER_REFUSED,
     DiscoveredConnection,
 )
 from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_without_password
@@ -182,17 +182,19 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
     async with connect(url, name=name) as redis:
         try:
             yield redis, await join_mesh(redis, prefix, shards)
-        except USER_REFUSED as error:
+        except REFUSED as error:
             raise refusal(url, error) from error
         except CONNECTION_LOST as error:
             raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot be reached: {error}") from error
 
 
 def refusal(url: str, error: Exception) -> UnfitRedisError:
-    """What to tell of one of USER_REFUSED."""
-    return UnfitRedisError(
-        f"Redis at {url_without_password(url)} refuses the user of SEQMESH_REDIS_URL, or its password: {error}"
-    )
+    """What to tell of one of REFUSED."""
+    if isinstance(error, OutOfMemoryError):
+        refused = "is full: raise its maxmemory, or let sequences end"
+    else:
+        refused = "refuses the user of SEQMESH_REDIS_URL, or its password"
+    return UnfitRedisError(f"Redis at {url_without_password(url)} {refused}: {error}")
 
 
 async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:

@@ -23,6 +23,7 @@ from redis.exceptions import (
     InvalidResponse,
     MasterDownError,
     NoPermissionError,
+    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -39,8 +40,8 @@ connection looks alive, and only its silence tells."""
 REDIS_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse)
 """What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
 protocol."""
-USER_REFUSED = (AuthenticationError, NoPermissionError)
-"""What a command raises when the user or the password of the URL is wrong, or the user may too little."""
+REFUSED = (AuthenticationError, NoPermissionError, OutOfMemoryError)
+"""What a command raises when the URL's user or password is wrong, the user may too little, or Redis is full."""
 CONNECTION_LOST = (*REDIS_LOST, OSError)
 """Beside those what a socket itself may raise: for loops that do nothing but talk to Redis."""
 CLOSED = "the server has closed the connection"

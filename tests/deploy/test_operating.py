@@ -145,6 +145,19 @@ def test_a_user_that_redis_refuses_is_no_redis_that_cannot_be_reached(
     assert told in result.output
 
 
+def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) -> None:
+    with Redis.from_url(private_server.url) as client:
+        client.hset(Keyspace().mesh, mapping={"schema": SCHEMA_VERSION, "shards": 1})
+        client.config_set("maxmemory", 1)
+
+    result = CliRunner().invoke(
+        cli.main, ["tenants", "set", "acme", "--share=2"], env={"SEQMESH_REDIS_URL": private_server.url}
+    )
+
+    assert 1 == result.exit_code
+    assert "is full: raise its maxmemory" in result.output
+
+
 def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.main, ["doctor", f"--data-dir={tmp_path}"], catch_exceptions=False)
 

@@ -324,6 +324,7 @@ async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody
         ("unknown:hunter2@", "refuses the user of SEQMESH_REDIS_URL, or its password: invalid"),
         ("quiet:secret@", "refuses the user of SEQMESH_REDIS_URL, or its password: .*has no permissions"),
         ("", "refuses the user of SEQMESH_REDIS_URL, or its password: Authentication required"),
+        ("full:secret@", "is full: raise its maxmemory, or let sequences end: "),
         ("gone", "cannot be reached: Error 111"),
     ],
 )
@@ -337,6 +338,9 @@ async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_
 ) -> None:
     monkeypatch.setattr(redis_client, "BACKOFF_CAP_S", 0.001)
     server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@connection"])
+    server.acl_setuser("full", enabled=True, passwords=["+secret"], keys=["*"], categories=["+@all"])
+    if login.startswith("full"):
+        server.config_set("maxmemory", 1)
     server.acl_setuser("default", enabled=False)
     url = f"redis://{login.replace('gone', ':hunter2@')}127.0.0.1:{private_server.port}/0"
     if login == "gone":
