@@ -137,9 +137,9 @@ async def serve_grpc(
     listening = listen(settings.host, settings.grpc_port, of=GRPC_PORT, is_shared=settings.reuse_port)
     try:
         server = GrpcServer(rpcs, servicer, health, settings, connections_max)
-    except OSError as error:
+    except UnavailableError:
         listening.close()
-        raise UnavailableError(f"gRPC cannot speak TLS: {error} ({settings.grpc_server_cert})") from error
+        raise
     await server.start(listening)
     return server
 
@@ -167,4 +167,4 @@ def grpc_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
     if not settings.grpc_tls:
         return None
     cert, key, ca = settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
-    return tls_context(cert, key, ca, protocol="h2", asks_clients=settings.grpc_use_ssl_mutual)
+    return tls_context(GRPC_PORT, cert, key, ca, protocol="h2", asks_clients=settings.grpc_use_ssl_mutual)

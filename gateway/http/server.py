@@ -18,6 +18,7 @@ from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.http.connection import HEAD_S, Connection
 from gateway.http.hypercorn_connection import HypercornConnection
 from gateway.http.llhttp_connection import LlhttpConnection
+from gateway.ports.listening import HTTP_PORT
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
 from gateway.ports.tls import tls_context
@@ -60,7 +61,7 @@ class HttpServer(PortServer[Connection]):
     ) -> None:
         """settings: those of TLS count; None: plain text.
 
-        Raises OSError (ssl.SSLError is one) for a certificate that cannot be read.
+        Raises as `tls_context`.
         """
         self._served = {one.share: one for one in served}
         self._unread = unread or UnreadAnswers(UNLIMITED)
@@ -105,4 +106,4 @@ def http_tls(settings: GatewaySettings | None) -> ssl.SSLContext | None:
     if settings is None or not settings.http_server_cert:
         return None
     cert, key, ca = settings.http_server_cert, settings.http_server_key, settings.http_root_cert
-    return tls_context(cert, key, ca, protocol="http/1.1", asks_clients=bool(ca))
+    return tls_context(HTTP_PORT, cert, key, ca, protocol="http/1.1", asks_clients=bool(ca))

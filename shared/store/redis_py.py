@@ -239,7 +239,12 @@ class _TlsConnection(BoundedConnection, SSLConnection):
     def _connection_arguments(self) -> Mapping[str, Any]:
         """As redis-py's. Files of certificates that the URL names are read again for each connection: they are replaced
         while services run."""
-        self.ssl_context.context = tls_context(self.ssl_context)
+        asked = self.ssl_context
+        try:
+            asked.context = tls_context(asked)
+        except OSError as error:  # it names no file
+            files = ", ".join(filter(None, (asked.ca_certs, asked.ca_path, asked.certfile, asked.keyfile)))
+            raise OSError(f"TLS cannot be spoken with {files}: {error}") from error
         return cast("Any", super())._connection_arguments()  # noqa: SLF001 -- redis-py's own
 
 
@@ -254,7 +259,8 @@ def tls_context(asked: Any) -> ssl.SSLContext:
     else:
         context = _trusting_the_system(asked.check_hostname, asked.cert_reqs, asked.certfile, asked.ciphers)
     if asked.certfile or asked.keyfile:
-        context.load_cert_chain(asked.certfile, asked.keyfile, asked.password)
+        # Without any password OpenSSL asks the terminal for that of an encrypted key, and waits.
+        context.load_cert_chain(asked.certfile, asked.keyfile, asked.password or "")
     if asked.ciphers is not None:
         context.set_ciphers(asked.ciphers)
     return context

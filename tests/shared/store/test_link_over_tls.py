@@ -50,6 +50,22 @@ async def behind_tls(url: str) -> AsyncGenerator[tuple[str, list[asyncio.StreamW
             client.close()
 
 
+@pytest.mark.parametrize("asked", ["ssl_ca_certs=/nowhere.pem", f"ssl_certfile={TLS}/server.pem&ssl_keyfile=/nowhere"])
+async def test_a_file_that_cannot_be_read_is_named(asked: str) -> None:
+    async with connect(f"rediss://localhost:1/0?{asked}", retries=0) as redis:
+        with pytest.raises(RedisConnectionError, match=r"/nowhere.*: \[Errno 2\] No such file or directory"):
+            await redis.ping()
+
+
+async def test_nobody_is_asked_for_the_password_of_a_key(capfd: pytest.CaptureFixture[str]) -> None:
+    files = f"ssl_certfile={TLS}/server.pem&ssl_keyfile={TLS}/encrypted.key"
+    async with connect(f"rediss://localhost:1/0?{files}", retries=0) as redis:
+        with pytest.raises(RedisConnectionError, match=r"encrypted\.key"):
+            await redis.ping()
+
+    assert "pass phrase" not in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_link_over_tls_exchanges_and_connects_again(
     redis_server: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
