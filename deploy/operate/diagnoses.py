@@ -185,6 +185,13 @@ def of_executors(members: Sequence[Member], drained: Iterable[str]) -> Iterator[
         )
 
 
+def of_leaders(led: Mapping[str, bool]) -> Iterator[Diagnosis]:
+    """Models whose sequences no scheduler leads. led: whether one does, by model"""
+    for model in sorted(model for model, has_leader in led.items() if not has_leader):
+        text = "no scheduler leads it: its sequences neither expire nor are taken over"
+        yield fail(f"model {model}", text, "look into the schedulers' logs, or run another one")
+
+
 def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> Iterator[Diagnosis]:
     """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot."""
     usable = [member for member in members if member.usable]
@@ -209,7 +216,7 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
             yield warn(f"model {model}", f"{counted(waiting, 'sequence')} without a slot", "run more executors")
         else:
             yield ok(f"model {model}", f"served by {', '.join(sorted(executors))}")
-    if members and not usable:
+    if not usable:  # one that is drained is no member any more
         remedy = "seqmesh drain NAME --undo for one that is drained; else look into their logs, or run another one"
         yield fail("models", "no executor takes work, so none is served", remedy)
     if usable and not served:

@@ -107,10 +107,17 @@ async def server_facts(redis: Redis) -> ServerFacts:
 async def of_members(mesh: OperatedMesh) -> list[Diagnosis]:
     """Diagnoses of the services and models of a mesh."""
     members = await mesh.membership.members()
-    models = sorted(await mesh.membership.models())
+    records = await mesh.membership.models()
+    models = sorted(records)
+    led = {
+        model: bool(await mesh.redis.exists(mesh.keys.leader(model)))
+        for model, record in records.items()
+        if record.config.sequence_batching is not None
+    }
     return [
         *diagnoses.of_services(await services(mesh.redis, mesh.keys)),
         *diagnoses.of_executors(members, await mesh.membership.drained()),
+        *diagnoses.of_leaders(led),
         *diagnoses.of_models(members, await read_lines(mesh.redis, mesh.keys, models)),
     ]
 

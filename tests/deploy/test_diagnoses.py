@@ -13,6 +13,7 @@ from deploy.operate.diagnoses import (
     of_disk,
     of_executors,
     of_gpus,
+    of_leaders,
     of_models,
     of_open_files,
     of_ports,
@@ -117,6 +118,13 @@ def test_executors_that_do_not_serve_are_named() -> None:
     ]
 
 
+def test_a_model_that_no_scheduler_leads_fails() -> None:
+    """As where the schedulers hang: they still count as running for a minute."""
+    (found,) = of_leaders({"a": True, "b": False})
+
+    assert (Severity.FAIL, "model b") == (found.severity, found.subject)
+
+
 def test_models_that_are_not_loaded_say_why() -> None:
     members = [member("executor-1", models=("a", "b"), failed="unexpected inference input"), member("executor-2")]
 
@@ -127,8 +135,9 @@ def test_models_that_are_not_loaded_say_why() -> None:
         (Severity.OK, "model a", ""),
         (Severity.WARN, "model b", "run more executors"),
     ] == [(one.severity, one.subject, one.remedy) for one in found]
-    drained = [member("executor-1", models=("a",), alive=False)]
-    assert ["no executor takes work, so none is served"] == [one.text for one in of_models(drained, {})]
+    lost = [member("executor-1", models=("a",), alive=False)]
+    for drained_or_lost in ([], lost):
+        assert ["no executor takes work, so none is served"] == [one.text for one in of_models(drained_or_lost, {})]
     assert ["no model is loaded"] == [one.text for one in of_models([member("executor-1")], {})]
     assert ["calls itself not ready on executor-1"] == [
         one.text
