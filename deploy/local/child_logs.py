@@ -60,6 +60,8 @@ class LogFile:
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._seen_bytes:  # somebody else has moved it away, or emptied it
+                self._seen_bytes = 0
             file.seek(self._seen_bytes)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]

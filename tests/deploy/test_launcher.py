@@ -479,6 +479,23 @@ def test_a_log_shows_what_a_process_says_at_each_of_its_ends_once(tmp_path: Path
             assert [2, 0][second > 0] == len(log.new_important_lines())
 
 
+@pytest.mark.parametrize("by", ["moving", "emptying"])
+def test_a_log_that_somebody_rotates_shows_what_comes_then(tmp_path: Path, by: str) -> None:
+    log = LogFile(tmp_path / "a.log")
+    with log.open_for_child() as file:
+        file.write(b"2026-01-01T00:00:00.000Z ERROR   " + b"x" * 100 + b"\n")
+    assert 1 == len(log.new_important_lines())
+
+    if by == "moving":
+        log.path.rename(tmp_path / "a.log.old")
+    else:
+        log.path.write_bytes(b"")
+    with log.open_for_child() as file:  # of the next process
+        file.write(b"2026-01-01T00:00:01.000Z ERROR   later\n")
+
+    assert ["2026-01-01T00:00:01.000Z ERROR   later"] == log.new_important_lines()
+
+
 def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.local.child_logs.LOG_BYTES_MAX", 100)
     log = LogFile(tmp_path / "a.log")
