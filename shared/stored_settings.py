@@ -177,10 +177,11 @@ class ProcessSettings:
                 logs.choose(self.logs.levels())
                 logs.debug("log settings", **msgspec.structs.asdict(self.logs))
                 for what, by in changed.by.items():
-                    if by != before.by.get(what):
+                    now = changed.logs if what == "logs" else changed.traces
+                    # Not of what was taken back before this process was started.
+                    if by != before.by.get(what) and (now or before.by):
                         # A notice, because it is written even if logging was switched off: then the operator asks who
                         # did it.
-                        now = changed.logs if what == "logs" else changed.traces
                         logs.notice(
                             f"settings of {what} changed",
                             by=by,

@@ -335,6 +335,10 @@ async def test_who_silences_a_mesh_is_named_in_every_log_and_the_way_back_is_ope
     assert {} == (changed := await mesh.read()).logs == changed.traces
     assert changed.by["traces"].startswith("an operator at ")
 
+    await mesh.reset("another operator")
+    await ProcessSettings(mesh, TraceControl(Sampler(), exporting=True), Level.INFO).refresh()
+    assert said == own_logging.getvalue().splitlines()[-len(said) :], "nothing is changed any more"
+
 
 async def test_a_reset_where_nothing_was_changed_leaves_nothing(redis: Redis, keys: Keyspace) -> None:
     """Every process that starts later would tell of it."""
