@@ -29,6 +29,7 @@ from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import quote
 
 from deploy.local.child_logs import LogFile
 from deploy.local.control import control_served
@@ -308,7 +309,7 @@ class Launcher:
             where += f" ({len(gateways)} gateways)"
         metrics = ", ".join(f"http://{authority(host, g.metrics_port)}/metrics" for g in gateways)
         consoles = [
-            f"console http://{authority(host, console.http_port)}/#token={self._settings.console_token}"
+            f"console http://{authority(host, console.http_port)}/#token={quote(self._settings.console_token, safe='')}"
             for console in self._of("console")
         ]
         places = [where, *consoles, f"metrics {metrics}", f"redis {url_without_password(self._redis_url)}"]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import psutil
 import pytest
@@ -30,13 +31,14 @@ from shared.process.machine import available_bytes
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
-import sys, pathlib
+import os, sys, pathlib
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 sizes = dict(gateways=2, executors=2)
 ports = dict(http_port=0, grpc_port=0, metrics_port=0, console_port=0)
-settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), **ports, **sizes)
+token = os.environ.get("GIVEN_TOKEN", "")
+settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), console_token=token, **ports, **sizes)
 sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
 """
 
@@ -258,6 +260,13 @@ def test_a_data_directory_that_others_can_read_is_used_and_warned_of(launch: Lau
 
     assert "mode 755" in launcher.reads_until("warning: ")
     launcher.reads_until("ready: ")
+
+
+def test_the_address_of_the_console_is_one_with_any_token(launch: Launch) -> None:
+    line = launch(GIVEN_TOKEN="a+b/c&d%e#f == ä").reads_until("ready: ")
+
+    (fragment,) = re.findall(r"console http://127.0.0.1:\d+/#(\S+);", line)
+    assert {"token": ["a+b/c&d%e#f == ä"]} == parse_qs(fragment)
 
 
 def test_the_console_alone_gets_a_token_and_kills_an_executor_through_the_launcher(launch: Launch) -> None:

@@ -24,10 +24,10 @@ export async function signIn(token: string): Promise<boolean> {
 
 /** Signs in with the token of the address that the console printed, and takes it out of the address bar. */
 export async function signInByAddress(): Promise<void> {
-  const found = /^#token=([\w-]+)$/.exec(location.hash);
-  if (found?.[1] === undefined) return;
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return;
   history.replaceState(null, "", location.pathname);
-  await signIn(found[1]);
+  await signIn(token);
 }
 
 /** Asks the console; throws an Error with its words if it refuses. */
