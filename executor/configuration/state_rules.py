@@ -51,7 +51,7 @@ def _check_state(model: str, state: Part) -> None:
     if state.use_growable_memory and not state.use_same_buffer_for_input_output:
         raise ConfigError(
             "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state input name "
-            f"'{state.input_name}'."
+            f"'{state.input_name}'. The field's name is use_same_buffer_for_input_output."
         )
 
 

@@ -182,21 +182,23 @@ def find_strategy(
     The parameter TRITON_BATCH_STRATEGY_PATH names the file, relative to the model's directory and inside the repository
     or a backend directory: a load request may bring the parameter, but no code from elsewhere. Else `batchstrategy.py`
     is looked for in the version's, the model's and the backend's directory (`<backend dir>/<backend>`), in this order.
-    A sequence model's is logged as an error and ignored, as in Triton.
+    That of a sequence model, or of a model without `dynamic_batching`, is logged as an error and ignored, as in Triton.
     """
     named = config.parameters.get(PATH_PARAMETER)
-    if config.sequence_batching is not None:
-        if named is not None:
-            logs.error("batch strategy ignored", model=config.name, cause="sequence models batch by their own rules")
-        return None
-    if config.dynamic_batching is None:
+    own = (model_dir / version, model_dir)
+    if config.sequence_batching is not None or config.dynamic_batching is None:
+        if named is not None or any((folder / FILE_NAME).is_file() for folder in own):
+            cause = "it has no dynamic_batching"
+            if config.sequence_batching is not None:
+                cause = "sequence models batch by their own rules"
+            logs.error("batch strategy ignored", model=config.name, cause=cause)
         return None
     if named is not None:
         path = (model_dir / named).resolve()
         if not any(path.is_relative_to(root.resolve()) for root in (model_dir.parent, model_dir, *backend_dirs)):
             raise LoadError(f"batch strategy '{named}' of model '{config.name}' is not in the model repository")
         return BatchStrategy(path, config)
-    folders = (model_dir / version, model_dir, *(folder / config.backend for folder in backend_dirs))
+    folders = (*own, *(folder / config.backend for folder in backend_dirs))
     found = next((path for folder in folders if (path := folder / FILE_NAME).is_file()), None)
     if found is None:
         return None

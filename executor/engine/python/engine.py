@@ -52,7 +52,7 @@ from executor.engine.python.model import (
 )
 from executor.engine.python.model_code import only_computes
 from executor.engine.python.model_release import GivenSequences, has_release
-from executor.engine.python.model_state import ModelState, has_methods
+from executor.engine.python.model_state import ModelState, has_methods, unfit_methods
 from executor.engine.python.outputs import ResponseReader
 from executor.engine.python.requests import RowRequest
 from executor.engine.python.response_senders import MadeAnswer, SoleSender
@@ -166,7 +166,15 @@ class PythonEngine:
             raise
         # A request of an iterative model is a whole sequence, so no state outlives its answer.
         own = batching is not None and not self._has_state and not self._iterative
-        wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
+        own = own and config.sequence_recovery is not SequenceRecovery.NONE
+        wanted = own and has_methods(self._model_class)
+        if own and (unfit := unfit_methods(self._model_class)):
+            log.warning(
+                "model '%s' hands out no state by its %s: that takes checkpoint(self, correlation_id) and "
+                "restore(self, correlation_id, state)",
+                config.name,
+                " and ".join(unfit),
+            )
         # The model may call others there too: then the instance waits, and has not hung.
         beside = partial(self._executing, ())
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)

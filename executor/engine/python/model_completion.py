@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from executor.engine.python.instance_code import InstanceCode
-from executor.engine.python.model import called, error_text, forget, import_model_class
+from executor.engine.python.model import called, error_text, forget, import_model_class, takes
 from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
@@ -137,7 +137,8 @@ def _completed(model_class: type[Any], config_json: str, code: InstanceCode) -> 
             if isinstance(completed, ModelConfig):
                 return completed.to_json()
     except BaseException as error:  # the model's own code, or a value of it
-        raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}") from error
+        remedy = "" if takes(complete) else "; it must be a @staticmethod with one parameter, the ModelConfig"
+        raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}{remedy}") from error
     raise ConfigError(
         f"auto_complete_config of model '{name}' must return the ModelConfig it was given, "
         f"not {type(completed).__name__}"

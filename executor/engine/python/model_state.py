@@ -37,6 +37,13 @@ def has_methods(model_class: type[Any]) -> bool:
     return takes(getattr(model_class, CHECKPOINT, None), 0) and takes(getattr(model_class, RESTORE, None), 0, {})
 
 
+def unfit_methods(model_class: type[Any]) -> list[str]:
+    """Which of the two a model has without being called: the other one is lacking, or the parameters are others."""
+    if has_methods(model_class):
+        return []
+    return [name for name in (CHECKPOINT, RESTORE) if callable(getattr(model_class, name, None))]
+
+
 class ModelState:
     """Calls one model's methods. An exception, or a wrong result, is a ModelError that names the model and the method.
 

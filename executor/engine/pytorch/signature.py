@@ -84,7 +84,9 @@ def read_signature(path: Path) -> Signature | None:
             entries = [name for name in archive.namelist() if name.endswith(f"/extra/{SIGNATURE_FILE}")]
             content = archive.read(entries[0]) if entries else None
         return msgspec.json.decode(content, type=Signature) if content is not None else None
-    except (OSError, zipfile.BadZipFile) as error:
+    except zipfile.BadZipFile as error:
+        raise LoadError(f"cannot read {path}: it is not as torch.jit.save or torch.export.save writes it") from error
+    except OSError as error:
         raise LoadError(f"cannot read {path}: {error}") from error
     except msgspec.MsgspecError as error:
         raise LoadError(f"{SIGNATURE_FILE} in {path}: {error}") from error

@@ -532,7 +532,7 @@ def test_broken_rule_is_answered_with_its_message(load_text: LoadText, text: str
 
 def test_growable_memory_needs_one_buffer(load_text: LoadText) -> None:
     """Triton says so when it makes the state of a sequence."""
-    with pytest.raises(ConfigError, match="you must also enable 'use_single_buffer' for state input name 'h'"):
+    with pytest.raises(ConfigError, match=r"for state input name 'h'.*use_same_buffer_for_input_output"):
         load_text(state("use_growable_memory: true"))
 
 

@@ -96,6 +96,14 @@ def test_a_contradiction_in_auto_complete_config_is_a_config_error(workshop: Wor
     assert text in caught.value.message
 
 
+@pytest.mark.parametrize("head", ["def auto_complete_config(self, config):", "def auto_complete_config():"])
+def test_an_auto_complete_config_with_other_parameters_is_told_what_it_must_be(workshop: Workshop, head: str) -> None:
+    path = workshop.python("auto", f"class TritonPythonModel:\n    {head}\n        pass\n")
+
+    with pytest.raises(ConfigError, match="it must be a @staticmethod with one parameter, the ModelConfig"):
+        completed_here(json.dumps(CONFIG), path)
+
+
 def test_a_model_without_auto_complete_config_is_not_even_imported(workshop: Workshop) -> None:
     path = workshop.python("auto", "raise RuntimeError('imported')")
 

@@ -357,6 +357,29 @@ def test_a_model_that_does_not_have_the_methods_it_is_to_be_recovered_by_is_not_
         with_methods(config, [workshop.load(config)])
 
 
+@pytest.mark.parametrize(
+    ("methods", "unfit"),
+    [
+        ("    def checkpoint(self, correlation_id): return {}\n", "no state by its checkpoint:"),
+        (
+            "    def checkpoint(self): return {}\n    def restore(self, state): ...\n",
+            "no state by its checkpoint and restore:",
+        ),
+        (METHODS, None),
+        ("", None),
+    ],
+)
+def test_methods_that_are_not_called_are_named_in_the_log(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, methods: str, unfit: str | None
+) -> None:
+    workshop.python("sums", SUMS + methods)
+    workshop.load(CONFIG)
+
+    told = [message for message in caplog.messages if "no state" in message]
+    assert bool(unfit) == bool(told)
+    assert all(unfit in message for message in told if unfit)
+
+
 def test_one_version_without_methods_is_enough_for_none_to_be_relied_on(hands_out: Any) -> None:
     version = with_methods(CONFIG, [hands_out])
 

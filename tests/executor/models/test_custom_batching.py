@@ -86,10 +86,21 @@ def test_a_sequence_models_is_named_in_the_log_and_ignored(tmp_path: Path, caplo
     assert "batch strategy ignored" in caplog.messages
 
 
-def test_a_model_without_dynamic_batching_has_none(tmp_path: Path) -> None:
-    put(tmp_path / "m" / "batchstrategy.py")
+@pytest.mark.parametrize("batching", [None, SequenceBatching(Direct(), 1)])
+def test_a_file_that_is_not_asked_is_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: SequenceBatching | None
+) -> None:
+    put(tmp_path / "m" / "batchstrategy.py", "raise RuntimeError")
 
+    assert found(ModelConfig("m", "python", "", 4, (), (), sequence_batching=batching), tmp_path) is None
+    assert "batch strategy ignored" in caplog.messages
+
+
+def test_a_model_without_dynamic_batching_and_without_a_strategy_is_not_told_of_any(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert found(ModelConfig("m", "python", "", 4, (), ()), tmp_path) is None
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
