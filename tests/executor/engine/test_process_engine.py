@@ -548,7 +548,8 @@ def test_an_environment_that_lacks_something_says_what(
     config = plain_config("foreign", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "INT32", (1,))])
     parameters = {"EXECUTION_ENV_PATH": str(workshop.directory / "env")}
 
-    with pytest.raises(LoadError, match=r"has Python 3\.\d+ and lacks numpy \(the executor has Python 3"):
+    told = r"has no process: the environment of .* has Python 3\.\d+ and lacks numpy \(the executor has Python 3"
+    with pytest.raises(LoadError, match=told):
         workshop.load(msgspec.structs.replace(config, parameters=parameters))
 
 

@@ -57,8 +57,10 @@ class CurrentProcess:
         began_s = time.monotonic()
         try:
             self.now, self.abilities = self._started(0.0)
-        except (ProcessLostError, CannotStartError) as error:
+        except ProcessLostError as error:
             raise LoadError(f"the process of model instance '{self._instance}' {error}") from error
+        except CannotStartError as error:
+            raise LoadError(f"model instance '{self._instance}' has no process: {error}") from error
         except ModelError as error:
             raise LoadError(error.message) from error
         self._start_limit_s = max(START_LIMIT_S, START_FACTOR * (time.monotonic() - began_s))
