@@ -9,6 +9,7 @@ Nothing is written, and no model is loaded here; only the backend's completion m
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,11 @@ def _complete(config: ConfigMessage, auto_complete: AutoComplete, version_dir: P
     except MeshError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(error.message) from error
     except Exception as error:  # The model's own code runs here; whatever it raises, the load failed.
-        raise ConfigError(f"failed to complete the configuration of model '{config.name}': {error!r}") from error
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"failed to complete the configuration of model '{config.name}': {error!r}, at "
+            f"{where.filename}({where.lineno}): {where.name}"
+        ) from error
     return parse_json(text, f"completed configuration of model '{config.name}'")
 
 

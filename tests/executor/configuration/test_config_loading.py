@@ -566,10 +566,6 @@ def test_backend_completes_what_the_configuration_left_out(load_text: LoadText) 
     [
         (ConfigError("dims contradict"), "dims contradict"),
         (LoadError("no such file"), "no such file"),
-        (
-            ZeroDivisionError("division by zero"),
-            "failed to complete the configuration of model 'm': ZeroDivisionError('division by zero')",
-        ),
     ],
 )
 def test_failing_completion_is_a_config_error(load_text: LoadText, error: Exception, message: str) -> None:
@@ -580,6 +576,18 @@ def test_failing_completion_is_a_config_error(load_text: LoadText, error: Except
         load_text(IO, backends={"python": complete})
 
     assert message == refusal.value.message
+
+
+def test_a_failure_of_the_completion_itself_names_its_place(load_text: LoadText) -> None:
+    def complete(config_json: str, version_dir: Path) -> str:
+        return str(1 / 0)
+
+    with pytest.raises(ConfigError) as refusal:
+        load_text(IO, backends={"python": complete})
+
+    said = "failed to complete the configuration of model 'm': ZeroDivisionError('division by zero'), at "
+    assert refusal.value.message.startswith(f"{said}{__file__}(")
+    assert refusal.value.message.endswith("): complete")
 
 
 def test_without_completion_the_model_is_not_asked_and_a_configuration_must_be_there(load_text: LoadText) -> None:
