@@ -28,7 +28,7 @@ from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, tri
 from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
 from deploy.local.data_directory import LauncherError
-from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, made_folder
+from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, make_folder
 from shared.settings import ByteCount, NumberRange
 
 HELP = """Finds the configuration of a model that serves most steps a second within bounds.
@@ -187,7 +187,7 @@ def analyze(
     if anew:
         shutil.rmtree(output, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
-        made_folder(output)
+        make_folder(output)
         mesh = TrialMesh(model, Path(workspace))
         notes = read_notes(output, circumstances) or begun(mesh, circumstances)
         if notes.trials:

@@ -27,7 +27,7 @@ from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, judge, markdown, report_of
 from deploy.chaos.run import run
-from deploy.local.endings import ending_by_verdict, made_folder
+from deploy.local.endings import ending_by_verdict, make_folder
 from shared.settings import NumberRange
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
@@ -156,7 +156,7 @@ def chaos(
     if not given and (pids or fault_command):
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    made_folder(out)
+    make_folder(out)
     click.echo(f"seed {seed}; starting", err=True)
     with (
         given_mesh(given, pids or {}, fault_command or "")

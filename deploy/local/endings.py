@@ -52,10 +52,9 @@ def ending_by_verdict() -> Generator[None]:
         raise NotBegunError(f"the results cannot be written: {error.strerror}") from error
 
 
-def made_folder(folder: Path) -> Path:
-    """A folder for results. Raises click.UsageError if it cannot be made."""
+def make_folder(folder: Path) -> None:
+    """Makes a folder for results, unless it is there. Raises click.UsageError if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"{folder} cannot be made: {error.strerror}") from error
-    return folder

@@ -26,9 +26,8 @@ No caller sees an error. The process keeps running with its models loaded, and t
 process that is started under its name later.
 
 EXECUTOR is a name (an executor's --name; `seqmesh up` calls its own executor-1 and so on) or an id, as --list shows
-them. Waits until nothing is left there: sequences whose state only their
-model knows (model parameter sequence_recovery) cannot be moved, and stay until they end; --undo takes effect only
-then.
+them. Waits until nothing is left there: sequences whose state only their model knows (model parameter
+sequence_recovery) cannot be moved, and stay until they end; --undo takes effect only then.
 
 \b
   seqmesh drain --list             who holds how many; --json for scripts

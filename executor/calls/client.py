@@ -269,7 +269,7 @@ class Stream:
 
 
 async def encoded_request(call: ModelCall, first_answer: int = 0) -> bytes:
-    """As `request_of`."""
+    """The encoded request of a call, as `request_of` makes it: a large one in a thread."""
     if sum([len(tensor.raw) for tensor in call.inputs]) > BULKY_BYTES:
         return await asyncio.to_thread(request_of, call, first_answer)
     return request_of(call, first_answer)

@@ -20,7 +20,7 @@ MUCH_BYTES = 1 << 20
 
 
 def answer_bytes(outputs: Iterable[Tensor]) -> int:
-    """Memory of an answer."""
+    """Memory that an answer takes with its outputs, bytes."""
     return ENTRY_BYTES + sum([len(output.raw) for output in outputs])
 
 

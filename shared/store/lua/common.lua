@@ -275,21 +275,22 @@ local function line_up(sid, kind, version, timeout, tenant)
     'o', tenant)
 end
 
--- Of the steps that lie in an inbox: number, gateway and token, by sequence. Each inbox is read once per call.
-local callers_in
+-- Streams of steps that were read: each is read once per call.
+local read_streams
 
-local function callers_of(inbox, sid)
-  if not callers_in[inbox] then
+-- The steps of a sequence that lie in a stream: number n, gateway and token.
+local function steps_in(stream, sid)
+  if not read_streams[stream] then
     local found = {}
-    each_entry(inbox, '0-0', math.huge, function(entry)
+    each_entry(stream, '0-0', math.huge, function(entry)
       local fields = fields_of(entry)
       if not fields.q then return end
       found[fields.q] = found[fields.q] or {}
-      table.insert(found[fields.q], { number(fields.n), fields.g, fields.t })
+      table.insert(found[fields.q], { n = number(fields.n), gateway = fields.g, token = fields.t })
     end)
-    callers_in[inbox] = found
+    read_streams[stream] = found
   end
-  return callers_in[inbox][sid] or {}
+  return read_streams[stream][sid] or {}
 end
 
 -- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
@@ -316,8 +317,8 @@ local function tell_lost(record, parked, sid, owner, committed)
     local fields = fields_of(entry)
     tell(fields.g, fields.t)
   end)
-  for _, caller in ipairs(owner and callers_of(BASE .. 'inbox:' .. owner, sid) or {}) do
-    if caller[1] > committed then tell(caller[2], caller[3]) end
+  for _, step in ipairs(owner and steps_in(BASE .. 'inbox:' .. owner, sid) or {}) do
+    if step.n > committed then tell(step.gateway, step.token) end
   end
   return told
 end
@@ -510,4 +511,4 @@ end
 KEYS, ARGV, server = keys, args, offered()
 try, BASE = server.pcall, string.match(KEYS[1], '^(.-}:)')
 on_removed, now_ms, calling_executor = nil, nil, nil
-outgoing, gateways, callers_in = {}, {}, {}
+outgoing, gateways, read_streams = {}, {}, {}

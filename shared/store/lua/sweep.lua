@@ -9,17 +9,11 @@
 
 local UNREADABLE = 'a step of a sequence is nowhere'
 
--- The steps that lie in a stream, as a set of `<number> <sequence>`; each stream is read once per call.
-local streams = {}
-local function steps_in(stream)
-  if streams[stream] then return streams[stream] end
-  local found = {}
-  for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
-    local fields = fields_of(entry)
-    if fields.q and fields.n then found[fields.n .. ' ' .. fields.q] = true end
+local function lies_in(stream, sid, n)
+  for _, step in ipairs(steps_in(stream, sid)) do
+    if step.n == n then return true end
   end
-  streams[stream] = found
-  return found
+  return false
 end
 
 local function look_over(keys, sid)
@@ -31,12 +25,11 @@ local function look_over(keys, sid)
   local is_paused, tenant = got[6] == NO_ENTRY, tenant_of(keys.record)
   if tenant ~= '' then redis.call('SADD', sequences_of(tenant), sid) end
   if is_paused then redis.call('ZADD', DEADLINES, 'NX', times_of(got[7]), sid) end
-  local step = string.format('%.0f', committed + 1) .. ' ' .. sid
   if state == 'l' then
     redis.call('SADD', owned_by(got[2], MODEL), sid)
-    if accepted > committed and not steps_in(BASE .. 'inbox:' .. got[2])[step] then error(UNREADABLE) end
+    if accepted > committed and not lies_in(BASE .. 'inbox:' .. got[2], sid, committed + 1) then error(UNREADABLE) end
   elseif state ~= 'p' then
-    if accepted > committed and not steps_in(keys.parked)[step] then error(UNREADABLE) end
+    if accepted > committed and not lies_in(keys.parked, sid, committed + 1) then error(UNREADABLE) end
     if not is_paused and #redis.call('XRANGE', STARTS, got[6], got[6]) == 0 then
       redis.call('HSET', keys.record, 'be', line_up(sid, state, got[5], '0', tenant))
     end
