@@ -78,6 +78,20 @@ class Node:
         ) as client:
             yield client
 
+    def order(self, *words: object) -> None:
+        """Sends a command that may come twice, again and again until it is taken: a Sentinel that changes a server's
+        role cuts off whoever is connected to it."""
+
+        def taken() -> bool:
+            try:
+                with self.client() as client:
+                    client.execute_command(*words)
+            except (redis.ConnectionError, redis.TimeoutError):
+                return False
+            return True
+
+        until(taken, f"{self.address} takes {words[0]}", READY_TIMEOUT_S)
+
     def start(self) -> None:
         """Returns at once; the data is as it was."""
         with self.log_path.open("ab") as log:
@@ -221,8 +235,7 @@ class ReplicatedRedis:
                 server.start()
                 until(server.answers, f"{server.address} answers", READY_TIMEOUT_S)
                 if server is not primary:
-                    with server.client() as client:
-                        client.replicaof(HOST, primary.port)
+                    server.order("REPLICAOF", HOST, primary.port)
         self.rejoined()
 
     def rejoined(self) -> None:
@@ -234,8 +247,7 @@ class ReplicatedRedis:
         self._min_replicas = count
         for server in self.servers:
             if server.is_running:
-                with server.client() as client:
-                    client.config_set("min-replicas-to-write", count)
+                server.order("CONFIG", "SET", "min-replicas-to-write", count)
 
     def strike_primary(self, sent: signal.Signals) -> Node:
         """Sends the primary a signal when its replicas have every write that it has acknowledged. Returns it.
@@ -243,13 +255,12 @@ class ReplicatedRedis:
         So a write that is missing afterwards was lost by the mesh, not by the replication.
         """
         primary = self.primary()
-        with primary.client() as client:
-            # The primary now refuses writes, while it still sends earlier ones to its replicas.
-            client.config_set("min-replicas-to-write", REFUSING)
-            self.caught_up()
-            # A primary that is frozen and woken takes writes again: the pause ends by itself.
-            client.client_pause(PAUSE_MS, all=False)
-            client.config_set("min-replicas-to-write", self._min_replicas)
+        # The primary now refuses writes, while it still sends earlier ones to its replicas.
+        primary.order("CONFIG", "SET", "min-replicas-to-write", REFUSING)
+        self.caught_up()
+        # A primary that is frozen and woken takes writes again: the pause ends by itself.
+        primary.order("CLIENT", "PAUSE", PAUSE_MS, "WRITE")
+        primary.order("CONFIG", "SET", "min-replicas-to-write", self._min_replicas)
         if sent is signal.SIGKILL:
             primary.kill()
         else:
@@ -284,17 +295,15 @@ class ReplicatedRedis:
 
     def hold_back(self, replica: Node) -> None:
         """Cuts a replica off from new writes. It runs on, and may be made primary."""
-        with replica.client() as client:
-            client.config_set("masteruser", "nobody")
-            client.client_kill_filter(_type="master")
+        replica.order("CONFIG", "SET", "masteruser", "nobody")
+        replica.order("CLIENT", "KILL", "TYPE", "master")
         until(lambda: replica.info("master_link_status") == "down", "the replica's link is down", CHANGE_TIMEOUT_S)
 
     def let_go_on(self, replica: Node) -> None:
         """Ends what `hold_back` began: the replica follows its primary again."""
-        with replica.client() as client:
-            client.config_set("masteruser", "")
-            # When a Sentinel made it the primary, it wrote the configuration, with the option that held it back.
-            client.config_rewrite()
+        replica.order("CONFIG", "SET", "masteruser", "")
+        # When a Sentinel made it the primary, it wrote the configuration, with the option that held it back.
+        replica.order("CONFIG", "REWRITE")
 
     def _make(self, attempt: int) -> None:
         count = 1 + self._replicas
@@ -350,9 +359,8 @@ class ReplicatedRedis:
         until(lambda: all(sentinel.answers() for sentinel in self.sentinels), "Sentinels answer", READY_TIMEOUT_S)
         if self._hurried:
             for sentinel in self.sentinels:
-                with sentinel.client() as client:
-                    for name, period_ms in HURRIED_MS.items():
-                        client.execute_command("SENTINEL", "DEBUG", name, period_ms)
+                for name, period_ms in HURRIED_MS.items():
+                    sentinel.order("SENTINEL", "DEBUG", name, period_ms)
 
     def _in_step(self) -> bool:
         primary = self._named()
