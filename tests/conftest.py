@@ -70,6 +70,9 @@ STORE_CONTRACT = frozenset(
 """Files whose tests say what a store of the mesh must do."""
 
 
+ON_SERVER = frozenset({"redis_server", "private_server"})
+"""Fixtures of a server that `--redis-server` replaces. Meshes of tests have servers that they start themselves."""
+
 STARTS = "starts_processes"
 """Mark of single tests, or values of their parameters, that are long."""
 
@@ -103,6 +106,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if mark := tier_mark(item):
             item.add_marker(mark)
+    if EmbeddedRedis.program:
+        items[:] = [item for item in items if not ON_SERVER.isdisjoint(getattr(item, "fixturenames", ()))]
     yield
     items[:] = in_groups(items)
 
@@ -150,6 +155,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the engines' tests run their models: cpu, or cuda:0")
+    parser.addoption("--redis-server", help="only the tests of what talks to Redis itself, on this server program")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    EmbeddedRedis.program = config.getoption("--redis-server")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -177,7 +177,6 @@ SCRIPTS = (
     "return {redis.pcall('INCR', KEYS[1]), redis.pcall('GET', KEYS[1]), redis.pcall('HGET', KEYS[1], 'f').err ~= nil}",
     "redis.call('SET', KEYS[1], 5) redis.call('HGET', KEYS[1], 'f') return 1",
     "redis.call('SET', KEYS[1], 12345678901234) return redis.call('GET', KEYS[1])",
-    "redis.call('SET', KEYS[1], 0.1) return redis.call('GET', KEYS[1])",
     "return redis.call('HGET', KEYS[1] .. 'none', 'f') == false and redis.call('HMGET', KEYS[1] .. 'none', 'f')",
     "return {bit.band(-1, 5), bit.bor(8, 3), bit.band(4294967295, 255), bit.bor(2147483648, 1)}",
     "return cmsgpack.pack({'field', 1, 'other', -7, 'big', 123456789012, 'tenth', 0.1, string.rep('x', 40)})",

@@ -40,7 +40,8 @@ local EVICTED_MAX = 1000
 
 -- Removes an answer, if it is there. Returns the bytes of all others.
 local function cache_remove(cache, name)
-  local total = redis.call('HINCRBY', cache.about, 'bytes', -cache_size(cache, name))
+  -- Not by a minus sign: of 0 Lua makes -0, which Redis 7.0 takes for no integer.
+  local total = redis.call('HINCRBY', cache.about, 'bytes', 0 - cache_size(cache, name))
   redis.call('HDEL', cache.entries, name)
   redis.call('ZREM', cache.used, name)
   return total
