@@ -322,6 +322,9 @@ class GatewaySettings(MetricsSettings):
             raise click.UsageError("--http-server-cert and --http-server-key go together; --http-root-cert needs both")
         if self.grpc_tls and not (self.grpc_server_cert and self.grpc_server_key):
             raise click.UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+        if (self.grpc_server_cert or self.grpc_server_key or self.grpc_root_cert) and not self.grpc_tls:
+            # Triton speaks plain text then, and its operator believes in TLS.
+            raise click.UsageError("--grpc-server-cert, --grpc-server-key and --grpc-root-cert need --grpc-use-ssl")
         if self.grpc_use_ssl_mutual and not self.grpc_root_cert:
             raise click.UsageError("--grpc-use-ssl-mutual needs --grpc-root-cert")
 

@@ -113,6 +113,10 @@ async def test_a_certificate_that_cannot_be_read_keeps_the_server_from_starting(
             {"grpc_use_ssl_mutual": True, "grpc_server_cert": "a", "grpc_server_key": "b"},
             "--grpc-use-ssl-mutual needs --grpc-root-cert",
         ),
+        (
+            {"grpc_server_cert": "a", "grpc_server_key": "b"},
+            "--grpc-server-cert, --grpc-server-key and --grpc-root-cert need --grpc-use-ssl",
+        ),
         ({"grpc_restricted_protocol": ("health",)}, "--grpc-restricted-protocol: 'health' must be followed by"),
         ({"grpc_header_forward_pattern": "("}, "--grpc-header-forward-pattern: missing )"),
     ],
