@@ -7,12 +7,10 @@ from pathlib import Path
 
 import click
 
+from deploy.local.settings import TOKEN_LENGTH_MIN, check_console_token
 from deploy.operate.settings import OperatorSettings
 from shared.origins import parse_origin
 from shared.settings import LogFormat, LogLevel, setting
-
-TOKEN_LENGTH_MIN = 16
-"""A shorter one could be guessed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +37,7 @@ class ConsoleSettings(OperatorSettings):
 
     def __post_init__(self) -> None:
         """Raises click.UsageError for a token that could be guessed, and for what is no origin."""
-        if self.console_token and len(self.console_token) < TOKEN_LENGTH_MIN:
-            raise click.UsageError(f"--console-token needs at least {TOKEN_LENGTH_MIN} characters")
+        check_console_token(self.console_token)
         try:
             for origin in self.console_allowed_origin:
                 parse_origin(origin)

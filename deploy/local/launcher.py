@@ -313,21 +313,20 @@ class Launcher:
             for console in self._of("console")
         ]
         places = [where, *consoles, f"metrics {metrics}", f"redis {url_without_password(self._redis_url)}"]
-        advice = f"Try, in another terminal: {self._demo_command()}"
+        advice = f"Try, in another terminal: {self._next_command()}"
         if sys.stdout.isatty():
             return "\n    ".join(["ready:", *places, advice])
         return f"ready: {'; '.join(places)}. {advice}"
 
-    def _demo_command(self) -> str:
-        """The command line of the demo, beginning as this program was called, so that it can be pasted."""
-        if self._settings.models:
-            first, *_ = self._of("gateway")
-            address = f"{http_scheme()}://{authority(reachable(self._settings.host), first.http_port)}"
-            return f"curl -X POST {address}/v2/repository/index"
+    def _next_command(self) -> str:
+        """A command line that works with any settings: the demo of the sample models, or what says how the given ones
+        are. It begins as this program was called, so that it can be pasted.
+        """
         program = Path(sys.argv[0])
         called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"
         is_default = self._settings.data_dir == UpSettings().data_dir
-        return f"{called} demo" + ("" if is_default else f" --data-dir {self._settings.data_dir}")
+        command = f"{called} {'doctor' if self._settings.models else 'demo'}"
+        return command + ("" if is_default else f" --data-dir {self._settings.data_dir}")
 
     async def _relay_logs(self) -> None:
         while True:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from deploy.local.embedded import AppendFsync
 from shared.contract.locations import ModelLocation
 from shared.settings import Count, MeshSettings, setting
+
+TOKEN_LENGTH_MIN = 16
+"""A shorter one could be guessed."""
+
+
+def check_console_token(token: str) -> None:
+    """Raises click.UsageError for a token that could be guessed. "": none is given"""
+    if token and len(token) < TOKEN_LENGTH_MIN:
+        raise click.UsageError(f"--console-token needs at least {TOKEN_LENGTH_MIN} characters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +92,7 @@ class UpSettings(MeshSettings):
         "loses nothing, a power cut or SIGKILL of the server may lose the last of them. always: before they are "
         "acknowledged.",
     )
+
+    def __post_init__(self) -> None:
+        """Raises click.UsageError for what the console would end with."""
+        check_console_token(self.console_token)

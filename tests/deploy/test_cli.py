@@ -138,6 +138,7 @@ def test_what_stands_behind_two_dashes_is_no_option(
         (["new", "x", "--models", "/proc/nope"], "/proc/nope/x cannot be written"),
         (["chaos", "--write-models", "/proc/nope"], "/proc/nope cannot be written"),
         (["chaos", "--minutes", "nan"], "'nan' is no number"),
+        (["up", "--console-token", "short"], "--console-token needs at least 16 characters"),
     ],
 )
 def test_what_cannot_be_done_is_told_without_a_traceback(words: list[str], text: str) -> None:

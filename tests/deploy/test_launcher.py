@@ -38,7 +38,8 @@ from deploy.local.settings import UpSettings
 sizes = dict(gateways=2, executors=2)
 ports = dict(http_port=0, grpc_port=0, metrics_port=0, console_port=0)
 token = os.environ.get("GIVEN_TOKEN", "")
-settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), console_token=token, **ports, **sizes)
+models = tuple(map(pathlib.Path, os.environ.get("GIVEN_MODELS", "").split()))
+settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), console_token=token, models=models, **ports, **sizes)
 sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
 """
 
@@ -267,6 +268,15 @@ def test_the_address_of_the_console_is_one_with_any_token(launch: Launch) -> Non
 
     (fragment,) = re.findall(r"console http://127.0.0.1:\d+/#(\S+);", line)
     assert {"token": ["a+b/c&d%e#f == ä"]} == parse_qs(fragment)
+
+
+def test_what_can_be_tried_next_works_whatever_protects_the_ports(launch: Launch, tmp_path: Path) -> None:
+    """Not a call of a port, which may ask for a certificate, a key or a header."""
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+
+    line = launch(GIVEN_MODELS=str(tmp_path / "models")).reads_until("ready: ")
+
+    assert f"Try, in another terminal: seqmesh doctor --data-dir {tmp_path / 'mesh'}\n" == line[line.index("Try") :]
 
 
 def test_the_console_alone_gets_a_token_and_kills_an_executor_through_the_launcher(launch: Launch) -> None:
