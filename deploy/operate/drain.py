@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 import click
 import msgspec
 
-from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching, unknown_executor
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, counted
 from shared.store.company import ServiceLine, services
@@ -102,8 +102,7 @@ def wish_name(who: str, known: list[ExecutorHolding]) -> str:
     several executors share the name."""
     found = matching(who, known)
     if not found:
-        names = ", ".join(sorted({one.registration.name for one in known})) or "none"
-        raise click.ClickException(f"no executor '{who}' in this mesh; there are: {names} (seqmesh drain --list)")
+        raise unknown_executor(who, [one.member for one in known])
     name = found[0].registration.name
     namesakes = {one.registration.executor for one in known if one.registration.name == name and one.member.usable}
     return who if len(namesakes) > 1 else name

@@ -3,7 +3,7 @@ sequence as its client does."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -145,6 +145,12 @@ WHICH = (
 def named(model: str, correlation_id: str, *, version: str, string: bool) -> SequenceId:
     """The sequence that a client calls by this id."""
     return sequence_id(model, version, correlation_id_from(correlation_id, string=string))
+
+
+def unknown_executor(who: str, members: Iterable[Member]) -> click.ClickException:
+    """The error of a command that names an executor which is not among these."""
+    names = ", ".join(sorted({member.registration.name for member in members})) or "none"
+    return click.ClickException(f"no executor '{who}' in this mesh; there are: {names} (seqmesh drain --list)")
 
 
 def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:

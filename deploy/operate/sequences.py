@@ -15,7 +15,7 @@ import msgspec
 
 from deploy.operate import move, pause, replay
 from deploy.operate.completion import ID, IDS, MODEL
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
+from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named, unknown_executor
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, clock, counted, duration, id_text
 from shared.contract.errors import Code
@@ -78,6 +78,8 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
     states: tuple[str, ...] = filters.pop("states")
     async with found_mesh(settings, model) as mesh:
         found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters))
+        if not found and filters["executor"]:
+            await check_executor(mesh, filters["executor"])
         shown = await mesh.sequences.foretold(found[:limit])
         now_ms = await redis_now_ms(mesh.redis)
     if as_json:
@@ -88,6 +90,13 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
         click.echo(table(shown, now_ms))
     left = len(found) - len(shown)
     click.echo(f"{counted(len(found), 'sequence')}{f', {left} of them not shown' if left else ''}")
+
+
+async def check_executor(mesh: OperatedMesh, who: str) -> None:
+    """Raises click.ClickException for an executor that the mesh does not know. who: its name or id"""
+    members = await mesh.membership.members()
+    if not any(who in (member.registration.name, member.registration.executor) for member in members):
+        raise unknown_executor(who, members)
 
 
 async def show(settings: OperatorSettings, model: str, correlation_id: str, *, as_json: bool, **naming: Any) -> None:

@@ -104,6 +104,13 @@ async def test_a_model_that_is_not_there_is_named_with_those_that_are(mesh: Runn
     assert MODEL in said
 
 
+async def test_an_executor_that_is_not_there_is_named_with_those_that_are(mesh: RunningMesh) -> None:
+    said = await seqmesh(mesh, "seq", "ls", MODEL, "--executor", "nobody", code=1)
+
+    assert "no executor 'nobody' in this mesh; there are: executor-1" in said
+    assert "0 sequences\n" == await seqmesh(mesh, "seq", "ls", MODEL, "--executor", "executor-1", "--prefix", "7099")
+
+
 async def test_an_id_of_a_client_does_nothing_to_the_operators_terminal(mesh: RunningMesh) -> None:
     hostile = "escape\x1b]0;owned\x07\x1b[2J"
     await step(mesh, hostile, 1, sequence_start=True)
