@@ -13,6 +13,7 @@ from gateway.models.exposition import Family, ShownExemplar, bound_text
 from gateway.models.metric_families import Shown
 from gateway.models.observation import EXECUTOR_STATES, Observed, each_model
 from gateway.models.redis_figures import CommandUse, RedisFigures
+from shared.contract.tenants import EVERY_OTHER
 from shared.statistics.meter import (
     BATCH_ROWS,
     CHECKPOINT_BYTES,
@@ -214,8 +215,13 @@ def _slot_waits(models: Sequence[Shown]) -> list[Family]:
 
 
 def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Family]:
-    """What tenants with limits of their own have, and what they were refused. sequences: those that are not over"""
-    refused = {name.removeprefix(OVER_QUOTA): of_mesh[name] for name in of_mesh if name.startswith(OVER_QUOTA)}
+    """What tenants with limits of their own have, and what they were refused.
+
+    sequences  of each of them, those that are not over
+    """
+    # What was counted of a tenant stays in Redis when its limits are gone.
+    counts = {tenant: of_mesh.get(f"{OVER_QUOTA}{tenant}", 0) for tenant in (EVERY_OTHER, *sequences)}
+    refused = {tenant: count for tenant, count in counts.items() if count}
     families = [
         Family(
             "seqmesh_tenant_sequences",

@@ -11,13 +11,14 @@ from gateway.models.mesh_families import (
     redis_families,
     request_families,
     sequence_families,
+    tenant_families,
 )
 from gateway.models.metric_families import Shown, shown
 from gateway.models.observation import Observed
 from gateway.models.redis_figures import figures_of
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
-from shared.statistics.meter import SECOND, Exemplar, LoadMeter, Phase, RoundTripMeter
+from shared.statistics.meter import OVER_QUOTA, SECOND, Exemplar, LoadMeter, Phase, RoundTripMeter
 from shared.statistics.reports import ExecutorReport, HostReport, ModelReport
 from shared.statistics.tally import statistics_of
 from shared.store.waiting_line import WaitingLine
@@ -129,6 +130,16 @@ def test_executors_are_shown_in_every_state() -> None:
     families = executor_families(Observed([], {}, executors={"serving": 2, "lost": 1}))
 
     assert {"serving": 2, "leaving": 0, "lost": 1, "drained": 0} == values(families, "seqmesh_executors")
+
+
+def test_a_tenant_is_shown_while_it_has_limits_of_its_own() -> None:
+    counts = {f"{OVER_QUOTA}{tenant}": 3 for tenant in ("acme", "gone", "*")}
+
+    families = tenant_families({"acme": 1, "calm": 0}, counts)
+
+    assert [{"acme": 1, "calm": 0}, {"acme": 3, "*": 3}] == [
+        {sample.labels["tenant"]: sample.value for sample in family.samples} for family in families
+    ]
 
 
 def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
