@@ -36,7 +36,10 @@ class RemoteLocation:
     path: str
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.endpoint}{'/' if self.endpoint else ''}{self.path}"
+        # Triton's shortest form: an address with a port means plain HTTP.
+        address = self.endpoint.removeprefix("http://")
+        server = address if ":" in address else self.endpoint
+        return f"{self.scheme}://{server}{'/' if server else ''}{self.path}"
 
 
 ModelLocation = Path | RemoteLocation

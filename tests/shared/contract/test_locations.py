@@ -17,9 +17,10 @@ from shared.contract.locations import RemoteLocation, parse_location, split_loca
         (
             "s3://10.0.0.1:9000/bucket/a",
             ("s3", "http://10.0.0.1:9000", "bucket/a"),
-            "s3://http://10.0.0.1:9000/bucket/a",
+            "s3://10.0.0.1:9000/bucket/a",
         ),
-        ("s3://http://minio:9000/b-1/a", ("s3", "http://minio:9000", "b-1/a"), "s3://http://minio:9000/b-1/a"),
+        ("s3://http://minio:9000/b-1/a", ("s3", "http://minio:9000", "b-1/a"), "s3://minio:9000/b-1/a"),
+        ("s3://http://minio/b-1", ("s3", "http://minio", "b-1"), None),
         ("s3://https://s3.example.org/bucket", ("s3", "https://s3.example.org", "bucket"), None),
         ("gs://bucket/models", ("gs", "", "bucket/models"), "gs://bucket/models"),
         ("as://account/container/models", ("as", "account", "container/models"), "as://account/container/models"),
