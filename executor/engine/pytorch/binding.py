@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.engine.pytorch.datatypes import DATATYPE
 from executor.engine.pytorch.signature import argument_names
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
@@ -168,13 +169,32 @@ def _index(name: str) -> int | None:
     return int(index) if found and index.isascii() and index.isdigit() else None
 
 
-def nested_returns(program: torch.export.ExportedProgram) -> Collection[str | int]:
-    """Which of the values that forward returns are no single tensor: their keys in a dict, or else their places."""
+def unfit_returns(program: torch.export.ExportedProgram) -> dict[str | int, str]:
+    """The values that forward returns and that can be no output, by their keys in a dict, or else by their places ->
+    what they are.
+    """
     spec = program.call_spec.out_spec
-    if spec is None or spec.is_leaf():
-        return ()
-    keys = spec.context if spec.type is dict else range(spec.num_children)
-    return [key for key, value in zip(keys, spec.children(), strict=True) if not value.is_leaf()]
+    if spec is None:
+        return {}
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    # Of a tensor or a size the name of its node, of a constant itself.
+    leaves = iter([_unfit(values.get(one), one) for one in program.graph_signature.user_outputs])
+    keys, parts = ([0], [spec]) if spec.is_leaf() else (range(spec.num_children), spec.children())
+    found: dict[str | int, str] = {}
+    for key, part in zip(spec.context if spec.type is dict else keys, parts, strict=True):
+        what = [next(leaves) for _ in range(part.num_leaves)]
+        if unfit := what[0] if part.is_leaf() else "a nested value":
+            found[key] = unfit
+    return found
+
+
+def _unfit(value: object, returned: object) -> str:
+    """What a returned value is that can be no output; "" if it can. value: that of the node, if `returned` names one"""
+    if isinstance(value, torch.Tensor):
+        return "" if value.dtype in DATATYPE else f"a tensor of {value.dtype}"
+    if value is None and isinstance(returned, str):
+        return ""
+    return "None" if returned is None else "a number"
 
 
 def bind_outputs(config: ModelConfig, kept: Collection[str] = ()) -> dict[str, int]:

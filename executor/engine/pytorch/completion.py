@@ -19,7 +19,7 @@ from torch import nn
 
 from executor.engine import shapes
 from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
-from executor.engine.pytorch.binding import nested_returns, program_arguments, script_arguments
+from executor.engine.pytorch.binding import program_arguments, script_arguments, unfit_returns
 from executor.engine.pytorch.datatypes import datatype_of
 from executor.engine.pytorch.kept_state import declared_states, refuse_problems
 from executor.engine.pytorch.signature import (
@@ -242,9 +242,9 @@ def _signature_of_graph(program: torch.export.ExportedProgram, config: dict[str,
 
 def _output_names(program: torch.export.ExportedProgram, state_outputs: Sequence[str]) -> list[str]:
     spec = program.call_spec.out_spec
-    if nested := nested_returns(program):
-        told = ", ".join(f"'{key}'" for key in nested)
-        raise LoadError(f"forward returns nested values at {told}; each value must be one tensor")
+    if unfit := unfit_returns(program):
+        told = ", ".join(f"{what} as '{key}'" for key, what in unfit.items())
+        raise LoadError(f"forward returns {told}; declare the model's inputs and outputs without it")
     if spec is not None and spec.type is dict:
         return [str(key) for key in spec.context]
     count = len(program.graph_signature.user_outputs)

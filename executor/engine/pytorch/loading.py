@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +22,10 @@ from executor.engine.pytorch.binding import (
     DictionaryForward,
     bind_arguments,
     bind_outputs,
-    nested_returns,
     program_arguments,
     script_arguments,
     takes_dictionary,
+    unfit_returns,
 )
 from executor.engine.pytorch.completion import completed
 from executor.engine.pytorch.engine import TorchEngine
@@ -55,7 +55,7 @@ def load(request: LoadRequest) -> TorchEngine:
         torch.set_num_threads(threads)
     use_inter_op_threads(config)
     path = model_file(request.model_dir / request.version, config.default_model_filename)
-    module, arguments, changes, nested = _load_module(config, path, device)
+    module, arguments, changes, unfit = _load_module(config, path, device)
     switches = switches_of(config)
     note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=device.type == "cuda")
     if switches.weight_sharing:
@@ -65,7 +65,7 @@ def load(request: LoadRequest) -> TorchEngine:
     forms = {} if keeps_apart else kept_forms(config, changes)
     firsts = first_states(config, changes, forms) if forms else {}
     places = bind_outputs(config, forms)
-    _refuse_nested(config, places, nested)
+    _refuse_unfit(config, places, unfit)
     bindings = bind_arguments(config, arguments, forms)
     if takes_dictionary(arguments):
         module = DictionaryForward(module)
@@ -91,28 +91,29 @@ def load(request: LoadRequest) -> TorchEngine:
 
 def _load_module(
     config: ModelConfig, path: Path, device: torch.device
-) -> tuple[nn.Module, list[Argument], Changes, Collection[str | int]]:
+) -> tuple[nn.Module, list[Argument], Changes, Mapping[str | int, str]]:
     """The module of a file on its device, the arguments of its forward, what its forward changes in it, and what is
-    known to be nested in what it returns.
+    known to be no output in what it returns.
     """
     if path.suffix != ".pt2":
         found = script_changes(load_script(path, torch.device("cpu")))
         script = load_script(path, device)
-        return script, script_arguments(script), found.of(script), ()
+        return script, script_arguments(script), found.of(script), {}
     program = load_program(path)
     _check_batch_dimension(config, program)
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = cast("nn.Module", program.module())
-    return module, program_arguments(program), program_changes(program, module), nested_returns(program)
+    return module, program_arguments(program), program_changes(program, module), unfit_returns(program)
 
 
-def _refuse_nested(config: ModelConfig, places: Mapping[str, int], nested: Collection[str | int]) -> None:
-    """Raises LoadError if an output or a state is not one of the values that forward returns, but several."""
+def _refuse_unfit(config: ModelConfig, places: Mapping[str, int], unfit: Mapping[str | int, str]) -> None:
+    """Raises LoadError if the value that forward returns as an output or a state can be none."""
     for name, place in places.items():
-        if name in nested or place in nested:
+        if what := unfit.get(name) or unfit.get(place):
             raise LoadError(
-                f"model '{config.name}': forward returns a nested value as '{name}'; each value must be one tensor"
+                f"model '{config.name}': forward returns {what} as '{name}'; each value must be one tensor, of a "
+                "datatype that requests have"
             )
 
 

@@ -814,6 +814,22 @@ def test_a_nested_value_of_a_program_is_refused_at_load_if_it_is_an_output(
     )
 
 
+@pytest.mark.parametrize(
+    ("place", "what"), [(1, "None"), (2, "a number"), (3, "a number"), (4, "a tensor of torch.complex64")]
+)
+def test_what_a_program_returns_and_is_no_output_is_refused_at_load(workshop: Workshop, place: int, what: str) -> None:
+    workshop.program("unfit", torch_modules.Unfit(), (torch.zeros(2, 1),))
+    inputs = [TensorSpec("x", "FP32", (1,))]
+    outputs = [TensorSpec(f"OUTPUT__{each}", "FP32", (1,)) for each in (0, place)]
+
+    assert workshop.load(plain_config("unfit", "pytorch", inputs=inputs, outputs=outputs[:1]))
+    bad_load(
+        workshop,
+        plain_config("unfit", "pytorch", inputs=inputs, outputs=outputs),
+        f"forward returns {what} as 'OUTPUT__{place}'; each value must be one tensor",
+    )
+
+
 def test_the_configured_file_name_is_used(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled()).rename(workshop.version_dir("doubled") / "other.pt")
     config = plain_config(

@@ -174,9 +174,9 @@ def test_a_program_s_dict_names_its_outputs_and_dynamic_sizes_are_variable(works
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (torch_modules.Nested(named=True), "forward returns nested values at 'pair'"),
-        (torch_modules.Nested(named=False), "forward returns nested values at '1'"),
-        (torch_modules.NoTensor(), "'nothing' of the program is no tensor"),
+        (torch_modules.Nested(named=True), "forward returns a nested value as 'pair'"),
+        (torch_modules.Nested(named=False), "forward returns a nested value as '1'"),
+        (torch_modules.NoTensor(), "forward returns None as 'nothing'; declare"),
     ],
 )
 def test_a_program_that_returns_more_than_plain_tensors_is_not_read(

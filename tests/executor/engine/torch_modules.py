@@ -84,6 +84,13 @@ class Nested(nn.Module):
         return {"y": x * 2, "pair": pair} if self.named else (x * 2, pair)
 
 
+class Unfit(nn.Module):
+    """Its values, but the first one, can be no outputs."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x * 2, None, 3, x.shape[0], x.to(torch.complex64)
+
+
 class NoTensor(nn.Module):
     """One of its values is no tensor."""
 
