@@ -24,7 +24,7 @@ from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostEr
 from executor.models.loader import Loader
 from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository
-from executor.models.sources import open_sources
+from executor.models.sources import open_sources, remove_abandoned
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
@@ -53,6 +53,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     redis = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
     connections = RedisConnections(lambda run: redis(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
+    remove_abandoned()
     repository = ModelRepository(
         open_sources(settings.models, settings.model_cache_dir.expanduser(), settings.model_cache_bytes),
         find_devices(settings.gpu),

@@ -47,7 +47,7 @@ class Copy:
         """The copy is not used any more: it is removed, unless another process uses it or this one is ending."""
         os.close(self.lock)
         if not self.cache.is_closing:
-            self.cache.remove(self.folder.parent)
+            remove_unused(self.folder.parent)
 
 
 class Cache:
@@ -93,21 +93,6 @@ class Cache:
                     (arriving / key).rename(folder)
                 arriving.rmdir()
 
-    def remove(self, folder: Path) -> bool:
-        """Removes a folder of the cache, unless a process uses it."""
-        try:
-            lock = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(lock)
-        return True
-
     def _held(self, place: Path, listing: Listing) -> Copy | None:
         """A copy that is there, locked against removal."""
         try:
@@ -125,7 +110,7 @@ class Cache:
             os.utime(place)
             return Copy(folder, self, lock)
         os.close(lock)
-        if not self.remove(place):
+        if not remove_unused(place):
             raise LoadError(f"somebody has changed {folder}, which another process uses: restart that process")
         return None
 
@@ -182,7 +167,7 @@ class Cache:
                     f"of {self.bytes_max} are in use: raise --model-cache-bytes"
                 )
             folder = others.pop(0)
-            if self.remove(folder):
+            if remove_unused(folder):
                 logs.info("copy of a model removed", place=folder, reason="the model cache is full")
 
     def size(self) -> int:
@@ -212,6 +197,22 @@ def locked(folder: Path) -> Generator[Path | None]:
         yield folder if is_at(folder, lock) else None
     finally:
         os.close(lock)
+
+
+def remove_unused(folder: Path) -> bool:
+    """Removes a folder, unless a process uses it. Returns whether the folder is gone."""
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def is_at(folder: Path, opened: int) -> bool:

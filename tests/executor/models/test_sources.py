@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.models.sources import open_sources
+from executor.models.sources import OVERRIDE, Override, open_sources, remove_abandoned
 from shared.contract.errors import MeshError
 
 
@@ -17,3 +17,22 @@ def test_a_folder_that_is_not_there_is_refused_with_the_remedy(tmp_path: Path) -
 
     with pytest.raises(MeshError, match=f"no model repository at {missing}: --models names a directory of models"):
         open_sources([here, missing], tmp_path / "cache", 1)
+
+
+def test_what_a_load_request_brought_outlives_a_killed_executor_until_another_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not longer, and nothing of an executor that lives."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    # Without the lock of a process, as one that was killed leaves it.
+    left = tmp_path / f"{OVERRIDE}killed"
+    (left / "m").mkdir(parents=True)
+    lives = Override("m", {"1/model.py": b""})
+
+    remove_abandoned()
+
+    assert not left.exists()
+    assert (lives.folder / "1" / "model.py").is_file()
+    lives.cleanup()
+    assert [] == list(tmp_path.iterdir())
