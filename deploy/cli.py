@@ -5,7 +5,6 @@ Services are imported only when their command is called, so that `seqmesh gatewa
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,7 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from deploy.local.endings import UNWRITABLE
+from deploy.local.endings import UNWRITABLE, drop_unwritten
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.operate.settings import check_is_text
@@ -75,10 +74,10 @@ class Program(click.Group):
         except OSError as error:
             if error.errno not in UNWRITABLE or error.filename is not None:
                 raise
-            # What is left of it would fail once more when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
             sys.exit(1)
+        finally:
+            drop_unwritten()
 
 
 @click.group(cls=Program, context_settings={"max_content_width": 110})

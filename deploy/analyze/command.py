@@ -28,7 +28,7 @@ from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, tri
 from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
 from deploy.local.data_directory import LauncherError
-from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, make_folder
+from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, results_in
 from shared.settings import ByteCount, NumberRange
 
 HELP = """Finds the configuration of a model that serves most steps a second within bounds.
@@ -186,8 +186,7 @@ def analyze(
     circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)
     if anew:
         shutil.rmtree(output, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace:
-        make_folder(output)
+    with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace, results_in(output):
         mesh = TrialMesh(model, Path(workspace))
         notes = read_notes(output, circumstances) or begun(mesh, circumstances)
         if notes.trials:

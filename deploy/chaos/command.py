@@ -27,7 +27,7 @@ from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, judge, markdown, report_of
 from deploy.chaos.run import run
-from deploy.local.endings import ending_by_verdict, make_folder
+from deploy.local.endings import ending_by_verdict, results_in
 from shared.settings import NumberRange
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
@@ -156,12 +156,12 @@ def chaos(
     if not given and (pids or fault_command):
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    make_folder(out)
     click.echo(f"seed {seed}; starting", err=True)
     with (
+        results_in(out),
         given_mesh(given, pids or {}, fault_command or "")
         if given
-        else own_mesh(out / "mesh", lease_ms=lease_ms, sentinels=sentinels) as mesh
+        else own_mesh(out / "mesh", lease_ms=lease_ms, sentinels=sentinels) as mesh,
     ):
         plan = ChaosPlan(
             seed=seed,

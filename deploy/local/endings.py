@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
 
+from deploy.local.terminal import show
+
 EXIT_NOT_BEGUN, EXIT_TOO_SOON = 2, 3
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Why an open file cannot be written. That of standard output, above all."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+"""Why an open file cannot be written. That of standard output, above all; EPIPE: its reader has gone."""
 
 
 class NotBegunError(click.ClickException):
@@ -33,8 +37,8 @@ def terminated_as_interrupted() -> Generator[None]:
 
 @contextmanager
 def ending_by_verdict() -> Generator[None]:
-    """For a command whose exit code 1 is a verdict. An error, also a full disk, ends it with EXIT_NOT_BEGUN; Ctrl-C
-    and SIGTERM, where the block itself does not take them, with EXIT_TOO_SOON.
+    """For a command whose exit code 1 is a verdict. An error, also a full disk or a reader that has gone, ends it
+    with EXIT_NOT_BEGUN; Ctrl-C and SIGTERM, where the block itself does not take them, with EXIT_TOO_SOON.
     """
     try:
         with terminated_as_interrupted():
@@ -49,12 +53,31 @@ def ending_by_verdict() -> Generator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        raise NotBegunError(f"the results cannot be written: {error.strerror}") from error
+        show(f"Error: the results cannot be written: {error.strerror}", sys.stderr)
+        raise SystemExit(EXIT_NOT_BEGUN) from error
 
 
-def make_folder(folder: Path) -> None:
-    """Makes a folder for results, unless it is there. Raises click.UsageError if it cannot be made."""
+def drop_unwritten() -> None:
+    """Drops what standard output and standard error cannot write: it would fail once more when Python ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def results_in(folder: Path) -> Generator[None]:
+    """Makes a folder for results, unless it is there; removes it if nothing is in it after the block.
+
+    raises  click.UsageError if it cannot be made
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"{folder} cannot be made: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()

@@ -16,6 +16,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from deploy import cli
+from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.settings import UpSettings
 from deploy.operate import sequences
 from shared.contract.ids import sequence_id
@@ -103,6 +104,21 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(words: list[str], tm
 
     assert "Error: the output cannot be written: No space left on device\n" == ended.stderr
     assert 1 == ended.returncode
+
+
+def test_a_reader_that_has_gone_is_no_verdict(tmp_path: Path) -> None:
+    """`seqmesh analyze MODEL 2>&1 | head -1`: exit code 1 would say that no configuration is within the bounds."""
+    read, write = os.pipe()
+    os.close(read)
+
+    with os.fdopen(write, "w") as broken:
+        words = ["analyze", str(Path(__file__).parents[2] / "deploy" / "models" / "add_sub"), "--output=out"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "deploy.cli", *words], stdout=broken, stderr=broken, check=False, cwd=tmp_path
+        )
+
+    assert EXIT_NOT_BEGUN == ended.returncode
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from pathlib import Path
 
 import click
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from deploy.chaos.command import chaos
 from deploy.local.data_directory import LauncherError
-from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdict
+from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdict, results_in
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
@@ -65,3 +66,14 @@ def test_chaos_says_where_its_results_cannot_go() -> None:
 
     assert EXIT_NOT_BEGUN == result.exit_code
     assert "/proc/nope cannot be made" in result.output
+
+
+@pytest.mark.parametrize(("written", "left"), [([], []), (["report.md"], ["results"])])
+def test_a_command_that_fails_leaves_no_empty_folder(tmp_path: Path, written: list[str], left: list[str]) -> None:
+    folder = tmp_path / "results"
+
+    with results_in(folder):
+        for name in written:
+            (folder / name).touch()
+
+    assert left == [found.name for found in tmp_path.iterdir()]
