@@ -15,6 +15,10 @@ from seqmesh_client import AsyncClient, SeqmeshError
 from shared.process.addresses import authority
 
 OWNER_INTERVAL_S = 0.2
+ANSWER_S = 5.0
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
+"""How a client of HTTP/2, and so of gRPC, begins (RFC 9113, 3.4): at last a frame of settings, the server's first."""
 
 
 def grpc_address(mesh: MeshState) -> str:
@@ -25,18 +29,29 @@ def grpc_address(mesh: MeshState) -> str:
 
 @asynccontextmanager
 async def client_of(url: str) -> AsyncGenerator[AsyncClient]:
-    """A client of the gateway at that address, within the block. Raises ClickException if nobody listens there, and for
-    every error of the client."""
-    host, _, port = url.rpartition(":")
+    """A client of the gateway at that address, within the block. Raises ClickException if nobody listens there, or
+    speaks gRPC, and for every error of the client."""
     try:
-        _, writer = await asyncio.open_connection(host.strip("[]"), port)
-        writer.close()
+        async with asyncio.timeout(ANSWER_S):
+            if not await speaks_grpc(url):
+                raise click.ClickException(f"{url} does not speak gRPC: --url names the gRPC port of a gateway")
         async with AsyncClient([url]) as client:
             yield client
     except SeqmeshError as failure:
         raise click.ClickException(f"{url}: {failure}") from failure
-    except OSError as failure:
+    except OSError as failure:  # also one of the time
         raise click.ClickException(f"no answer from {url}: {failure}") from failure
+
+
+async def speaks_grpc(url: str) -> bool:
+    """Whether who listens there begins as gRPC does. Raises OSError if nobody does."""
+    host, _, port = url.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+    try:
+        writer.write(GREETING)
+        return (await reader.read(len(SETTINGS)))[3:4] == SETTINGS[3:4]
+    finally:
+        writer.close()
 
 
 async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen[ViewT]) -> None:

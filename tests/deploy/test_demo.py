@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import re
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from deploy.demo.command import demo, is_gateway_of, running_mesh
 from deploy.demo.local_mesh import busiest, joined
 from deploy.demo.screen import Screen, TextView
-from deploy.demo.showing import numbered
+from deploy.demo.showing import client_of, numbered
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.data_directory import ChildState, LauncherError, MeshState
@@ -32,6 +33,19 @@ from shared.store.redis_client import agree
 
 def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> AnsweredPiece:
     return AnsweredPiece((text[:1].encode(), text.encode()), sent_s, sent_s + waited_s)
+
+
+async def test_a_port_that_speaks_http_alone_is_told_at_once() -> None:
+    async def answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer_http, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+
+        with pytest.raises(click.ClickException, match="does not speak gRPC: --url names the gRPC port of a gateway"):
+            async with client_of(f"{host}:{port}"):
+                pass
 
 
 def mesh_of(*gateway_ports: int) -> MeshState:
