@@ -331,7 +331,7 @@ async def test_a_client_that_resets_its_connection_is_no_error_to_anybody(mesh: 
 # -- models ----------------------------------------------------------------------------------------------------------
 
 MISBEHAVIOUR = {
-    -1: ("INTERNAL", "Failed to process the request\\(s\\) for model instance .*this model does not like -1"),
+    -1: ("INTERNAL", "Failed to process the request\\(s\\) for model .*this model does not like -1"),
     -2: ("INVALID_ARGUMENT", "not this number"),
     -3: ("INTERNAL", "OUTPUT"),
     -4: ("INTERNAL", "OUTPUT"),

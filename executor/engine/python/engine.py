@@ -457,7 +457,7 @@ class PythonEngine:
 
     def _call_error(self, text: str) -> RowError:
         return RowError(
-            Code.INTERNAL, f"Failed to process the request(s) for model instance '{self._instance}', message: {text}"
+            Code.INTERNAL, f"Failed to process the request(s) for model '{self._instance}', message: {text}"
         )
 
     # --- one row's result

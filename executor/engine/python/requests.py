@@ -83,10 +83,10 @@ class RowRequest(interface.InferenceRequest):
         # Without this request: the sender is to go as soon as the model lets go of it.
         return SoleSender(lambda: id(row) in cancelled)
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         """What the caller asked for; all outputs when he named none, as in Triton."""
         assert isinstance(self.columns, Columns), "a row's columns are its batch's"
-        return list(self._row.outputs or self.columns.sources.outputs)
+        return set(self._row.outputs or self.columns.sources.outputs)
 
 
 class DecoupledRequest(RowRequest):

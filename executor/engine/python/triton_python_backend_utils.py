@@ -151,8 +151,9 @@ class InferenceRequest:
         """The request's parameters as JSON."""
         return json.dumps(dict(self._parameters))
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._requested_output_names)
+    def requested_output_names(self) -> set[str]:
+        """A set, as in Triton."""
+        return set(self._requested_output_names)
 
     def preferred_memory(self) -> object:
         return self._preferred_memory

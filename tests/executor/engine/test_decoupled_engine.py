@@ -349,7 +349,7 @@ def test_what_execute_raises_ends_the_requests_that_are_open(
     assert answers.ended.wait(20)
     assert [1] == answers.values
     assert isinstance(answers.last, RowError)
-    assert answers.last.message.startswith("Failed to process the request(s) for model instance")
+    assert answers.last.message.startswith("Failed to process the request(s) for model")
     assert "odd" in answers.last.message
 
 

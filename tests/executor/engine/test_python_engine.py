@@ -209,7 +209,7 @@ def test_when_execute_raises_only_the_guilty_row_fails_in_triton_s_words(worksho
     assert isinstance(guilty, RowError)
     assert "INTERNAL" == guilty.code
     assert guilty.message.startswith(
-        "Failed to process the request(s) for model instance 'sum_0_0', message: RuntimeError: unlucky\n\nAt:\n  "
+        "Failed to process the request(s) for model 'sum_0_0', message: RuntimeError: unlucky\n\nAt:\n  "
     )
     assert "model.py(" in guilty.message
     assert [3, 3] == sums(engine, sum_row(0, 1), sum_row(1, 1))
@@ -572,7 +572,7 @@ def test_the_request_tells_the_model_what_the_client_said(workshop: Workshop) ->
         "echo",
         echo(
             "said = [request.request_id(), request.timeout(), json.loads(request.parameters()), "
-            "request.requested_output_names(), request.model_name(), request.is_cancelled(), "
+            "list(request.requested_output_names() & {'y'}), request.model_name(), request.is_cancelled(), "
             "[t.name() for t in request.inputs()], x.shape(), x.is_cpu(), pb_utils.get_model_dir()]; "
             "text = np.array([json.dumps(said)], dtype=np.object_); "
             "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', text)]))"
@@ -928,7 +928,7 @@ def test_what_is_no_exception_fails_its_row_alone_and_neither_readiness_nor_the_
     assert isinstance(last, RowResult)
     assert isinstance(guilty, RowError)
     kind = raised.partition("(")[0].rpartition(".")[2]
-    assert f"Failed to process the request(s) for model instance 'raising_0_0', message: {kind}" in guilty.message
+    assert f"Failed to process the request(s) for model 'raising_0_0', message: {kind}" in guilty.message
     assert isinstance(engine, ChecksReadiness)
     assert not engine.is_ready()
     engine.close()

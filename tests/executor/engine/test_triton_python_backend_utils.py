@@ -90,7 +90,7 @@ def test_response_senders_and_other_memories_are_told_by_name() -> None:
 def test_a_request_of_the_model_s_own() -> None:
     request = pb_utils.InferenceRequest("id", 7, [pb_utils.Tensor("x", np.zeros(1))], ["y"], "other", flags=1)
 
-    assert ("id", 7, ["y"], 1) == (
+    assert ("id", 7, {"y"}, 1) == (
         request.request_id(),
         request.correlation_id(),
         request.requested_output_names(),
