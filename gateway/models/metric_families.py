@@ -205,17 +205,29 @@ SEQUENCES: Sequence[Text] = (
     ),
 )
 DURATIONS = (
-    ("nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", "success"),
-    ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue"),
-    ("nv_inference_compute_input_duration_us", "Cumulative compute input duration in microseconds", "compute_input"),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        "success",
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        "queue",
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        "compute_input",
+    ),
     (
         "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
         "compute_infer",
     ),
     (
         "nv_inference_compute_output_duration_us",
-        "Cumulative inference compute output duration in microseconds",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         "compute_output",
     ),
 )

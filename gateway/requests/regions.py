@@ -219,7 +219,7 @@ class Regions:
             raise RequestError(f"Unable to find shared memory region: '{name}'", Code.NOT_FOUND)
         if not 0 <= offset < region.entry.byte_size:
             raise RequestError(f"Invalid offset for shared memory region: '{name}'")
-        if not 0 <= byte_size <= region.entry.byte_size - offset:
+        if not 0 < byte_size <= region.entry.byte_size - offset:
             raise RequestError(f"Invalid offset + byte size for shared memory region: '{name}'")
         return RegionPart(region, offset, byte_size)
 

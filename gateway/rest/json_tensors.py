@@ -29,14 +29,14 @@ WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data'
 def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
     """Makes a tensor of JSON data. The lists in `data` cannot be used afterwards.
 
-    If the shape has no elements, the data is ignored. The number of strings is not checked here: `forms` compares a
-    BYTES tensor with its shape, as it does for binary data.
+    If the shape has no elements, or no dimensions, which fits no model, the data is ignored, as in Triton: `forms`
+    refuses the shape. It also compares the number of strings with the shape, as it does for binary data.
 
     raises  JsonError in Triton's words for elements of the wrong type or number, RequestError for a datatype without
             a JSON form and for integers out of the datatype's range
     """
     count = element_count(shape)
-    if count == 0:
+    if count == 0 or not shape:
         return Tensor(name, datatype, shape, b"")
     elements = flatten(array_of(data, "data"))
     if datatype == "BYTES":

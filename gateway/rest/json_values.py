@@ -41,8 +41,20 @@ TRITONS_WORDS = {
     "number is infinity when parsed as double": "Number too big to be stored in double.",
     "no digit after decimal point": "Miss fraction part in number.",
     "no digit after exponent sign": "Miss exponent in number.",
+    "no digit after sign": "Invalid value.",
+    "invalid literal, expected 'true'": "Invalid value.",
+    "invalid literal, expected 'false'": "Invalid value.",
+    "invalid literal, expected 'null'": "Invalid value.",
+    "invalid escaped sequence in string": "Invalid escape character in string.",
+    "no low surrogate in string": "The surrogate pair in string is invalid.",
+    "invalid low surrogate in string": "The surrogate pair in string is invalid.",
+    # Of a short document that opens more arrays than it closes; nobody lacks memory.
+    "failed to allocate memory": "Invalid value.",
 }
-"""orjson's error text -> that of Triton's JSON library."""
+"""orjson's error text -> that of Triton's JSON library. Where one text of orjson stands for several of Triton's, as at
+the end of the document, it is kept."""
+NOT_UTF8 = "str is not valid UTF-8"
+"""Beginning of an error text of orjson, which has no position."""
 
 
 class JsonError(RequestError):
@@ -60,7 +72,7 @@ def parse(text: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         if "depth limit" in error.msg:
             raise nesting_error() from error
-        if not any(word in text for word in NON_FINITE):
+        if not error.msg.startswith(NOT_UTF8) and not any(word in text for word in NON_FINITE):
             raise _broken(TRITONS_WORDS.get(error.msg, error.msg), error.pos) from error
         document = _parse_non_finite(text)
     if text.count(b"[") + text.count(b"{") > JSON_NESTING_MAX:
@@ -103,7 +115,7 @@ def _parse_non_finite(text: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise _broken(error.msg, error.pos) from error
     except UnicodeError as error:
-        raise _broken("invalid encoding in string", getattr(error, "start", 0)) from error
+        raise _broken("Invalid encoding in string.", getattr(error, "start", 0)) from error
     except RecursionError as error:
         raise nesting_error() from error
 

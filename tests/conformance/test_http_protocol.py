@@ -108,6 +108,10 @@ FORM: dict[str, Case] = {
     "no value": Case(b'{"inputs":x}', 500, f"{BROKEN} Invalid value. at 10"),
     "no colon": Case(b'{"inputs" 1}', 500, f"{BROKEN} Missing a colon after a name of object member. at 10"),
     "no comma": Case(b'{"inputs":[1 2]}', 500, f"{BROKEN} Missing a comma or ']' after an array element. at 13"),
+    "no literal": Case(b'{"inputs":tree}', 500, f"{BROKEN} Invalid value. at 1"),
+    "no escape": Case(b'{"inputs":"\\x"}', 500, f"{BROKEN} Invalid escape character in string. at 11"),
+    "half a pair": Case(b'{"inputs":"\\ud800"}', 500, f"{BROKEN} The surrogate pair in string is invalid. at 11"),
+    "open arrays": Case(b"[" * 200, 500, f"{BROKEN} Invalid value. at "),
     "two documents": Case(b"{} {}", 500, f"{BROKEN} The document root must not be followed by other values. at 3"),
     "endless number": Case(b'{"x":1e400}', 500, f"{BROKEN} Number too big to be stored in double. at 5"),
     "no inputs": Case({}, 500, f"Unable to parse 'inputs': {NO_MEMBER} 'inputs'"),
@@ -329,6 +333,11 @@ NORMALISATION: dict[str, Case] = {
     ),
     "no batch dimension": Case(
         body(one(shape=())),
+        400,
+        f"{UNNAMED} input 'INPUT' has no shape but model requires batch dimension for 'stateless'",
+    ),
+    "no batch dimension, with data": Case(
+        body(one(shape=(), data=[1, 2])),
         400,
         f"{UNNAMED} input 'INPUT' has no shape but model requires batch dimension for 'stateless'",
     ),

@@ -126,6 +126,7 @@ def test_requests_in_tritons_words(client: Any, key: str) -> None:
 
     refused(client, "Unable to find shared memory region: 'x'", given=("x", 4, 0))
     refused(client, "Invalid offset + byte size for shared memory region: 'r'", given=("r", SIZE + 4, 0))
+    refused(client, "Invalid offset + byte size for shared memory region: 'r'", given=("r", 0, 0))
     refused(client, "Invalid offset for shared memory region: 'r'", given=("r", 4, SIZE))
 
 

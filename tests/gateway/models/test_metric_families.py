@@ -261,6 +261,13 @@ def test_latencies_are_counters_unless_more_or_less_is_asked_for() -> None:
     assert FIRST_RESPONSE not in usual
 
 
+def test_help_texts_of_durations_say_whether_cached_requests_count() -> None:
+    told = {family.name: family.help for family in models() if family.name.endswith("_duration_us")}
+
+    assert {name: "compute" in name for name in told} == {name: "does not include" in told[name] for name in told}
+    assert all(text.endswith("include cached requests)") or "(includes cached" in text for text in told.values())
+
+
 def test_summaries_have_quantiles_sum_and_count() -> None:
     read = page(models())
 

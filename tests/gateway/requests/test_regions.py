@@ -101,6 +101,7 @@ def test_what_cannot_be_registered_is_refused_in_tritons_words(folder: Path) -> 
         (("r", -1, 1), Code.INVALID_ARG, "Invalid offset for shared memory region: 'r'"),
         (("r", 0, 17), Code.INVALID_ARG, "Invalid offset + byte size for shared memory region: 'r'"),
         (("r", 15, 2), Code.INVALID_ARG, "Invalid offset + byte size for shared memory region: 'r'"),
+        (("r", 0, 0), Code.INVALID_ARG, "Invalid offset + byte size for shared memory region: 'r'"),
         (("r", 0, -1), Code.INVALID_ARG, "Invalid offset + byte size for shared memory region: 'r'"),
     ],
 )

@@ -122,6 +122,29 @@ def test_large_documents_are_read_like_small_ones(text: bytes) -> None:
     assert read(text) == read(text + b" " * LARGE_BYTES)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{"inputs": []}\x00\x80binary data, without the length of its JSON', "Invalid encoding in string. at 15"),
+        (b'{"a": "caf\xe9"}', "Invalid encoding in string. at 10"),
+        (b"[tree]", "Invalid value. at 1"),
+        (b"[-]", "Invalid value. at 2"),
+        (b'["\\x"]', "Invalid escape character in string. at 2"),
+        (b'["\\ud800"]', "The surrogate pair in string is invalid. at 2"),
+        (b"[" * 200, "Invalid value. at 199"),
+    ],
+)
+def test_broken_json_is_refused_in_tritons_words(text: bytes, words: str) -> None:
+    with pytest.raises(JsonError) as caught:
+        parse(text)
+
+    assert f"failed to parse the request JSON buffer: {words}" == caught.value.message
+
+
+def test_data_of_a_tensor_without_dimensions_is_left_to_the_check_of_its_shape() -> None:
+    assert Tensor("T", "FP32", (), b"") == tensor_of_json("T", "FP32", (), [1.0, 2.0])
+
+
 def test_a_number_beyond_all_doubles_is_refused_as_a_parameter() -> None:
     body = b'{"inputs": [], "parameters": {"x": 1%b}}%b' % (b"0" * 400, b" " * LARGE_BYTES)
 
