@@ -25,6 +25,7 @@ UNANSWERED = "the model let go of the request's response sender without a respon
 SECOND = "Unable to send response. Non-decoupled model cannot send more than one response."
 TOO_EARLY = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
 CLOSED = "Unable to send response. Response sender has been closed."
+UNHEARD = "a request had been answered before execute failed, so its caller does not hear of it: %s"
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +106,10 @@ class ResponseSender(interface.InferenceResponseSender):
         return self._answers.is_cancelled
 
     def fail(self, error: RowError) -> None:
-        """Ends the request, if the model has not ended it."""
+        """Ends the request; if the model has ended it, the log has the error."""
         # Without the lock, which a thread may hold that waits in `send`.
         if self._closed:
+            log.error(UNHEARD, error.message)
             return
         self._closed = True
         made = self._make(error, True)  # noqa: FBT003 - see `Make`
@@ -173,6 +175,8 @@ class SoleSender(interface.InferenceResponseSender):
                 if self._sent is not None:
                     log.error("%s One was sent, and one returned by execute, which is dropped.", SECOND)
                 self._count += 1
+            elif isinstance(returned, RowError) and self._sent is not None:
+                log.error(UNHEARD, returned.message)
             return self._sent
 
     def left_open(

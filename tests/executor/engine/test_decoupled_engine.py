@@ -366,6 +366,22 @@ def test_execute_returns_none(workshop: Workshop) -> None:
     assert "is using the decoupled mode and the execute function must return None." in left_open.last.message
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_log_has_an_error_of_execute_that_comes_behind_the_last_answer(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, *, asynchronous: bool
+) -> None:
+    body = "sender.send(response(value), FINAL)\nraise ValueError('behind')"
+    engine = load(workshop, body, config(), asynchronous=asynchronous)
+    answers = Recorded()
+
+    finish(engine, 1, answers)
+    engine.close()
+
+    assert isinstance(answers.last, RowResult)
+    if not isinstance(engine, ProcessEngine):
+        assert "ValueError: behind" in caplog.text
+
+
 def test_a_request_ends_when_its_sender_is_dropped(workshop: Workshop) -> None:
     engine = load(workshop, "self.kept.append(sender)\nif value == 2:\n    self.kept.clear()", config())
     held, dropped = Recorded(), Recorded()

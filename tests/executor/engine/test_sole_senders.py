@@ -284,6 +284,19 @@ def test_what_is_sent_goes_before_what_is_returned_and_the_log_says_so(
         assert SECOND in caplog.text
 
 
+def test_the_log_has_an_error_of_execute_that_comes_behind_the_answer(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "request.get_response_sender().send(response(value), FINAL)\nraise ValueError('behind')"
+    engine = load(workshop, stateless(), body)
+
+    (sent,) = run(engine, row(1))
+
+    assert 1 == value_of(sent)
+    if not isinstance(engine, ProcessEngine):
+        assert "ValueError: behind" in caplog.text
+
+
 @pytest.mark.parametrize("made", [stateless(), config(), config(states=True)], ids=["stateless", "own", "declared"])
 def test_when_execute_raises_what_was_sent_stands_and_the_others_are_as_without_senders(
     workshop: Workshop, made: ModelConfig
