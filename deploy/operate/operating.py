@@ -19,7 +19,7 @@ from shared.store.membership import Member, Membership
 from shared.store.redis_client import RETRIES, UnfitRedisError, connect, keys_of_mesh, refusal
 from shared.store.redis_py import REDIS_LOST, REFUSED
 from shared.store.redis_url import url_without_password
-from shared.store.sequences import Sequences
+from shared.store.sequences import Sequences, kept_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ExecutorHolding:
 async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenerator[OperatedMesh]:
     """Connects to the mesh of the settings. Raises click.ClickException with the remedy if there is none.
 
-    model  must be known to the mesh, if it is given
+    model  must be known to the mesh, if it is given, and no ensemble
     """
     url, prefix = located(settings)
     hint = "" if settings.redis_url else f"; does `seqmesh up` still run in {settings.data_dir}?"
@@ -72,10 +72,18 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
                 f"no mesh '{prefix}' in {url_without_password(url)}: give its --redis-url and --key-prefix"
             )
         membership = Membership(redis, keys)
-        if model and await membership.model(model) is None:
-            names = ", ".join(sorted(await membership.models())) or "none"
-            raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
+        if model:
+            await _check_keeps_sequences(membership, model)
         yield OperatedMesh(redis, keys, membership)
+
+
+async def _check_keeps_sequences(membership: Membership, model: str) -> None:
+    record = await membership.model(model)
+    if record is None:
+        names = ", ".join(sorted(await membership.models())) or "none"
+        raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
+    if keepers := kept_by(record.config):
+        raise click.ClickException(f"{keepers}; `seqmesh seq ls` of such a model shows them, with their --version")
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ from shared.store.exported import ExportError, from_file, to_file
 from shared.store.moving import MoveError
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
-from shared.store.sequences import PauseError, Sequences
+from shared.store.sequences import PauseError, Sequences, kept_by
 
 PAUSE_S, PAUSE_S_MAX = 3600, PAUSE_MS_MAX // 1000
 """How long a pause lasts: by default, and at most."""
@@ -232,11 +232,15 @@ class SequenceRoutes:
         return sequence_id(*model_and_version(scope), _id(query, query["as"]))
 
     def _served(self, scope: Scope) -> tuple[str, str]:
-        """The model and the version of the path. Raises RequestError if they are not served, or not to everybody."""
+        """The model and the version of the path. Raises RequestError if they are not served, or not to everybody, and
+        for an ensemble.
+        """
         if not self._is_open:
             raise RequestError(CLOSED_TO_OTHERS, Code.FORBIDDEN)
         model, version = model_and_version(scope)
-        self._catalog.record(model, version)
+        record, _ = self._catalog.record(model, version)
+        if keepers := kept_by(record.config):
+            raise RequestError(keepers)
         return model, version
 
     def _named(self, scope: Scope, known: Collection[str] = ID_QUERY) -> SequenceId:

@@ -18,6 +18,7 @@ from shared.contract.errors import Code
 from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ServedModel
+from shared.contract.model_config import ModelConfig
 from shared.contract.record import (
     ACCEPTED,
     CANCELLED,
@@ -66,6 +67,14 @@ class PauseError(Exception):
     def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
         super().__init__(reason)
         self.code = code
+
+
+def kept_by(config: ModelConfig) -> str:
+    """Who keeps the sequences of an ensemble, none of which has its name; "" for any other model."""
+    if not config.ensemble:
+        return ""
+    models = ", ".join(dict.fromkeys(step.model for step in config.ensemble))
+    return f"model '{config.name}' is an ensemble: its sequences are kept by the models of its steps ({models})"
 
 
 class Sequences:

@@ -19,8 +19,11 @@ from deploy.operate.diagnoses import Severity
 from deploy.operate.operating import connected, found_mesh
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import EnsembleStep, ModelConfig
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
+from shared.store.membership import Membership
 from tests.embedded_redis import EmbeddedRedis
 
 
@@ -79,6 +82,20 @@ async def test_a_mesh_that_this_release_does_not_understand_is_left_alone(
 
     with pytest.raises(click.ClickException, match=told):
         async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)):
+            pass
+
+
+async def test_of_an_ensemble_the_models_are_named_that_keep_its_sequences(
+    redis: AsyncRedis, redis_url: str, key_prefix: str
+) -> None:
+    keys = Keyspace(key_prefix)
+    await redis.hset(keys.mesh, "shards", 1)
+    steps = (EnsembleStep("total", "", {"IN": "VALUE"}, {"OUT": "TOTAL"}),)
+    config = ModelConfig("smooth", "", "ensemble", 0, (), (), ensemble=steps)
+    await Membership(redis, keys).publish(ModelRecord(config, "{}", ("1",)))
+
+    with pytest.raises(click.ClickException, match=r"'smooth' is an ensemble: .* \(total\); `seqmesh seq ls`"):
+        async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), "smooth"):
             pass
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.rest import sequences
 from gateway.rest.body import BodyBounds
 from gateway.rest.sequences import SequenceRoutes
+from shared.contract.errors import RequestError
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import EnsembleStep, ModelConfig
+
+STEP = EnsembleStep("halve", "", {"IN": "VALUE"}, {"OUT": "half"})
 
 
 class OneState:
     """What the routes know of the catalog and of sequences: any model is served, and every state has 10 bytes."""
 
-    def record(self, *_: str) -> None:
-        return
+    def __init__(self, *steps: EnsembleStep) -> None:
+        self._config = ModelConfig("m", "", "ensemble", 0, (), (), ensemble=steps)
+
+    def record(self, *_: str) -> tuple[ModelRecord, tuple[str, ...]]:
+        return ModelRecord(self._config, "{}", ("1",)), ("1",)
 
     async def export_bytes(self, _: str) -> int:
         return 10
@@ -68,3 +77,12 @@ async def test_a_client_that_does_not_read_its_export_holds_up_no_other(monkeypa
         await slow
     assert sent["slow"] == b"m||sslow"
     assert budget.taken == 0
+
+
+async def test_of_an_ensemble_the_models_are_named_that_keep_its_sequences() -> None:
+    known: Any = OneState(STEP, msgspec.structs.replace(STEP, model="total"), STEP)
+    routes = SequenceRoutes(known, known, BodyBounds(1 << 20, ByteBudget(1 << 20)), is_open=True)
+    unused: Any = None
+
+    with pytest.raises(RequestError, match=r"'m' is an ensemble: .* the models of its steps \(halve, total\)"):
+        await routes.list({**scope("1"), "query_string": b""}, unused, unused)
