@@ -76,6 +76,8 @@ class Catalog:
         self.offer: tuple[Mapping[str, ModelRecord], Mapping[str, tuple[str, ...]]] = ({}, {})
         """The records and versions among which `find` looks; another object only when something of it has changed."""
         self._judge_of_open, self._judge_of_ready = EnsembleJudge(), EnsembleJudge()
+        self._refused: Mapping[str, str] = {}
+        """Ensembles that cannot be served -> why."""
         self._served_until: dict[tuple[str, str], float] = {}
         self._unserved_since: dict[tuple[str, str], float] = {}
         self._refreshed_at: float | None = None
@@ -234,7 +236,9 @@ class Catalog:
         failed = _failures(repository)
         offered = _by_model(self._served_until)
         # An ensemble takes requests as long as its steps' models do: also while their executors have just died.
-        offer = records, _without(offered, self._judge_of_open.problems(records, offered, failed))
+        refused = self._judge_of_open.problems(records, offered, failed)
+        self._tell(refused, offered)
+        offer = records, _without(offered, refused)
         if offer != self.offer:
             self.offer = offer
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
@@ -246,6 +250,15 @@ class Catalog:
             records, ready, tuple(members), repository, unready | _unready_ensembles(records, unready)
         )
         self._refreshed_at = now
+
+    def _tell(self, refused: Mapping[str, str], offered: Collection[str]) -> None:
+        """Logs which ensembles begin, and cease, to be refused: no executor knows of it."""
+        before, self._refused = self._refused, refused
+        for name, problem in refused.items():
+            if before.get(name) != problem:
+                logs.warning("ensemble not served", model=name, cause=problem)
+        for name in sorted((before.keys() - refused.keys()) & set(offered)):
+            logs.notice("ensemble served again", model=name)
 
     def _extend(self, now: float, members: Sequence[Member]) -> None:
         for member in members:

@@ -135,6 +135,19 @@ async def test_ensembles_are_looked_at_anew_only_when_a_model_has_changed(monkey
     assert offers[0] is not catalog.offer
 
 
+async def test_the_log_tells_once_why_an_ensemble_is_not_served_and_when_it_is(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    mesh = Mesh(versions=("1",))
+    mesh.records = {**mesh.records, "e": ensemble("e", "gone")}
+    await mesh.at(100, serving("m", "e"))
+    await mesh.at(101, serving("m", "e"))
+    mesh.records = {**mesh.records, "e": ensemble("e", "m")}
+    await mesh.at(102, serving("m", "e"))
+
+    assert ["ensemble not served", "ensemble served again"] == [record.message for record in caplog.records]
+    assert "ensemble e contains models that are not available" in vars(caplog.records[0])["fields"]["cause"]
+
+
 async def test_words_for_what_cannot_be_found():
     mesh = Mesh()
     assert error_of(mesh.catalog, "m")[0] is Code.UNAVAILABLE
