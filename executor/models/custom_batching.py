@@ -131,7 +131,10 @@ class BatchStrategy:
         def include(seen: Seen) -> bool:
             request = _request(seen, messages[seen.id])
             with self._asked("model_batch_include_request", seen.id) as includes:
-                return bool(includes(request, batch))  # within the block: an array has no truth value
+                joins = includes(request, batch)
+                if joins is None:
+                    raise TypeError("it returned None, and not whether the request joins the batch")
+                return bool(joins)  # within the block: an array has no truth value
 
         try:
             return rules.decide(

@@ -192,6 +192,7 @@ def test_hooks_that_nobody_waits_for_may_leave_the_process_without_ending_it(
     ("code", "reason"),
     [
         ("import numpy\n    return numpy.array([True, False])", "ValueError: The truth value of an array"),
+        ("pass", "TypeError: it returned None, and not whether the request joins the batch"),
         ("raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})", "Mute: <its text cannot be made>"),
     ],
 )
