@@ -22,9 +22,9 @@ class ControlTensors:
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.name
         self._shape = (1, 1) if config.max_batch_size > 0 else (1,)
-        controls = config.sequence_batching.controls if config.sequence_batching else ()
-        self._flags = [control for control in controls if control.kind is not ControlKind.CORRID]
-        self._correlation = next((c for c in controls if c.kind is ControlKind.CORRID), None)
+        self._flags = [control for control in config.controls if control.kind is not ControlKind.CORRID]
+        self._correlation = next((c for c in config.controls if c.kind is ControlKind.CORRID), None)
+        self._takes_strings = self._correlation is not None and self._correlation.datatype == "BYTES"
         self._made: dict[tuple[bool, bool], Mapping[str, Tensor]] = {}
         self.null_row = self._null_row()
 
@@ -37,6 +37,10 @@ class ControlTensors:
         if self._correlation is None:
             return flags
         return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, correlation_id)}
+
+    def of_nobody(self, *, start: bool, end: bool, number: int = 0) -> Mapping[str, Tensor]:
+        """Control tensors of a step of no sequence. number: its correlation id, if the model takes no strings there"""
+        return self.of(start=start, end=end, correlation_id="" if self._takes_strings else number)
 
     def problem(self, correlation_id: CorrelationId) -> str:
         """Why the model cannot take this correlation id, in Triton's words; "" if it can, or does not ask for it.
@@ -56,7 +60,7 @@ class ControlTensors:
         flags = self._flag_tensors(start=False, end=False, ready=False)
         if self._correlation is None:
             return flags
-        nobody = "" if self._correlation.datatype == "BYTES" else 0
+        nobody = "" if self._takes_strings else 0
         return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, nobody)}
 
     def _flag_tensors(self, *, start: bool, end: bool, ready: bool) -> dict[str, Tensor]:

@@ -223,6 +223,9 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+NO_TIME = Timings(0, 0, 0)
+
+
 class BatchResult(msgspec.Struct, frozen=True):
     """One entry per row given, in the same order (null rows: None)."""
 

@@ -34,10 +34,9 @@ def alone_because(config: ModelConfig, threads: int) -> str:
         return f"torch_threads is {threads}"
     if config.batch_inputs or config.batch_outputs:
         return "some of its tensors belong to the whole batch"
-    states = config.sequence_batching.states if config.sequence_batching else ()
     for name, dims, loose in (
         *((spec.name, spec.dims, spec.allow_ragged_batch) for spec in config.inputs),
-        *((state.input_name, state.dims, state.datatype == "BYTES") for state in states),
+        *((state.input_name, state.dims, state.datatype == "BYTES") for state in config.states),
     ):
         if loose or -1 in dims:
             return f"the shape of '{name}' varies"

@@ -18,11 +18,12 @@ from enum import Enum
 
 import numpy as np
 
+from executor.core.controls import ControlTensors
 from executor.engine import shapes
 from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.models.slots import any_slot
-from executor.models.warmup import FLOATS, float_bytes, nobodys_controls
+from executor.models.warmup import FLOATS, float_bytes
 from shared.contract.errors import Code, LoadError
 from shared.contract.model_config import Direct, FixedShape, ModelConfig
 from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, pack_bytes
@@ -148,7 +149,7 @@ class _Maker:
 
     def __init__(self, config: ModelConfig, chance: np.random.Generator) -> None:
         self._inputs = config.inputs
-        self._states = config.sequence_batching.states if config.sequence_batching else ()
+        self._states = config.states
         self._leading = (1,) if config.max_batch_size > 0 else ()
         self._chance = chance
 
@@ -208,7 +209,8 @@ class _Table:
         is_direct = batching is not None and isinstance(batching.strategy, Direct)
         self._slot_is_row = is_direct and not any_slot(config, slots)
         self._beside: list[bytearray] = []
-        self._controls = {starts: nobodys_controls(config, start=starts, end=False) for starts in (False, True)}
+        controls = ControlTensors(config)
+        self._controls = {starts: controls.of_nobody(start=starts, end=False) for starts in (False, True)}
 
     def move(self) -> None:
         """Moves the weights, and the memory of later batches, to other addresses."""

@@ -11,7 +11,6 @@ Source: triton-spec section 4, "model_warmup"; Triton core, backend_model_instan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,10 @@ from numpy.typing import NDArray
 
 from executor.core.controls import ControlTensors
 from executor.engine.base import Engine, Row, RowError
+from executor.engine.null_rows import zeros
 from shared.contract.errors import Code, LoadError
 from shared.contract.model_config import ControlSpec, ModelConfig, WarmupInput, WarmupSample, WarmupSource
-from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, pack_bytes
+from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count
 from shared.process import logs
 
 WARMUP_DIR = "warmup"
@@ -47,8 +47,7 @@ def warmup_row(config: ModelConfig, sample: WarmupSample, model_dir: Path) -> Ro
     raises  LoadError for a tensor that the model does not have, and for a file that cannot be read
     """
     specs = {spec.name for spec in config.inputs}
-    batching = config.sequence_batching
-    controls = {control.name: control for control in (batching.controls if batching else ())}
+    controls = {control.name: control for control in config.controls}
     leading = (1,) if config.max_batch_size > 0 else ()
     inputs: dict[str, Tensor] = {}
     given: dict[str, Tensor] = {}
@@ -60,16 +59,8 @@ def warmup_row(config: ModelConfig, sample: WarmupSample, model_dir: Path) -> Ro
             inputs[name] = Tensor(name, described.datatype, shape, _content(sample, described, model_dir))
         else:
             raise _failed(sample, f"unexpected inference input '{name}' for model '{config.name}'")
-    usual = nobodys_controls(config, start=True, end=True)
-    return Row(inputs=inputs, controls={**usual, **given}, start=batching is not None)
-
-
-def nobodys_controls(config: ModelConfig, *, start: bool, end: bool) -> Mapping[str, Tensor]:
-    """The control tensors of a step of no sequence: correlation id 0 or ""."""
-    controls = ControlTensors(config)
-    null = controls.null_row
-    of_strings = any(tensor.datatype == "BYTES" for tensor in null.values())
-    return controls.of(start=start, end=end, correlation_id="" if of_strings else 0)
+    usual = ControlTensors(config).of_nobody(start=True, end=True)
+    return Row(inputs=inputs, controls={**usual, **given}, start=config.sequence_batching is not None)
 
 
 def _run(engine: Engine, sample: WarmupSample, row: Row) -> None:
@@ -106,14 +97,11 @@ def _control(
 
 
 def _content(sample: WarmupSample, described: WarmupInput, model_dir: Path) -> bytes:
-    count = element_count(described.dims)
     if described.source is WarmupSource.FILE:
         return _file_content(sample, described, model_dir / WARMUP_DIR / described.file)
-    if described.datatype == "BYTES":
-        return pack_bytes([b""] * count)
-    if described.source is WarmupSource.ZERO:
-        return bytes(count * ELEMENT_BYTES[described.datatype])
-    return _random(described.datatype, count)
+    if described.datatype == "BYTES" or described.source is WarmupSource.ZERO:
+        return zeros(described.datatype, described.dims)
+    return _random(described.datatype, element_count(described.dims))
 
 
 def _file_content(sample: WarmupSample, described: WarmupInput, path: Path) -> bytes:

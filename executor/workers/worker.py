@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from executor.engine.base import (
+    NO_TIME,
     BatchResult,
     ChecksReadiness,
     Engine,
@@ -35,7 +36,6 @@ from executor.engine.base import (
     RowError,
     RunsAgain,
     SeesCancellation,
-    Timings,
 )
 from executor.workers.devices import NO_GPUS, Devices
 from executor.workers.engine_thread import EngineThread, P, R, made
@@ -165,7 +165,7 @@ class EngineWorker:
             self._devices.check()
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
-            return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
+            return BatchResult([None if row.null else error for row in rows], NO_TIME)
         finally:
             if self._pace is not None:
                 self._pace.took((time.thread_time_ns() - began_ns) / 1000)

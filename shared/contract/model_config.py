@@ -403,9 +403,19 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return self.parameters.get("batch_gathering", "on") == "on"
 
     @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The declared states of its sequences; empty for a stateless model."""
+        return self.sequence_batching.states if self.sequence_batching is not None else ()
+
+    @property
+    def controls(self) -> tuple[ControlSpec, ...]:
+        """The control tensors of its sequences; empty for a stateless model."""
+        return self.sequence_batching.controls if self.sequence_batching is not None else ()
+
+    @property
     def declares_state(self) -> bool:
         """Whether the configuration declares the sequences' state; then it declares all of it."""
-        return self.sequence_batching is not None and bool(self.sequence_batching.states)
+        return bool(self.states)
 
     @property
     def state_in_mesh(self) -> bool:

@@ -14,6 +14,7 @@ import onnxruntime
 
 from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of
 from shared.contract.errors import LoadError
+from shared.contract.tensors import NUMPY_TYPE
 
 ort: Any = onnxruntime  # its stubs do not cover what is used here
 MODEL_FILE = "model.onnx"
@@ -22,17 +23,7 @@ CPU = "CPUExecutionProvider"
 FATAL = 4
 """Severity of what ONNX Runtime logs by itself. Whatever is less severe is raised as well, and told to the caller."""
 
-WIRE_TYPE: Mapping[str, str] = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
+WIRE_TYPE = {f"tensor({dtype.name})": name for name, dtype in NUMPY_TYPE.items()} | {
     "tensor(bfloat16)": "BF16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",

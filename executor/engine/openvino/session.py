@@ -18,27 +18,18 @@ from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Run
 from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of, used_names
 from shared.contract.errors import LoadError
+from shared.contract.tensors import NUMPY_TYPE
 
 log = logging.getLogger(__name__)
 
 ov: Any = openvino  # its types are those of generated bindings
 
-WIRE_TYPE: Mapping[str, str] = {
+WIRE_TYPE = {f"{dtype.kind}{8 * dtype.itemsize}": name for name, dtype in NUMPY_TYPE.items()} | {
     "boolean": "BOOL",
-    "u8": "UINT8",
-    "u16": "UINT16",
-    "u32": "UINT32",
-    "u64": "UINT64",
-    "i8": "INT8",
-    "i16": "INT16",
-    "i32": "INT32",
-    "i64": "INT64",
-    "f16": "FP16",
     "bf16": "BF16",
-    "f32": "FP32",
-    "f64": "FP64",
     "string": "BYTES",
 }
+"""By OpenVINO's names: u8 is UINT8, f32 is FP32."""
 INT32_END = 1 << 31
 _NUMBER = "a non-negative number"
 _PROPERTIES: Mapping[str, tuple[str, Callable[[str], bool]]] = {

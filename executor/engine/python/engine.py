@@ -34,8 +34,9 @@ from typing import Any, cast
 
 import msgspec
 
-from executor.engine.base import BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult, Timings
-from executor.engine.null_rows import NULL_ROW, false_control
+from executor.core.controls import ControlTensors
+from executor.engine.base import NO_TIME, BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.columns import Columns, Sources
@@ -66,8 +67,6 @@ from shared.contract.model_config import Direct, FixedShape, Oldest, SequenceRec
 from shared.contract.tensors import Tensor
 
 log = logging.getLogger(__name__)
-
-NO_TIME = Timings(0, 0, 0)
 
 
 class RowPass(msgspec.Struct, eq=False):
@@ -121,7 +120,7 @@ class PythonEngine:
         batched = config.max_batch_size > 0
         self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
         self._shapes = RowShapes(config)
-        self._states = SlotStates(batching.states if batching else (), request.model_dir, request.state_value_bytes_max)
+        self._states = SlotStates(config.states, request.model_dir, request.state_value_bytes_max)
         self._has_state = bool(self._states.specs)
         self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
@@ -132,8 +131,8 @@ class PythonEngine:
         self._in_order = ordered
         self._reader = ResponseReader(config, self._states.specs, request.state_value_bytes_max)
         inputs = {spec.name: spec for spec in config.inputs}
-        controls = batching.controls if batching else ()
-        false_controls = {control.name: false_control(control, batched=batched) for control in controls}
+        null_controls = ControlTensors(config).null_row
+        false_controls = {control.name: null_controls[control.name] for control in config.controls}
         states = {state.input_name: state for state in self._states.specs}
         self._sources = Sources(
             model=config.name,

@@ -17,12 +17,7 @@ from executor.engine.python import calls
 from executor.engine.python.calls import AnswerStream, CallAnswer, CallError, ModelCall
 from executor.engine.python.columns import tensor_of
 from executor.engine.python.model_metrics import TritonModelException
-from executor.engine.python.response import (
-    InferenceResponse,
-    TritonError,
-    WrongResponseError,
-    response_parameters,
-)
+from executor.engine.python.response import InferenceResponse, TritonError, WrongResponseError, response_parameters
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.python.texts import is_text, plain_text
 from shared.contract.errors import Code

@@ -24,7 +24,7 @@ import msgspec
 
 from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import called, error_text, forget, import_model_class, takes
-from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
+from executor.engine.python.process.environments import EXECUTORS_OWN, Environment, status_text
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
 
@@ -76,7 +76,7 @@ def completed_apart(
         outcome = msgspec.json.decode(answer, type=CompletionResult)
     except msgspec.DecodeError:
         raise ConfigError(
-            f"auto_complete_config of model '{name}': its process ended with {_status(process.returncode)}"
+            f"auto_complete_config of model '{name}': its process ended with {status_text(process.returncode)}"
         ) from None
     if outcome.error:
         raise (LoadError if outcome.is_import_error else ConfigError)(outcome.error)
@@ -157,9 +157,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()
-
-
-def _status(code: int) -> str:
-    if code >= 0:
-        return f"exit status {code}"
-    return f"signal {-code} ({signal.Signals(-code).name})"

@@ -73,7 +73,7 @@ class ModelState:
     def load(self, correlation_id: CorrelationId, state: bytes) -> None:
         """Gives the model a state that `save` returned."""
         try:
-            arrays = {tensor.name: _array(tensor) for tensor in _tensors.decode(state)}
+            arrays = {tensor.name: to_numpy(tensor).copy() for tensor in _tensors.decode(state)}
         except (ValueError, KeyError) as wrong:  # msgspec's errors are ValueErrors
             raise self._error(RESTORE, correlation_id, f"what was kept is not readable: {wrong}") from wrong
         self._call(RESTORE, correlation_id, arrays)
@@ -111,7 +111,3 @@ def _tensor(name: object, value: object) -> Tensor:
     if little.dtype not in DATATYPE_OF:
         raise TypeError(f"'{name}' has elements of a type that no tensor has: {array.dtype}")
     return from_numpy(name, little)
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    return to_numpy(tensor).copy()

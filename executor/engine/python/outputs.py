@@ -12,12 +12,7 @@ from executor.engine import shapes
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.python.model import error_text
 from executor.engine.python.model_metrics import TritonModelException
-from executor.engine.python.response import (
-    InferenceResponse,
-    TritonError,
-    WrongResponseError,
-    response_parameters,
-)
+from executor.engine.python.response import InferenceResponse, TritonError, WrongResponseError, response_parameters
 from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.python.texts import plain_text
@@ -71,7 +66,7 @@ class ResponseReader:
     def _given(self, response: InferenceResponse) -> dict[str, ModelTensor]:
         given: dict[str, ModelTensor] = {}
         for tensor in response.given:
-            if not _is_tensor(tensor):
+            if not isinstance(cast("object", tensor), ModelTensor):
                 raise WrongResponseError(
                     f"model '{self._model}' returned a {type(tensor).__name__} among its output tensors"
                 )
@@ -163,11 +158,6 @@ class OutputCheck:
                 f"{shapes.text(expected)}, got {datatype} {shapes.text(shape)}"
             )
         self._client_shape = (*leading, *shapes.for_client(self._spec, row_shape))
-
-
-def _is_tensor(value: object) -> bool:
-    """Asked of a value whose type a model may have promised wrongly."""
-    return isinstance(value, ModelTensor)
 
 
 def _as_output(state: StateSpec) -> TensorSpec:

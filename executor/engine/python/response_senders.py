@@ -12,6 +12,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from executor.engine.base import Answers, LateAnswer, RowError, RowResult
 from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.response import InferenceResponse
@@ -30,14 +32,11 @@ UNHEARD = "a request had been answered before execute failed, so its caller does
 log = logging.getLogger(__name__)
 
 
-class MadeAnswer:
+class MadeAnswer(msgspec.Struct, frozen=True, eq=False):
     """An answer, and what moves the state on if it is the last one."""
 
-    __slots__ = ("keep_state", "result")
-
-    def __init__(self, result: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
-        self.result = result
-        self.keep_state = keep_state
+    result: RowResult | RowError
+    keep_state: Callable[[], None] | None = None
 
 
 Given = InferenceResponse | RowError | None

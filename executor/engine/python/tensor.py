@@ -13,23 +13,9 @@ from numpy.typing import NDArray
 from executor.engine.python.model_metrics import TritonModelException
 from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, pack_bytes
 
-_TYPE_NUMBER = {
-    "BOOL": 1,
-    "UINT8": 2,
-    "UINT16": 3,
-    "UINT32": 4,
-    "UINT64": 5,
-    "INT8": 6,
-    "INT16": 7,
-    "INT32": 8,
-    "INT64": 9,
-    "FP16": 10,
-    "FP32": 11,
-    "FP64": 12,
-    "BYTES": 13,
-    "BF16": 14,
-}
-"""TRITONSERVER_DataType, by wire name."""
+_TYPES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
+"""Wire names in the order of TRITONSERVER_DataType, which begins with 1."""
+_TYPE_NUMBER = {name: number for number, name in enumerate(_TYPES.split(), start=1)}
 
 TRITON_TO_NUMPY_TYPE: dict[int, Any] = {
     _TYPE_NUMBER[name]: np.object_ if name == "BYTES" else NUMPY_TYPE[name].type

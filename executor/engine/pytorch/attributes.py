@@ -49,16 +49,14 @@ class Leaf:
 class Attribute:
     """An attribute that forward changes.
 
-    leaves       what it consists of
-    is_tuple     whether the value is a tuple, even of one leaf
-    is_optional  whether it may be None as a whole
+    leaves    what it consists of
+    is_tuple  whether the value is a tuple, even of one leaf
     """
 
     owner: Owner
     name: str
     leaves: tuple[Leaf, ...]
     is_tuple: bool = False
-    is_optional: bool = False
 
     def read(self) -> list[Any]:
         """The leaves' values; each is None if the attribute is."""
@@ -290,7 +288,7 @@ def _attribute(owner: Owner, path: str, kind: Any) -> Attribute | None:
         if part.kind() != "TensorType" and (part.kind() not in SCALARS or is_optional):
             return None
         leaves.append(Leaf(name, SCALARS.get(part.kind(), "")))
-    return Attribute(owner, path.rpartition(".")[2], tuple(leaves), is_tuple, is_optional) if leaves else None
+    return Attribute(owner, path.rpartition(".")[2], tuple(leaves), is_tuple) if leaves else None
 
 
 def _schema(node: Any) -> Any:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from executor.core.controls import ControlTensors
 from executor.engine import shapes
 from executor.engine.base import Row, RowResult
 from executor.engine.null_rows import zeros
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward
-from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig
+from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, to_numpy
 
 ROWS = 4
@@ -105,10 +106,7 @@ def _row(config: ModelConfig, slot: int, step: int) -> Row:
     for spec in config.inputs:
         dims = tuple(_SIZE if dim == -1 else dim for dim in spec.dims)
         inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance))
-    batching = config.sequence_batching
-    controls = {
-        control.name: _control(control, slot, first=step == 0) for control in (batching.controls if batching else ())
-    }
+    controls = ControlTensors(config).of_nobody(start=step == 0, end=False, number=slot + 1)
     return Row(inputs, controls, slot=slot, start=step == 0, correlation_id=slot + 1)
 
 
@@ -120,15 +118,3 @@ def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator) -> 
         return chance.standard_normal(element_count(dims)).astype(kind).tobytes()
     # Small, because a number may be a word of a vocabulary.
     return chance.integers(0, 2, element_count(dims)).astype(kind).tobytes()
-
-
-def _control(control: ControlSpec, slot: int, *, first: bool) -> Tensor:
-    if control.datatype == "BYTES":
-        return Tensor(control.name, "BYTES", (1, 1), zeros("BYTES", (1,)))
-    if control.false_true is None:
-        value: float = slot + 1
-    else:
-        value = control.false_true[
-            int(control.kind is ControlKind.READY or (first and control.kind is ControlKind.START))
-        ]
-    return Tensor(control.name, control.datatype, (1, 1), np.array([value], NUMPY_TYPE[control.datatype]).tobytes())

@@ -203,8 +203,7 @@ def bind_outputs(config: ModelConfig, kept: Collection[str] = ()) -> dict[str, i
     kept    states that are attributes of the module, which are not returned
     raises  LoadError when two names mean the same place
     """
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    names = list(dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in states]))
+    names = list(dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in config.states]))
     names = [name for name in names if name not in kept]
     by_order = any(_index(spec.name) is None for spec in config.outputs if spec.name not in kept)
     outputs = {spec.name for spec in config.outputs}
@@ -225,9 +224,8 @@ def argument_sources(config: ModelConfig) -> list[tuple[str, Source]]:
     """Every tensor that a model is given, by name: inputs, batch inputs, controls and states."""
     sources: list[tuple[str, Source]] = [(spec.name, spec) for spec in config.inputs]
     sources += [(name, spec) for spec in config.batch_inputs for name in spec.names]
-    if config.sequence_batching:
-        sources += [(control.name, control) for control in config.sequence_batching.controls]
-        sources += [(state.input_name, state) for state in config.sequence_batching.states]
+    sources += [(control.name, control) for control in config.controls]
+    sources += [(state.input_name, state) for state in config.states]
     return sources
 
 

@@ -33,6 +33,7 @@ from executor.engine.pytorch.signature import (
     load_script,
     model_file,
     read_signature,
+    taken_names,
 )
 from executor.engine.pytorch.trial_steps import tried_signature, values_after_a_step
 from shared.contract.errors import ConfigError, LoadError
@@ -218,20 +219,13 @@ def _signature_of(config: dict[str, Any], model: _Model) -> Signature:
 
 def _signature_of_graph(program: torch.export.ExportedProgram, config: dict[str, Any]) -> Signature:
     batch_size = int(config.get("max_batch_size", 0))
-    batching: dict[str, Any] = config.get("sequence_batching") or {}
-    states: list[dict[str, Any]] = batching.get("state") or []
-    controls: list[dict[str, Any]] = batching.get("control_input") or []
-    reserved: set[str] = {control.get("name", "") for control in controls}
-    reserved |= {state.get("input_name", "") for state in states}
-    batch_inputs: list[dict[str, Any]] = config.get("batch_input") or []
-    reserved |= {name for entry in batch_inputs for name in entry.get("target_name", ())}
+    taken, state_outputs = taken_names(config)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = [
         _tensor_signature(name, values.get(node), batched=batch_size > 0)
         for name, node in zip(argument_names(program), program.graph_signature.user_inputs, strict=True)
-        if name not in reserved
+        if name not in taken
     ]
-    state_outputs = [state.get("output_name", "") for state in states]
     outputs = [
         _tensor_signature(name, values.get(node), batched=batch_size > 0)
         for name, node in zip(_output_names(program, state_outputs), program.graph_signature.user_outputs, strict=True)

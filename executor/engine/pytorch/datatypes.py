@@ -6,22 +6,11 @@ from typing import Any, cast
 import torch
 
 from shared.contract.errors import LoadError
-from shared.contract.tensors import ELEMENT_BYTES
+from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE
 
 TORCH_TYPE: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "UINT8": torch.uint8,
-    "UINT16": torch.uint16,
-    "UINT32": torch.uint32,
-    "UINT64": torch.uint64,
-    "INT8": torch.int8,
-    "INT16": torch.int16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "FP16": torch.float16,
     "BF16": torch.bfloat16,
-    "FP32": torch.float32,
-    "FP64": torch.float64,
+    **{name: getattr(torch, dtype.name) for name, dtype in NUMPY_TYPE.items()},
 }
 """BYTES is not in it: torch has no tensors of strings. A model takes and returns `List[str]`."""
 

@@ -28,11 +28,12 @@ from typing import Any
 
 import torch
 
+from executor.core.controls import ControlTensors
 from executor.engine import shapes
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
-from executor.engine.null_rows import NULL_ROW, false_control, zeros
+from executor.engine.null_rows import NULL_ROW, zeros
 from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.binding import Binding, Source
 from executor.engine.pytorch.call import BatchFailedError, Layout
@@ -93,10 +94,7 @@ class TorchEngine:
         self._batched = config.max_batch_size > 0
         batching = config.sequence_batching
         self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
-        self._false = {
-            control.name: false_control(control, batched=self._batched).raw
-            for control in (batching.controls if batching else ())
-        }
+        self._false = {name: tensor.raw for name, tensor in ControlTensors(config).null_row.items()}
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
         self._fixed_threads = fixed_threads
         chosen = switches or Switches()

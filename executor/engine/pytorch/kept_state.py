@@ -174,8 +174,7 @@ def kept_forms(config: ModelConfig, changes: Changes) -> dict[str, LeafForm]:
     declares it otherwise.
     """
     refuse_problems(config.name, changes)
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    declared = {state.input_name: state for state in states}
+    declared = {state.input_name: state for state in config.states}
     forms: dict[str, LeafForm] = {}
     for attribute in changes.attributes:
         for leaf, value in zip(attribute.leaves, attribute.read(), strict=True):
@@ -198,8 +197,10 @@ def _form(config: ModelConfig, spec: StateSpec, leaf: Leaf, value: Any) -> LeafF
     unset = is_unset(value)
     shape = None if unset else tuple(value.shape) if isinstance(value, torch.Tensor) else ()
     datatype = leaf.scalar or (spec.datatype if unset else datatype_of(leaf.name, value.dtype))
-    per_row = config.max_batch_size > 0 and shape is not None and is_per_row(shape) and _allows(spec, shape[1:])
-    fits = set(spec.dims) == {-1} if shape is None else per_row or _allows(spec, shape or (1,))
+    per_row = (
+        config.max_batch_size > 0 and shape is not None and is_per_row(shape) and shapes.fits(shape[1:], spec.dims)
+    )
+    fits = set(spec.dims) == {-1} if shape is None else per_row or shapes.fits(shape or (1,), spec.dims)
     if spec.datatype != datatype or not fits:
         told = "unset in the file, so its dims must all be -1" if shape is None else f"{datatype} {shapes.text(shape)}"
         raise LoadError(
@@ -209,21 +210,16 @@ def _form(config: ModelConfig, spec: StateSpec, leaf: Leaf, value: Any) -> LeafF
     return LeafForm(leaf, datatype, per_row, shape, value if unset else None)
 
 
-def _allows(spec: StateSpec, shape: Sequence[int]) -> bool:
-    return shapes.fits(shape, spec.dims)
-
-
 def first_states(config: ModelConfig, changes: Changes, forms: Mapping[str, LeafForm]) -> dict[str, Tensor]:
     """What the states begin with: what the module's file holds, where the configuration gives no `initial_state`."""
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    configured = {state.input_name for state in states if state.initial_dims is not None}
+    configured = {state.input_name for state in config.states if state.initial_dims is not None}
     firsts: dict[str, Tensor] = {}
     for attribute in changes.attributes:
         for leaf, value in zip(attribute.leaves, attribute.read(), strict=True):
             form = forms[leaf.name]
             if leaf.name in configured:
                 continue
-            dims = next(state.dims for state in states if state.input_name == leaf.name)
+            dims = next(state.dims for state in config.states if state.input_name == leaf.name)
             if is_unset(value):
                 firsts[leaf.name] = Tensor(leaf.name, form.datatype, (0,) * len(dims), b"")
                 continue

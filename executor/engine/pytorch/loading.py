@@ -60,7 +60,6 @@ def load(request: LoadRequest) -> TorchEngine:
     note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=device.type == "cuda")
     if switches.weight_sharing:
         share_weights(module, path, device, {leaf.name for each in changes.attributes for leaf in each.leaves})
-    states = config.sequence_batching.states if config.sequence_batching else ()
     keeps_apart = config.sequence_batching is None or config.sequence_recovery is not None
     forms = {} if keeps_apart else kept_forms(config, changes)
     firsts = first_states(config, changes, forms) if forms else {}
@@ -75,7 +74,7 @@ def load(request: LoadRequest) -> TorchEngine:
         kept or module,
         bindings,
         places,
-        StateArena(states, request.slots, request.model_dir, device, request.state_value_bytes_max, firsts),
+        StateArena(config.states, request.slots, request.model_dir, device, request.state_value_bytes_max, firsts),
         fixed_threads=fixed_threads,
         switches=switches,
     )

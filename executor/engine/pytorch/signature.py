@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -106,6 +106,19 @@ def config_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
+def taken_names(config: Mapping[str, Any]) -> tuple[set[str], list[str]]:
+    """Names that are no declared inputs in a decoded configuration: controls, states and targets of batch inputs. And
+    the names of the states among the outputs, in order.
+    """
+    batching: dict[str, Any] = config.get("sequence_batching") or {}
+    states: list[dict[str, Any]] = batching.get("state") or []
+    controls: list[dict[str, Any]] = batching.get("control_input") or []
+    batch_inputs: list[dict[str, Any]] = config.get("batch_input") or []
+    taken = {state.get("input_name", "") for state in states} | {control.get("name", "") for control in controls}
+    taken |= {name for entry in batch_inputs for name in entry.get("target_name", ())}
+    return taken, [state.get("output_name", "") for state in states]
+
+
 def load_script(path: Path, device: torch.device) -> torch.jit.ScriptModule:
     """The TorchScript module in a file, in evaluation mode. Raises LoadError."""
     try:
@@ -128,12 +141,17 @@ def _is_saved_object(path: Path) -> bool:
     """Whether a file is the archive of a Python object, such as weights, and not of a TorchScript module. Torch itself
     then says that the file is corrupted.
     """
+    files = {name.rpartition("/")[2] for name in _names_in(path)}
+    return "data.pkl" in files and "constants.pkl" not in files
+
+
+def _names_in(path: Path) -> list[str]:
+    """The names of the files in an archive; empty if the file is none."""
     try:
         with zipfile.ZipFile(path) as archive:
-            files = {name.rpartition("/")[2] for name in archive.namelist()}
+            return archive.namelist()
     except (OSError, zipfile.BadZipFile):
-        return False
-    return "data.pkl" in files and "constants.pkl" not in files
+        return []
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:
@@ -149,11 +167,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
 
 def _is_compiled(path: Path) -> bool:
     """Whether a file is a package of compiled code, as AOTInductor writes it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any("/aotinductor/" in name for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
+    return any("/aotinductor/" in name for name in _names_in(path))
 
 
 def argument_names(program: torch.export.ExportedProgram) -> list[str]:

@@ -34,8 +34,7 @@ def checked_call(config: ModelConfig, signature: SessionSignature) -> SessionCal
     check_batch_tensors(config)
     _check_inputs(config, signature)
     _check_outputs(config, signature)
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    wanted = dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in states])
+    wanted = dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in config.states])
     return SessionCall(signature, tuple(wanted))
 
 
@@ -66,11 +65,10 @@ def _check_inputs(config: ModelConfig, model: SessionSignature) -> None:
 
 def _check_outputs(config: ModelConfig, model: SessionSignature) -> None:
     """Every output and every next state of the configuration is an output of the model. Raises LoadError."""
-    states = config.sequence_batching.states if config.sequence_batching else ()
     wanted: list[tuple[str, str, Sequence[int]]] = [
         (spec.name, spec.datatype, shapes.declared_by_model(spec)) for spec in config.outputs
     ]
-    wanted += [(state.output_name, state.datatype, state.dims) for state in states]
+    wanted += [(state.output_name, state.datatype, state.dims) for state in config.states]
     cut = {name for output in config.batch_outputs for name in output.names}
     for name, datatype, dims in wanted:
         if name not in model.outputs:

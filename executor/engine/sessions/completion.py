@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from executor.engine import shapes
-from executor.engine.pytorch.signature import config_type
+from executor.engine.pytorch.signature import config_type, taken_names
 from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import ConfigError
 
@@ -34,7 +34,7 @@ def completed(config_json: str, signature_of: Callable[[Mapping[str, Any]], Sess
         return config_json
     signature = signature_of(config)
     _complete_batch(config, signature)
-    taken_in, given_out = _taken(config)
+    taken_in, given_out = taken_names(config)
     if not has_inputs:
         _declare(config, "input", [tensor for name, tensor in signature.inputs.items() if name not in taken_in])
     if not config.get("output"):
@@ -57,15 +57,6 @@ def _complete_batch(config: dict[str, Any], signature: SessionSignature) -> None
     config["max_batch_size"] = int(config.get("max_batch_size", 0)) or BATCH_DEFAULT
     if config["max_batch_size"] > 1 and "sequence_batching" not in config:
         config.setdefault("dynamic_batching", {})
-
-
-def _taken(config: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """Names of the inputs, and of the outputs, that the configuration uses already."""
-    batching: dict[str, Any] = config.get("sequence_batching") or {}
-    states: list[dict[str, Any]] = batching.get("state") or []
-    controls: list[dict[str, Any]] = batching.get("control_input") or []
-    taken_in = {state.get("input_name", "") for state in states} | {control.get("name", "") for control in controls}
-    return taken_in, {state.get("output_name", "") for state in states}
 
 
 def _declare(config: dict[str, Any], field: str, tensors: Iterable[SessionTensor]) -> None:

@@ -25,7 +25,6 @@ def make_engine(
     raises         LoadError if a file of initial state cannot be used
     """
     config, device = request.config, torch.device(request.device)
-    states = config.sequence_batching.states if config.sequence_batching else ()
     return TorchEngine(
         config,
         SessionForward(call, compute),
@@ -34,7 +33,7 @@ def make_engine(
             for name, source in argument_sources(config)
         ),
         {},
-        StateArena(states, request.slots, request.model_dir, device, request.state_value_bytes_max),
+        StateArena(config.states, request.slots, request.model_dir, device, request.state_value_bytes_max),
         fixed_threads=fixed_threads,
         failure=failure,
     )

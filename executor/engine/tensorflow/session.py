@@ -25,6 +25,7 @@ from executor.engine.sessions.forward import Run
 from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of, used_names
 from executor.engine.tensorflow.variables import variables_read
 from shared.contract.errors import LoadError
+from shared.contract.tensors import NUMPY_TYPE
 
 # Its C++ library writes to stderr, past the log; what is wrong is raised as well.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -39,22 +40,7 @@ SERVE, SERVING_DEFAULT = "serve", "serving_default"
 _NO_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 _TRUTHS = ("true", "on", "yes", "1")
 
-WIRE_TYPE: Mapping[str, str] = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "string": "BYTES",
-}
+WIRE_TYPE = {dtype.name: name for name, dtype in NUMPY_TYPE.items()} | {"bfloat16": "BF16", "string": "BYTES"}
 
 
 class TensorflowModel(msgspec.Struct, frozen=True, eq=False):

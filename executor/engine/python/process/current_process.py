@@ -46,7 +46,7 @@ class CurrentProcess:
     ) -> None:
         """Starts the process and loads the model there. Raises LoadError."""
         self._load = load
-        self._instance = load.instance_name
+        self._instance = load.request.instance_name
         self._environment = environment
         self._answered = answered
         self._lost = lost
@@ -67,7 +67,7 @@ class CurrentProcess:
 
     def _started(self, limit_s: float) -> tuple[InstanceProcess, Loaded]:
         """A process that has loaded the model. Raises ProcessLostError, CannotStartError or ModelError."""
-        process = InstanceProcess(self._instance, self._load.config.name, self._environment, self._answered)
+        process = InstanceProcess(self._instance, self._load.request.config.name, self._environment, self._answered)
         try:
             loaded = _checked(process.call(self._load, limit_s))
             if not isinstance(loaded, Loaded):

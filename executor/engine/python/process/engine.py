@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from executor.engine.base import BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.base import NO_TIME, BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.process.current_process import CurrentProcess, NotNowError
 from executor.engine.python.process.environments import Environment
@@ -38,8 +38,6 @@ from shared.contract.errors import Code, MeshError
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
 
-NO_TIME = Timings(0, 0, 0)
-
 
 class ProcessEngine:
     """See `base.Engine`, and the protocols beside it. Not thread-safe, but for `is_ready`; all calls come from the
@@ -48,10 +46,9 @@ class ProcessEngine:
 
     def __init__(self, request: LoadRequest, environment: Environment) -> None:
         """Starts the process and loads the model there. Raises LoadError."""
-        config = request.config
-        self._model = config.name
+        self._model = request.config.name
         self._instance = request.instance_name
-        self._decoupled = config.decoupled
+        self._decoupled = request.config.decoupled
         self._number = 0
         self._running: Sequence[Row] = ()
         """The rows of the batch that the process runs now, and its number."""
@@ -67,20 +64,9 @@ class ProcessEngine:
             process=lambda: self._process.now,
             stray=self._post_strays,
         )
-        load = Load(
-            config,
-            request.config_json,
-            str(request.model_dir),
-            request.version,
-            request.instance_name,
-            request.device,
-            request.slots,
-            request.state_value_bytes_max,
-            str(request.code or ""),
-            logging.getLogger("seqmesh").getEffectiveLevel(),
-        )
+        load = Load(request, logging.getLogger("seqmesh").getEffectiveLevel())
         self._process = CurrentProcess(load, environment, answered=self._open.came, lost=self._lost)
-        self._sequences = ProcessSequences(load, self._process, self._open)
+        self._sequences = ProcessSequences(request, self._process, self._open)
 
     def limit_calls(self, limit_s: float) -> None:
         """See `base.LimitsCalls`."""

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
 import tarfile
 import threading
@@ -22,9 +23,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from weakref import WeakValueDictionary, finalize
 
+from executor.configuration.parameters import ENVIRONMENT
 from shared.contract.errors import LoadError
 
-PARAMETER = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 ROOT = Path(__file__).resolve().parents[4]
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -80,14 +81,14 @@ def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environmen
 
     Raises LoadError for a path where there is none.
     """
-    given = parameters.get(PARAMETER, "")
+    given = parameters.get(ENVIRONMENT, "")
     if not given:
         return EXECUTORS_OWN
     path = Path(given.replace(MODEL_DIRECTORY, str(model_dir)))
     if path.is_dir():
         return _in_folder(path)
     if not path.is_file():
-        raise LoadError(f"parameter '{PARAMETER}' names {path}, and there is no such folder or archive")
+        raise LoadError(f"parameter '{ENVIRONMENT}' names {path}, and there is no such folder or archive")
     with _unpacking:
         found = path.stat()
         key = (str(path.resolve()), found.st_mtime_ns, found.st_size)
@@ -95,6 +96,11 @@ def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environmen
         if environment is None:
             environment = _unpacked[key] = _from_archive(path)
         return environment
+
+
+def status_text(code: int) -> str:
+    """How a process ended, by its return code (`Popen.returncode`)."""
+    return f"exit status {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
 
 
 def _from_archive(path: Path) -> Environment:
@@ -108,7 +114,7 @@ def _from_archive(path: Path) -> Environment:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, LoadError):
             raise
-        raise LoadError(f"parameter '{PARAMETER}': {path} cannot be unpacked: {error}") from error
+        raise LoadError(f"parameter '{ENVIRONMENT}': {path} cannot be unpacked: {error}") from error
     finalize(environment, shutil.rmtree, folder, ignore_errors=True)
     return environment
 
@@ -116,7 +122,7 @@ def _from_archive(path: Path) -> Environment:
 def _in_folder(folder: Path) -> Environment:
     python = folder / "bin" / "python"
     if not os.access(python, os.X_OK):
-        raise LoadError(f"parameter '{PARAMETER}': the environment has no interpreter {python}")
+        raise LoadError(f"parameter '{ENVIRONMENT}': the environment has no interpreter {python}")
     return Environment(str(python), folder)
 
 

@@ -18,13 +18,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult
+from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.engine.python.calls import install
 from executor.engine.python.decoupled import DecoupledEngine, in_this_process
 from executor.engine.python.engine import PythonEngine
@@ -88,19 +87,7 @@ def _load(call: messages.Load, side: Side) -> tuple[PythonEngine, messages.Answe
     logging.basicConfig(level=call.log_level, handlers=[Forwarding(side)], force=True, format="%(message)s")
     # The executor's level may change meanwhile, and is applied there.
     logging.getLogger("seqmesh.model").setLevel(logging.DEBUG)
-    engine = in_this_process(
-        LoadRequest(
-            config=call.config,
-            config_json=call.config_json,
-            model_dir=Path(call.model_dir),
-            version=call.version,
-            instance_name=call.instance_name,
-            device=call.device,
-            slots=call.slots,
-            state_value_bytes_max=call.state_value_bytes_max,
-            code=Path(call.code) if call.code else None,
-        )
-    )
+    engine = in_this_process(call.request)
     side.start(engine)
     return engine, messages.Loaded(
         engine.hands_out_state,

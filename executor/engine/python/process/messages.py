@@ -8,15 +8,15 @@ belongs to these, and whether its model is ready.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from executor.engine.base import Row, RowError, RowResult, Timings
+from executor.engine.base import LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.errors import sendable
 from shared.contract.ids import CorrelationId
-from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor
 from shared.statistics.reports import CustomFamily
 
@@ -31,17 +31,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Load(Message, frozen=True):
-    """Make the instance (`LoadRequest`). log_level: what is below is not logged"""
+    """Make the instance. log_level: what is below is not logged"""
 
-    config: ModelConfig
-    config_json: str
-    model_dir: str
-    version: str
-    instance_name: str
-    device: str
-    slots: int
-    state_value_bytes_max: int
-    code: str
+    request: LoadRequest
     log_level: int
 
 
@@ -243,8 +235,18 @@ def sendable_error(error: RowError) -> RowError:
     return msgspec.structs.replace(error, message=sendable(error.message))
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_call = msgspec.msgpack.Decoder[Call](Call).decode
+def _packed_path(value: object) -> str:
+    if not isinstance(value, Path):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return str(value)
+
+
+def _unpacked_path(kind: type[Any], value: Any) -> Any:
+    return kind(value)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_packed_path).encode
+decode_call = msgspec.msgpack.Decoder[Call](Call, dec_hook=_unpacked_path).decode
 decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 decode_note = msgspec.msgpack.Decoder[Note](Note).decode
 decode_order = msgspec.msgpack.Decoder[Order](Order).decode

@@ -8,12 +8,12 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
-from executor.engine.base import Row, RowError, RowResult
+from executor.engine.base import LoadRequest, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.process.current_process import CurrentProcess
 from executor.engine.python.process.instance_process import ProcessLostError
 from executor.engine.python.process.kept import KeptByMethods, KeptStates, NothingToKeep, kept_of
-from executor.engine.python.process.messages import Call, Load, Ran, Run, travelling
+from executor.engine.python.process.messages import Call, Ran, Run, travelling
 from executor.engine.python.process.open_requests import LOOK_S, OpenRequests, ReplayedAnswers
 from shared.contract.errors import Code, MeshError
 from shared.contract.ids import CorrelationId
@@ -22,13 +22,13 @@ from shared.contract.tensors import Tensor
 
 
 class ProcessSequences:
-    def __init__(self, load: Load, process: CurrentProcess, opened: OpenRequests) -> None:
-        config = load.config
+    def __init__(self, request: LoadRequest, process: CurrentProcess, opened: OpenRequests) -> None:
+        config = request.config
         batching = config.sequence_batching
         own_rows = batching is not None and isinstance(batching.strategy, Direct) and not batching.states
         self._rows = max(1, config.max_batch_size) if own_rows else 1
         """Rows of a batch with a single request: a model may know its sequences by their places."""
-        self._load = load
+        self._request = request
         self._process = process
         self._opened = opened
         self._kept = kept_of(config, hands_out_state=process.abilities.hands_out_state)
@@ -109,7 +109,7 @@ class ProcessSequences:
             self._forget(correlation_id)
 
     def release_all(self) -> None:
-        self._kept = kept_of(self._load.config, hands_out_state=self._process.abilities.hands_out_state)
+        self._kept = kept_of(self._request.config, hands_out_state=self._process.abilities.hands_out_state)
         self._known.clear()
 
     def process_lost(self) -> None:
@@ -137,8 +137,8 @@ class ProcessSequences:
             if problem:
                 self._kept.forget(key)
                 text = (
-                    f"the state of sequence {row.correlation_id} of model '{self._load.config.name}' was lost with the "
-                    f"process of model instance '{self._load.instance_name}': {problem}"
+                    f"the state of sequence {row.correlation_id} of model '{self._request.config.name}' was lost with "
+                    f"the process of model instance '{self._request.instance_name}': {problem}"
                 )
                 refused[index] = RowError(Code.INTERNAL, text, lost=True)
             else:
