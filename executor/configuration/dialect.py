@@ -23,18 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shared.configuration.schema import POOL, ConfigMessage
+from executor.configuration.names import QUEUE_DELAY, enum_names, enum_numbers
+from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 from shared.contract.model_config import TimeoutAction
 
-_ACTION = POOL.FindEnumTypeByName("inference.DialectTimeoutAction").values_by_name
-_ACTION_NAMES = {value.number: name for name, value in _ACTION.items()}
-_POLICY_ACTION = POOL.FindEnumTypeByName("inference.ModelQueuePolicy.TimeoutAction").values_by_name
-_DESCRIBE = (
-    POOL.FindEnumTypeByName("inference.ModelTransactionPolicy.StatefulModelPolicy.TimeoutAction")
-    .values_by_name["DESCRIBE"]
-    .number
-)
+_ACTION_NAMES = enum_names("inference.DialectTimeoutAction")
+_COMPLETE = enum_numbers("inference.DialectTimeoutAction")["TIMEOUT_COMPLETE"]
+_DESCRIBE = enum_numbers("inference.ModelTransactionPolicy.StatefulModelPolicy.TimeoutAction")["DESCRIBE"]
 
 SESSION_IDLE_US = 600_000_000
 """Idle time of a model that has a `stateful_model_policy` and no `sequence_batching`, microseconds. The dialect's
@@ -49,7 +45,7 @@ def describes_on_expiry(config: ConfigMessage) -> bool:
 
 def sequence_timeout_action(config: ConfigMessage) -> TimeoutAction:
     """What becomes of a step that waits for a slot longer than its own `timeout`."""
-    complete = _lent_timeout_action(config) == _ACTION["TIMEOUT_COMPLETE"].number
+    complete = _lent_timeout_action(config) == _COMPLETE
     return TimeoutAction.DELAY if complete else TimeoutAction.REJECT
 
 
@@ -105,11 +101,11 @@ def _translate_timeouts(config: ConfigMessage) -> str:
     levels = dynamic.priority_queue_policy
     policies = {"default_queue_policy": dynamic.default_queue_policy}
     policies |= {f"priority_queue_policy[{level}]": levels[level] for level in sorted(levels)}
-    delays = dynamic.timeout_action == _ACTION["TIMEOUT_COMPLETE"].number
+    delays = dynamic.timeout_action == _COMPLETE
     for name, policy in policies.items():
         if delays:
-            policy.timeout_action = _POLICY_ACTION["DELAY"].number
-        elif policy.timeout_action == _POLICY_ACTION["DELAY"].number:
+            policy.timeout_action = QUEUE_DELAY
+        elif policy.timeout_action == QUEUE_DELAY:
             raise _contradiction(config, "dynamic_batching.timeout_action", f"{name}.timeout_action")
     return (
         f"dynamic_batching: timeout_action {_ACTION_NAMES[dynamic.timeout_action]} is read as "

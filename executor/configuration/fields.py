@@ -260,13 +260,9 @@ def _review(message: Message, prefix: str, model: str, notes: list[str]) -> None
     for field, value in message.ListFields():
         path = prefix + field.name
         if path in REFUSED:
-            raise _refusal(model, path)
+            raise ConfigError(f"model '{model}' sets '{path}', which is not supported: {REFUSED[path]}")
         if path in NOTED:
             notes.append(f"'{path}' has no effect: {NOTED[path]}")
         elif path not in SERVED:
             for element in value if field.is_repeated else (value,):
                 _review(element, f"{path}.", model, notes)
-
-
-def _refusal(model: str, path: str) -> ConfigError:
-    return ConfigError(f"model '{model}' sets '{path}', which is not supported: {REFUSED[path]}")

@@ -21,15 +21,20 @@ def enum_names(full_name: str) -> dict[int, str]:
     return {number: value.name for number, value in POOL.FindEnumTypeByName(full_name).values_by_number.items()}
 
 
+def enum_numbers(full_name: str) -> dict[str, int]:
+    """Name -> number of an enum of the schema."""
+    return {name: number for number, name in enum_names(full_name).items()}
+
+
 TYPE_NAMES = enum_names("inference.DataType")
 CONTROL_NAMES = enum_names("inference.ModelSequenceBatching.Control.Kind")
 BATCH_INPUT_NAMES = enum_names("inference.BatchInput.Kind")
 BATCH_OUTPUT_NAMES = enum_names("inference.BatchOutput.Kind")
 
-KIND = {name: number for number, name in enum_names("inference.ModelInstanceGroup.Kind").items()}
+KIND = enum_numbers("inference.ModelInstanceGroup.Kind")
 """Kind of an instance group -> number."""
 
-QUEUE_DELAY = next(n for n, name in enum_names("inference.ModelQueuePolicy.TimeoutAction").items() if name == "DELAY")
+QUEUE_DELAY = enum_numbers("inference.ModelQueuePolicy.TimeoutAction")["DELAY"]
 """Number of the queue policy's timeout action DELAY."""
 
 

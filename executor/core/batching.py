@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
-from shared.contract.batch_shape import ShapeKeys
 from shared.contract.ids import SlotIndex
 from shared.contract.model_config import Direct
-
-__all__ = ["NOTHING_YET", "Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue", "wait_of"]
 
 
 class Queued(Protocol):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from shared.contract.ids import ExecutorId, SequenceId
+from executor.sequences.holdings import owned_by
+from shared.contract.ids import ExecutorId
 from shared.contract.record import DURABLE, LIVE, STATE
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.reading import text_of
 from shared.store.redis_client import CONNECTION_LOST
 
 RECORDS_PER_READ = 256
@@ -31,10 +31,7 @@ async def models_that_stay(redis: Redis, keys: Keyspace, executor: ExecutorId, m
 
 async def _is_bound(redis: Redis, keys: Keyspace, executor: ExecutorId, model: str) -> bool:
     """Whether the executor owns a sequence of the model whose state is nowhere else."""
-    pipe = redis.pipeline(transaction=False)
-    for shard in keys.shard_ids():
-        pipe.smembers(keys.owned(shard, executor, model))
-    owned = [SequenceId(text_of(name)) for members in await pipe.execute() for name in members]
+    owned = [name for names in (await owned_by(redis, keys, executor, model)).values() for name in names]
     # In parts: there may be hundreds of thousands, and this process serves them meanwhile.
     for begin in range(0, len(owned), RECORDS_PER_READ):
         pipe = redis.pipeline(transaction=False)

@@ -36,10 +36,7 @@ from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import (
-    ExecutorRegistration,
-    LoadFailure,
-)
+from shared.contract.messages import ExecutorRegistration, LoadFailure
 from shared.process import logs
 from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from executor.configuration.parameters import STRATEGY
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
 from executor.engine.python.texts import text_of_error
@@ -41,7 +42,6 @@ from shared.process import logs
 from shared.store.work_scripts import Front, RequestId, Seen
 
 FILE_NAME = "batchstrategy.py"
-PATH_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 HOOKS = (
     "model_batcher_initialize",
     "model_batch_initialize",
@@ -187,7 +187,7 @@ def find_strategy(
     is looked for in the version's, the model's and the backend's directory (`<backend dir>/<backend>`), in this order.
     That of a sequence model, or of a model without `dynamic_batching`, is logged as an error and ignored, as in Triton.
     """
-    named = config.parameters.get(PATH_PARAMETER)
+    named = config.parameters.get(STRATEGY)
     own = (model_dir / version, model_dir)
     if config.sequence_batching is not None or config.dynamic_batching is None:
         if named is not None or any((folder / FILE_NAME).is_file() for folder in own):

@@ -328,7 +328,7 @@ class ModelRepository:
             return load_model_config(
                 folder,
                 backends=backends,
-                gpu_count=self.devices.count,
+                gpu_count=len(self.devices.gpus),
                 override_json=override_json,
                 config_name=self.config_name,
                 auto_complete=self.auto_complete,

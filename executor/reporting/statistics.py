@@ -48,7 +48,7 @@ class StatisticsRecorder:
     ) -> None:
         self.load = load
         self.requests = RequestMeter()
-        self._summaries = metrics.summary_latencies
+        self._metrics = metrics
         self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
         self._latest: deque[int] = deque(maxlen=BATCHES_REPORTED)
 
@@ -60,9 +60,7 @@ class StatisticsRecorder:
 
     def of(self, load: ModelLoad) -> StatisticsRecorder:
         """The same for another load."""
-        other = StatisticsRecorder(load)
-        other._summaries, other._bounds_ms = self._summaries, self._bounds_ms
-        return other
+        return StatisticsRecorder(load, self._metrics, self._bounds_ms)
 
     def execution(
         self, *, batch_size: int, timings: Timings, ended_ns: int, null_rows: int = 0, gained: int | None = None
@@ -101,7 +99,7 @@ class StatisticsRecorder:
         queue_ns = max(0, began_ns - arrived_ns)
         compute = compute_of(timings)
         counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
-        if self._summaries:
+        if self._metrics.summary_latencies:
             counts |= sketches({"request": total_ns, "queue": queue_ns, **dict(compute.items())})
         if self._bounds_ms:
             first_ns = began_ns + responses[0].ns - arrived_ns if responses else total_ns

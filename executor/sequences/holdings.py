@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, StepNumber
 from shared.contract.record import ACCEPTED, COMMITTED, EPOCH, OWNER
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.reading import value_of
+from shared.store.reading import text_of, value_of
 
 RECORDS_PER_READ = 512
 
@@ -31,6 +31,16 @@ class Holding(NamedTuple):
     epoch: Epoch
     committed: StepNumber
     accepted: StepNumber
+
+
+async def owned_by(redis: Redis, keys: Keyspace, executor: ExecutorId, model: str) -> dict[ShardId, list[SequenceId]]:
+    """The sequences of a model that an executor owns, as Redis has them. Raises one of `CONNECTION_LOST`."""
+    shards = keys.shard_ids()
+    pipe = redis.pipeline(transaction=False)
+    for shard in shards:
+        pipe.smembers(keys.owned(shard, executor, model))
+    found = zip(shards, await pipe.execute(), strict=True)
+    return {shard: [SequenceId(text_of(name)) for name in names] for shard, names in found}
 
 
 async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings: Sequence[Holding]) -> bool:

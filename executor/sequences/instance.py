@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from executor.clock import monotonic_us
 from executor.core.actions import LoadState, RunBatch
 from executor.core.batching import Wait
 from executor.engine.base import BatchResult, Row
 from executor.sequences.step_commits import StepCommits
 from executor.workers.worker import EngineWorker
+
+
+def monotonic_us() -> int:
+    """The clock of batching: microseconds that never go back; comparable within this process only."""
+    return time.monotonic_ns() // 1000
 
 
 class GivenBatch(NamedTuple):

@@ -5,13 +5,11 @@ They are looked for in Redis, not in memory, because some may have been assigned
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from executor.connections import RedisConnections
+from executor.sequences.holdings import owned_by
 from executor.sequences.sequence_model import SequenceModel
-from shared.contract.ids import ExecutorId, SequenceId, ShardId
+from shared.contract.ids import ExecutorId
 from shared.contract.limits import SCRIPT_STEPS_MAX
-from shared.store.reading import text_of
 
 
 async def end_outdated(
@@ -19,7 +17,9 @@ async def end_outdated(
 ) -> int:
     """Ends the idle sequences of earlier loads; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
     count = 0
-    for shard, sequences in (await _owned(connections, executor, model.model)).items():
+    owned = await owned_by(connections.commands, connections.keys, executor, model.model)
+    for shard, names in owned.items():
+        sequences = sorted(names)
         # In parts, because a script call blocks Redis for every sequence that it carries.
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
             call = connections.scripts.reload(
@@ -33,14 +33,3 @@ async def end_outdated(
             )
             count += sum(await connections.scripts.run(call))
     return count
-
-
-async def _owned(
-    connections: RedisConnections, executor: ExecutorId, model: str
-) -> dict[ShardId, Sequence[SequenceId]]:
-    pipe = connections.commands.pipeline(transaction=False)
-    shards = connections.keys.shard_ids()
-    for shard in shards:
-        pipe.smembers(connections.keys.owned(shard, executor, model))
-    found = zip(shards, await pipe.execute(), strict=True)
-    return {shard: [SequenceId(text_of(name)) for name in sorted(names)] for shard, names in found}

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from executor.clock import monotonic_us
 from executor.core.actions import (
     BatchMember,
     Commit,
@@ -32,17 +31,9 @@ from executor.core.actions import (
     RunBatch,
     Tell,
 )
-from executor.core.batching import NOTHING_YET, ShapeKeys, Wait
+from executor.core.batching import NOTHING_YET, Wait
 from executor.core.decide import decide, next_batch, staged_batch
-from executor.core.events import (
-    BatchDone,
-    ExecutorEvent,
-    OwnershipOver,
-    RowEnd,
-    StateLoaded,
-    StepEnded,
-    StepsFinal,
-)
+from executor.core.events import BatchDone, ExecutorEvent, OwnershipOver, RowEnd, StateLoaded, StepEnded, StepsFinal
 from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
@@ -52,7 +43,7 @@ from executor.models.served import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
-from executor.sequences.instance import GivenBatch, Instance
+from executor.sequences.instance import GivenBatch, Instance, monotonic_us
 from executor.sequences.open_steps import OpenSteps
 from executor.sequences.rows import RowMaker
 from executor.sequences.step_answers import AnswerWriter
@@ -61,6 +52,7 @@ from executor.sequences.step_phases import StepPhases
 from executor.workers.devices import DeviceLostError
 from executor.workers.first_batch import CountWaiting
 from executor.workers.worker import SavedState
+from shared.contract.batch_shape import ShapeKeys
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InboxCancelled, InboxStep, InferMessage

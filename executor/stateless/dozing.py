@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
+from executor.connections import RETRY_DELAY_S
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import WorkKeys
@@ -21,7 +22,6 @@ from shared.store.redis_client import CONNECTION_LOST
 
 LOOK_S = 1
 """Dozing queues are looked at this often, because an executor may have died with a wake-up token."""
-RETRY_DELAY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)

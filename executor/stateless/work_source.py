@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 
 from redis.exceptions import ResponseError
 
-from executor.connections import RedisConnections
+from executor.connections import RETRY_DELAY_S, RedisConnections
 from executor.stateless.dozing import Dozing
 from executor.workers.carrier import Carrier
 from shared.contract.ids import ExecutorId
@@ -34,7 +34,6 @@ WAKE_BLOCK_S = 1
 """An idle executor pulls at least this often, because an executor may have died with the wake-up token."""
 VAIN_POPS_MAX = 30
 """After so many pops in a row without a token a queue dozes: its requests are rare enough to share a connection."""
-RETRY_DELAY_S = 0.2
 
 
 class WorkSource:
@@ -56,11 +55,6 @@ class WorkSource:
         self._woken = asyncio.Event()
         self._listening = False
         self._waiting = False
-
-    @property
-    def round_trips(self) -> int:
-        """Round trips that carried calls so far; the blocking pop does not count."""
-        return self._carrier.round_trips
 
     async def run(self) -> None:
         """Carries calls and wake-ups, for ever."""

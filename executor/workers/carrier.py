@@ -25,11 +25,6 @@ class Carrier:
         self._what = what
         self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
 
-    @property
-    def round_trips(self) -> int:
-        """How many round trips were made since the start."""
-        return self._trips.made
-
     def send(self, call: Call[T]) -> asyncio.Future[T]:
         """Puts a call in the next round trip. A call may be carried out even if its future is cancelled."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

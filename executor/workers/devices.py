@@ -22,11 +22,6 @@ class Devices:
 
     gpus: tuple[int, ...] = ()
 
-    @property
-    def count(self) -> int:
-        """How many GPUs a configuration may use."""
-        return len(self.gpus)
-
     def places(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         """Name and device of every instance, groups in order; a group on several GPUs puts `count` on each."""
         for group in config.instance_groups:

@@ -28,7 +28,6 @@ class RoundTrips:
 
     link  the user's own connection, closed at the end; None: calls go over the pool of the scripts
     what  names the calls in the log
-    made  number of round trips that `send` has begun
     """
 
     def __init__(self, scripts: Scripts, link: Link | None, what: str) -> None:
@@ -36,7 +35,6 @@ class RoundTrips:
         self._link = link
         self._what = what
         self._due = asyncio.Event()
-        self.made = 0
 
     def due(self) -> None:
         """There is something to send."""
@@ -74,7 +72,6 @@ class RoundTrips:
         """
         if link is None and (link := self._link) is not None:
             await link.connect()
-        self.made += 1
         return await self._scripts.run_all(calls, link)
 
     async def tell(self, calls: Sequence[Call[Any]]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from executor.configuration.parameters import STRATEGY
 from executor.core.dynamic_batcher import BatchRules
 from executor.models.custom_batching import (
     HOOKS,
-    PATH_PARAMETER,
     BatchRequest,
     BatchStrategy,
     StrategyError,
@@ -28,9 +28,7 @@ PLAIN = ModelConfig("m", "python", "", 4, (), (), dynamic_batching=DynamicBatchi
 
 
 def configured(path: str) -> ModelConfig:
-    return ModelConfig(
-        "m", "python", "", 4, (), (), dynamic_batching=DynamicBatching(), parameters={PATH_PARAMETER: path}
-    )
+    return ModelConfig("m", "python", "", 4, (), (), dynamic_batching=DynamicBatching(), parameters={STRATEGY: path})
 
 
 def put(path: Path, text: str = WHOLE) -> Path:
@@ -79,7 +77,7 @@ def test_a_sequence_models_is_named_in_the_log_and_ignored(tmp_path: Path, caplo
         (),
         (),
         sequence_batching=SequenceBatching(Direct(), 1),
-        parameters={PATH_PARAMETER: named.name},
+        parameters={STRATEGY: named.name},
     )
 
     assert found(sequences, tmp_path) is None
