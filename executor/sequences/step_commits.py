@@ -119,17 +119,7 @@ class StepCommits:
         else:
             outcome = StepOutcome.LOST if row.lost else StepOutcome.FAILED
         execution, self._executed = self._executed, b""
-        return _commit(
-            given,
-            outcome,
-            reply,
-            counts,
-            checkpoint=checkpoint_fields(row, message.traceparent),
-            anew=begins_anew(row),
-            traceparent=message.traceparent,
-            execution=execution,
-            streamed=self._config.decoupled,
-        )
+        return self._commit(given, outcome, reply, counts, row, execution)
 
     def _not_run(self, given: StepAnswer) -> StepCommit:
         """The commit of a step that was answered without the model."""
@@ -155,42 +145,39 @@ class StepCommits:
                 assert problem is not None, f"{sequence}: nothing is wrong with step {queued.step.step}"
                 return self._answered(given, problem, self._refused(queued, FailureReason.OTHER))
         counts = self._refused(queued, reason)
-        return _commit(given, outcome, reply, counts, streamed=self._config.decoupled)
+        return self._commit(given, outcome, reply, counts)
 
     def _refused(self, queued: QueuedStep, reason: FailureReason) -> bytes:
         return self._statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
 
-
-def _commit(
-    given: StepAnswer,
-    outcome: StepOutcome,
-    reply: bytes,
-    counts: bytes,
-    *,
-    checkpoint: Sequence[tuple[str, bytes]] = (),
-    anew: bool = False,
-    traceparent: str = "",
-    execution: bytes = b"",
-    streamed: bool = False,
-) -> StepCommit:
-    step, message, change = given.queued.step, given.queued.message, given.change
-    return StepCommit(
-        sequence=step.sequence,
-        epoch=step.epoch,
-        step=step.step,
-        flags=step.flags | StepFlag.STREAMED if streamed else step.flags,
-        outcome=outcome,
-        gateway=step.gateway,
-        token=step.token,
-        reply=reply,
-        keep_reply=message.keep_reply,
-        entries=change.entries,
-        base=change.base,
-        recoverable=change.recoverable,
-        checkpoint=checkpoint,
-        anew=anew,
-        entry=step.entry,
-        traceparent=traceparent,
-        counts=counts,
-        execution=execution,
-    )
+    def _commit(
+        self,
+        given: StepAnswer,
+        outcome: StepOutcome,
+        reply: bytes,
+        counts: bytes,
+        row: RowResult | RowError | None = None,
+        execution: bytes = b"",
+    ) -> StepCommit:
+        """row: what the model made of the step, if it was asked"""
+        step, message, change = given.queued.step, given.queued.message, given.change
+        return StepCommit(
+            sequence=step.sequence,
+            epoch=step.epoch,
+            step=step.step,
+            flags=step.flags | StepFlag.STREAMED if self._config.decoupled else step.flags,
+            outcome=outcome,
+            gateway=step.gateway,
+            token=step.token,
+            reply=reply,
+            keep_reply=message.keep_reply,
+            entries=change.entries,
+            base=change.base,
+            recoverable=change.recoverable,
+            checkpoint=checkpoint_fields(row, message.traceparent) if row is not None else (),
+            anew=row is not None and begins_anew(row),
+            entry=step.entry,
+            traceparent=message.traceparent if row is not None else "",
+            counts=counts,
+            execution=execution,
+        )

@@ -37,6 +37,7 @@ from executor.engine.pytorch.signature import (
 )
 from executor.engine.pytorch.trial_steps import tried_signature, values_after_a_step
 from shared.contract.errors import ConfigError, LoadError
+from shared.contract.model_config import StateSpec
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +115,7 @@ def _complete_kept(config: dict[str, Any], model: _Model) -> None:
                 "name: rename one of them"
             )
         if spec.input_name not in names:
-            declared.append(
-                {
-                    "input_name": spec.input_name,
-                    "output_name": spec.output_name,
-                    "data_type": config_type(spec.datatype),
-                    "dims": list(spec.dims),
-                }
-            )
+            declared.append(_declaration(spec))
     batching["state"] = declared
 
 
@@ -187,7 +181,7 @@ def _compatible(given: Sequence[int], dims: Sequence[int]) -> bool:
     )
 
 
-def _declaration(tensor: TensorSignature | StateSignature) -> dict[str, Any]:
+def _declaration(tensor: TensorSignature | StateSignature | StateSpec) -> dict[str, Any]:
     names = {name: value for name, value in msgspec.structs.asdict(tensor).items() if name.endswith("name")}
     return {**names, "data_type": config_type(tensor.datatype), "dims": list(tensor.dims)}
 

@@ -15,17 +15,16 @@ of it: nothing that was committed is run again for a caller. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.python.process.messages import Call, LoadStates, Restore, Run
+from executor.engine.python.slot_states import States
 from shared.contract.model_config import ModelConfig
-from shared.contract.tensors import Tensor
 
-States = Mapping[str, Tensor]
 Result = RowResult | RowError
 S = TypeVar("S")
 
