@@ -323,7 +323,8 @@ class Launcher:
         are. It begins as this program was called, so that it can be pasted.
         """
         program = Path(sys.argv[0])
-        called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"
+        is_pasteable = program.is_absolute() and program.name == "seqmesh"
+        called = min(os.path.relpath(program), str(program), key=len) if is_pasteable else "seqmesh"
         is_default = self._settings.data_dir == UpSettings().data_dir
         command = f"{called} {'doctor' if self._settings.models else 'demo'}"
         return command + ("" if is_default else f" --data-dir {self._settings.data_dir}")
