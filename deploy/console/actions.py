@@ -21,9 +21,7 @@ from deploy.operate.sequences import end_one
 from shared.contract.errors import Code, RequestError, UnavailableError
 from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
-from shared.store.moving import MoveError
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.sequences import PauseError
 
 AT_ONCE_MAX = 16
 """Actions that run or wait for their turn."""
@@ -97,8 +95,6 @@ class Actions:
                 return await act(await self._reader.operated())
         except click.ClickException as refusal:
             raise RequestError(refusal.message) from refusal
-        except (MoveError, PauseError) as refusal:
-            raise RequestError(str(refusal), refusal.code) from refusal
         except TimeoutError as late:
             raise UnavailableError(
                 f"not done after {ANSWER_S:.0f} s, and it may still be: this page shows what becomes of it"

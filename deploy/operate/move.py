@@ -5,12 +5,10 @@ from __future__ import annotations
 import click
 
 from deploy.operate.completion import ID, MODEL
-from deploy.operate.operating import NAMING, WHICH, found_mesh, named
+from deploy.operate.operating import NAMING, found_mesh, named, told
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import id_text
-from shared.contract.errors import Code
 from shared.contract.ids import correlation_id_of
-from shared.store.moving import MoveError
 
 HELP = """Moves a sequence to another executor, between two of its steps.
 
@@ -30,11 +28,8 @@ async def run(
     """Carries the command out. Raises click.ClickException with the remedy."""
     sequence = named(model, correlation_id, version=version, string=string)
     async with found_mesh(settings, model) as mesh:
-        try:
+        with told(id_text(correlation_id_of(sequence))):
             click.echo(await mesh.sequences.move(sequence, to))
-        except MoveError as error:
-            remedy = f": {WHICH}" if error.code is Code.NOT_FOUND else ""
-            raise click.ClickException(f"{id_text(correlation_id_of(sequence))}: {error}{remedy}") from error
 
 
 command = operator_command(

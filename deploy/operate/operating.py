@@ -3,14 +3,15 @@ sequence as its client does."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import click
 
 from deploy.local.data_directory import LauncherError, read_state
 from deploy.operate.settings import OperatorSettings
+from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
@@ -159,6 +160,20 @@ def unknown_executor(who: str, members: Iterable[Member]) -> click.ClickExceptio
     """The error of a command that names an executor which is not among these."""
     names = ", ".join(sorted({member.registration.name for member in members})) or "none"
     return click.ClickException(f"no executor '{who}' in this mesh; there are: {names} (seqmesh drain --list)")
+
+
+def complaint(what: object, error: NotDoneError) -> str:
+    """Why something cannot be done with a sequence, and what to check if there is none. what: it begins with this"""
+    return f"{what}: {error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}"
+
+
+@contextmanager
+def told(what: object) -> Generator[None]:
+    """Raises click.ClickException in the place of a NotDoneError. what: its message begins with this"""
+    try:
+        yield
+    except NotDoneError as error:
+        raise click.ClickException(complaint(what, error)) from error
 
 
 def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:

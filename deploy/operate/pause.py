@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from deploy.operate.completion import IDS, MODEL
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
+from deploy.operate.operating import NAMING, OperatedMesh, complaint, found_mesh, named
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import id_text
-from shared.contract.errors import Code
+from shared.contract.errors import NotDoneError
 from shared.contract.ids import SequenceId, correlation_id_of
 from shared.contract.limits import PAUSE_MS_MAX
-from shared.store.sequences import PauseError
 
 PAUSE_S = 3600
 PAUSE_HELP = """Pauses sequences: nothing runs until they are resumed.
@@ -34,7 +33,7 @@ They run in their order. Resuming a sequence that is not paused does no harm.
 
 
 Act = Callable[[OperatedMesh, SequenceId], Awaitable[str]]
-"""What is done to a sequence; says so. Raises PauseError if it cannot be done."""
+"""What is done to a sequence; says so. Raises NotDoneError if it cannot be done."""
 
 
 async def pause(
@@ -60,21 +59,21 @@ async def act_on_each(
             name = id_text(correlation_id_of(sequence))
             try:
                 click.echo(f"{name}: {await act(mesh, sequence)}")
-            except PauseError as error:
-                wrong.append(f"{name}: {error}{f': {WHICH}' if error.code is Code.NOT_FOUND else ''}")
+            except NotDoneError as error:
+                wrong.append(complaint(name, error))
     if wrong:
         raise click.ClickException("\n".join(wrong))
 
 
 async def pause_one(mesh: OperatedMesh, sequence: SequenceId, seconds: int) -> str:
-    """Pauses a sequence, and says so. Raises PauseError if it is not paused. Safe to repeat."""
+    """Pauses a sequence, and says so. Raises NotDoneError if it is not paused. Safe to repeat."""
     status = await mesh.sequences.pause(sequence, 1000 * seconds)
     waiting = {0: "", 1: ", 1 open step waits"}.get(status.open_steps, f", {status.open_steps} open steps wait")
     return f"paused for {seconds} s at most{waiting}"
 
 
 async def resume_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
-    """Resumes a sequence, and says so. Raises PauseError if it is not open. Safe to repeat."""
+    """Resumes a sequence, and says so. Raises NotDoneError if it is not open. Safe to repeat."""
     await mesh.sequences.resume(sequence)
     return "goes on"
 

@@ -12,14 +12,14 @@ import msgspec
 
 from deploy.operate import completion
 from deploy.operate.comparison import Comparison, OutputSummary, ReplayAnswer, Tolerance, compared
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named
+from deploy.operate.operating import NAMING, OperatedMesh, found_mesh, named, told
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, counted, id_text
 from shared.contract.ids import correlation_id_of
 from shared.settings import NumberRange
 from shared.store.company import call_addresses, services
-from shared.store.exported import ExportError, from_file
-from shared.store.journals import Journal, JournaledStep, JournalError, NoSequenceError, read_journal
+from shared.store.exported import from_file
+from shared.store.journals import Journal, JournaledStep, read_journal
 from shared.store.sequences import NOT_JOURNALED
 
 DIFFERENT, TROUBLE = 1, 2
@@ -89,7 +89,7 @@ async def run(
             ),
             wanted,
         )
-    except (JournalError, ReplayError, OSError) as error:
+    except (ReplayError, OSError) as error:
         raise Trouble(str(error)) from error
     except click.ClickException as error:
         raise Trouble(error.message) from error
@@ -115,21 +115,16 @@ async def _found(
     async with found_mesh(settings, "" if journal else model) as mesh:
         if journal is None:
             sequence = named(model, correlation_id, version=str(naming["version"]), string=bool(naming["string"]))
-            try:
+            with told(id_text(correlation_id_of(sequence))):
                 journal = await mesh.sequences.journal(sequence)
-            except JournalError as error:
-                hint = f": {WHICH}" if isinstance(error, NoSequenceError) else ""
-                raise Trouble(f"{id_text(correlation_id_of(sequence))}: {error}{hint}") from error
         return journal, _address(gateway) if gateway else await gateway_of(mesh)
 
 
 def journal_in(file: Path) -> Journal:
     """The journal of an exported sequence. Raises click.ClickException for a file without one."""
-    try:
+    with told(file):
         exported = from_file(file.read_bytes())
         steps = read_journal(exported.journal, exported.start_step)
-    except (ExportError, JournalError) as error:
-        raise Trouble(f"{file}: {error}") from error
     if not steps:
         raise Trouble(f"{file}: {NOT_JOURNALED}; then export it again")
     return Journal(exported.model, exported.version, steps, exported.steps)

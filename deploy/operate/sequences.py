@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import msgspec
 
 from deploy.operate import move, pause, replay
 from deploy.operate.completion import ID, IDS, MODEL
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named, unknown_executor
+from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named, told, unknown_executor
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, clock, counted, duration, id_text
-from shared.contract.errors import Code
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
-from shared.store.exported import ExportError, from_file, to_file
+from shared.store.exported import from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
@@ -184,16 +182,6 @@ async def import_file(settings: OperatorSettings, file: Path, *, as_id: str | No
             correlation_id = exported.id if as_id is None else correlation_id_from(as_id, string=string)
             await mesh.sequences.reopen(sequence_id(exported.model, version, correlation_id), exported)
     click.echo(f"{id_text(correlation_id)} goes on behind step {exported.steps}")
-
-
-@contextmanager
-def told(what: object) -> Generator[None]:
-    """Raises click.ClickException in the place of an ExportError. what: it begins with this"""
-    try:
-        yield
-    except ExportError as error:
-        hint = f": {WHICH}" if error.code is Code.NOT_FOUND else ""
-        raise click.ClickException(f"{what}: {error}{hint}") from error
 
 
 def write_whole(file: Path, data: bytes) -> None:

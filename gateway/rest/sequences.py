@@ -33,14 +33,13 @@ from gateway.rest.operations import (
     one_of,
 )
 from gateway.rest.reply import BINARY, send_bytes, send_json
-from shared.contract.errors import Code, RequestError
+from shared.contract.errors import Code, NotDoneError, RequestError
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
 from shared.contract.limits import PAUSE_MS_MAX
-from shared.store.exported import ExportError, from_file, to_file
-from shared.store.moving import MoveError
+from shared.store.exported import from_file, to_file
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
-from shared.store.sequences import PauseError, Sequences, kept_by
+from shared.store.sequences import Sequences, kept_by
 
 PAUSE_S, PAUSE_S_MAX = 3600, PAUSE_MS_MAX // 1000
 """How long a pause lasts: by default, and at most."""
@@ -179,7 +178,7 @@ class SequenceRoutes:
                 case _:
                     await self._export(send, sequence)
                     return
-        except (PauseError, MoveError, ExportError) as error:
+        except NotDoneError as error:
             raise RequestError(f"'{scope['path_params']['id']}': {error}", error.code) from error
         await send_json(send, msgspec.to_builtins(status))
 
@@ -211,11 +210,11 @@ class SequenceRoutes:
                 try:
                     exported = await asyncio.to_thread(from_file, data)
                     if exported.model != model:
-                        raise ExportError(f"it is a sequence of model '{exported.model}', not of '{model}'")
+                        raise NotDoneError(f"it is a sequence of model '{exported.model}', not of '{model}'")
                     name = _id(query, query["as"]) if query.get("as") else exported.id
                     sequence = sequence_id(model, version, name)
                     await self._sequences.reopen(sequence, exported)
-                except ExportError as error:
+                except NotDoneError as error:
                     raise RequestError(f"the exported sequence is not opened: {error}", error.code) from error
         await send_json(send, msgspec.to_builtins(await self._shown(sequence)))
 

@@ -2,7 +2,8 @@
 
     MeshError                      carries a transport-free `Code`; gateways map it to HTTP and gRPC status
     ├── RequestError               fix the request: INVALID_ARG, NOT_FOUND, UNSUPPORTED, ALREADY_EXISTS
-    │   └── SequenceError          why a step of a sequence was not done: reason + last committed step (`OUTCOMES`)
+    │   ├── SequenceError          why a step of a sequence was not done: reason + last committed step (`OUTCOMES`)
+    │   └── NotDoneError           why something was not done with a whole sequence
     ├── UnavailableError           try again later: a bound was reached, a service is missing
     │   └── NotReadyError          ... and no other gateway would say otherwise
     ├── ModelError                 the model itself failed: INTERNAL
@@ -290,6 +291,10 @@ class SequenceError(RequestError):
         """Also reason, last step, and whether to send the request again."""
         known = {} if self.last_step is None else {"last_step": self.last_step}
         return {"reason": str(self.reason), **known, "retry": self._retry.value, **super().facts}
+
+
+class NotDoneError(RequestError):
+    """What was asked for with a whole sequence is not done: a move, a pause, a copy, a replay. The text says why."""
 
 
 class UnavailableError(MeshError):

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shared.contract.errors import Code
+from shared.contract.errors import NotDoneError
 from shared.contract.ids import CorrelationId
 from shared.contract.record import KEPT_REPLIES, MARK, OLDER_IDS, RECENT_IDS, REPLY, TENANT
 from shared.contract.state_fields import checkpointed_states
-from shared.store.journals import JournalError, read_journal
+from shared.store.journals import read_journal
 from shared.store.reading import FAILURES
 
 HEAD = b"seqmesh sequence, format 1\n"
@@ -26,14 +26,6 @@ OF_STATE = frozenset((MARK, TENANT))
 """What belongs to the sequence under any id."""
 REPLY_FIELDS = frozenset((KEPT_REPLIES, RECENT_IDS, OLDER_IDS))
 """What a retry of an answered step needs, beside the replies themselves."""
-
-
-class ExportError(Exception):
-    """A file that is no exported sequence, or a sequence that cannot be exported now, or opened."""
-
-    def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class ExportedSequence(msgspec.Struct, frozen=True):
@@ -81,44 +73,40 @@ def to_file(exported: ExportedSequence) -> bytes:
 
 
 def from_file(data: bytes) -> ExportedSequence:
-    """Raises ExportError for anything that `to_file` has not written, or that was changed since."""
+    """Raises NotDoneError for anything that `to_file` has not written, or that was changed since."""
     if not data.startswith(HEAD):
-        raise ExportError("it is no exported sequence of this format")
+        raise NotDoneError("it is no exported sequence of this format")
     digest, body = data[len(HEAD) :][:DIGEST_BYTES], data[len(HEAD) + DIGEST_BYTES :]
     if hashlib.sha256(body).digest() != digest:
-        raise ExportError("it is damaged: its checksum is another one")
+        raise NotDoneError("it is damaged: its checksum is another one")
     try:
         exported = msgspec.msgpack.decode(body, type=ExportedSequence)
     except msgspec.MsgspecError as error:
-        raise ExportError(f"it cannot be read: {error}") from error
+        raise NotDoneError(f"it cannot be read: {error}") from error
     check(exported)
     return exported
 
 
 def check(exported: ExportedSequence) -> None:
-    """Raises ExportError for a sequence that no record could be made of."""
+    """Raises NotDoneError for a sequence that no record could be made of."""
     if not 1 <= exported.start_step <= exported.last_step < STEPS_MAX:
-        raise ExportError("its step numbers are impossible")
+        raise NotDoneError("its step numbers are impossible")
     foreign = [name for name in exported.record if not is_portable(name)]
     if foreign or "n" in exported.checkpoint:
-        raise ExportError(f"it has fields that do not belong into it: {', '.join(foreign) or 'n'}")
+        raise NotDoneError(f"it has fields that do not belong into it: {', '.join(foreign) or 'n'}")
     check_journal(exported.journal, exported.start_step, exported.last_step)
     check_states(exported.checkpoint)
 
 
 def check_journal(journal: Mapping[str, bytes], start_step: int, last_step: int) -> None:
-    """Raises ExportError for a journal that is none of these steps."""
-    try:
-        steps = read_journal(journal, start_step)
-    except JournalError as error:
-        raise ExportError(str(error)) from error
-    if len(steps) > last_step - start_step + 1:
-        raise ExportError("its journal has more steps than the sequence")
+    """Raises NotDoneError for a journal that is none of these steps."""
+    if len(read_journal(journal, start_step)) > last_step - start_step + 1:
+        raise NotDoneError("its journal has more steps than the sequence")
 
 
 def check_states(checkpoint: Mapping[str, bytes]) -> None:
-    """Raises ExportError for states that cannot be decoded."""
+    """Raises NotDoneError for states that cannot be decoded."""
     try:
         checkpointed_states({name.encode(): value for name, value in checkpoint.items()})
     except FAILURES as error:
-        raise ExportError(f"its state cannot be read: {error}") from error
+        raise NotDoneError(f"its state cannot be read: {error}") from error

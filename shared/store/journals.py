@@ -13,20 +13,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shared.contract.errors import NotDoneError
 from shared.contract.messages import InferMessage, ReplyMessage, decode_infer, read_reply
 from shared.contract.record import BIRTH, START
 from shared.store.reading import FAILURES, text_of
 
 RUN, LAST, SIZE, ENDED = "run", "n", "b", "e"
 REQUEST, REPLY = "i:", "o:"
-
-
-class JournalError(Exception):
-    """There is no journal, or it cannot be read, and why."""
-
-
-class NoSequenceError(JournalError):
-    """The mesh has no sequence of this name."""
 
 
 class JournaledStep(msgspec.Struct, frozen=True):
@@ -62,7 +55,7 @@ def journal_of(journal: Mapping[bytes, bytes], record: Mapping[bytes, bytes]) ->
 def read_journal(fields: Mapping[str, bytes], start: int) -> list[JournaledStep]:
     """The steps of a journal's fields (without `run`), the first one of which has this number.
 
-    Raises JournalError if they are no journal of such a run.
+    Raises NotDoneError if they are no journal of such a run.
     """
     if not fields:
         return []
@@ -71,7 +64,7 @@ def read_journal(fields: Mapping[str, bytes], start: int) -> list[JournaledStep]
         numbers, names = range(start, last + 1), fields.keys() - {LAST, SIZE, ENDED}
         # The numbers are counted first: they may be any.
         if len(names) != 2 * len(numbers) or names != {f"{kind}{n}" for n in numbers for kind in (REQUEST, REPLY)}:
-            raise JournalError("its journal has other steps than it says")
+            raise NotDoneError("its journal has other steps than it says")
         steps = [
             JournaledStep(
                 decode_infer(fields[f"{REQUEST}{n}"]),
@@ -80,8 +73,8 @@ def read_journal(fields: Mapping[str, bytes], start: int) -> list[JournaledStep]
             )
             for n in numbers
         ]
-    except (*FAILURES, KeyError) as error:
-        raise JournalError(f"its journal cannot be read: {error}") from error
+    except FAILURES as error:
+        raise NotDoneError(f"its journal cannot be read: {error}") from error
     if size != sum(len(fields[f"{kind}{n}"]) for n in numbers for kind in (REQUEST, REPLY)):
-        raise JournalError("its journal has other bytes than it says")
+        raise NotDoneError("its journal has other bytes than it says")
     return steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.contract.errors import Code
+from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import SequenceId, model_of
 from shared.contract.record import DURABLE, LIVE, MOVING, NO_ENTRY, OWNER, PAGED, STATE, WAIT_ENTRY, WAITING
 from shared.store.commands import Redis
@@ -18,14 +18,6 @@ LEADER_S = 60.0
 NO_SLOT = "the sequence holds no slot: its state lies in Redis, and it gets a slot with its next step"
 
 
-class MoveError(Exception):
-    """A sequence has not moved, and why."""
-
-    def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
 async def moved(
     redis: Redis, keys: Keyspace, members: Sequence[Member], sequence: SequenceId, to: str, *, leaving: str = ""
 ) -> str:
@@ -33,7 +25,7 @@ async def moved(
 
     leaving  id of the executor that it is to leave: a sequence that has left it already stays where it is, so a wish
              that is uttered twice moves it once. "": the one that has it now
-    Returns what has happened. Raises MoveError with the reason for a sequence that has not moved.
+    Returns what has happened. Raises NotDoneError with the reason for a sequence that has not moved.
     """
     owner = await _owner_of(redis, keys, sequence)
     if leaving and owner is not None and owner != leaving:
@@ -42,7 +34,7 @@ async def moved(
         return NO_SLOT
     executor = destination(members, model_of(sequence), owner, to)
     if not await fulfilled(redis, keys, sequence, wish_to_move(executor), patience_s=LEADER_S):
-        raise MoveError(NO_LEADER, Code.UNAVAILABLE)
+        raise NotDoneError(NO_LEADER, Code.UNAVAILABLE)
     return await _outcome(redis, keys, sequence, owner, executor)
 
 
@@ -52,19 +44,19 @@ def wish_to_move(executor: str = "") -> WishEntry:
 
 
 async def _owner_of(redis: Redis, keys: Keyspace, sequence: SequenceId) -> str | None:
-    """The executor that owns a live sequence; None while the sequence is paged. Raises MoveError for any other one."""
+    """The executor that owns a live sequence; None for a paged one. Raises NotDoneError for any other."""
     record = keys.sequence(sequence).record
     state, owner, durable, waits = await redis.hmget(record, STATE, OWNER, DURABLE, WAIT_ENTRY)
     if waits == NO_ENTRY:
-        raise MoveError("the sequence is paused: resume it first (seqmesh seq resume)")
+        raise NotDoneError("the sequence is paused: resume it first (seqmesh seq resume)")
     if state in (WAITING, MOVING):
-        raise MoveError("the sequence waits for a slot: it has no executor that it could leave")
+        raise NotDoneError("the sequence waits for a slot: it has no executor that it could leave")
     if state == PAGED:
         return None
     if state != LIVE:
-        raise MoveError("there is no such open sequence", Code.NOT_FOUND)
+        raise NotDoneError("there is no such open sequence", Code.NOT_FOUND)
     if durable != b"1":
-        raise MoveError(
+        raise NotDoneError(
             "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
             "configuration (sequence_batching { state ... }), or name a sequence_recovery among its parameters"
         )
@@ -72,7 +64,7 @@ async def _owner_of(redis: Redis, keys: Keyspace, sequence: SequenceId) -> str |
 
 
 def destination(members: Sequence[Member], model: str, owner: str | None, to: str) -> str:
-    """The id of the wished executor, "" for any other one. Raises MoveError if there is none."""
+    """The id of the wished executor, "" for any other one. Raises NotDoneError if there is none."""
     serving = [
         one.registration
         for one in members
@@ -81,23 +73,23 @@ def destination(members: Sequence[Member], model: str, owner: str | None, to: st
     names = ", ".join(sorted({one.name for one in serving}))
     if not to:
         if all(one.executor == owner for one in serving):
-            raise MoveError(f"no other executor serves '{model}': start one, then move")
+            raise NotDoneError(f"no other executor serves '{model}': start one, then move")
         return ""
     meant = [one.executor for one in serving if to in (one.name, one.executor)]
     if not meant:
-        raise MoveError(f"no executor '{to}' serves '{model}'; it is served by: {names}")
+        raise NotDoneError(f"no executor '{to}' serves '{model}'; it is served by: {names}")
     if len(meant) > 1:
-        raise MoveError(f"several executors are called '{to}': name one by its id ({', '.join(meant)})")
+        raise NotDoneError(f"several executors are called '{to}': name one by its id ({', '.join(meant)})")
     if meant[0] == owner:
-        raise MoveError(f"the sequence is on {owner} already")
+        raise NotDoneError(f"the sequence is on {owner} already")
     return meant[0]
 
 
 async def _outcome(redis: Redis, keys: Keyspace, sequence: SequenceId, owner: str | None, to: str) -> str:
-    """What has become of a wish. Raises MoveError if the sequence did not move."""
+    """What has become of a wish. Raises NotDoneError if the sequence did not move."""
     state, now = await redis.hmget(keys.sequence(sequence).record, STATE, OWNER)
     if state == PAGED and to:
-        raise MoveError(f"{NO_SLOT}; {to} had none free for it")
+        raise NotDoneError(f"{NO_SLOT}; {to} had none free for it")
     if state == PAGED:
         return NO_SLOT
     if now is None:
@@ -105,7 +97,7 @@ async def _outcome(redis: Redis, keys: Keyspace, sequence: SequenceId, owner: st
     if owner is None:
         return f"the sequence held no slot; it has one on {text_of(now)} now"
     if text_of(now) == owner:
-        raise MoveError(
+        raise NotDoneError(
             f"the sequence is still on {owner}: it was never between two steps, or nobody else had a free slot; "
             "try again (seqmesh drain --list shows how much each executor holds)"
         )

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from shared.contract.errors import Code
+from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ServedModel
@@ -32,9 +32,9 @@ from shared.contract.record import (
 )
 from shared.contract.state_fields import state_of_field
 from shared.store.commands import Redis
-from shared.store.exported import ExportedSequence, ExportError, check, is_portable
+from shared.store.exported import ExportedSequence, check, is_portable
 from shared.store.forecasts import Forecasts
-from shared.store.journals import SIZE, Journal, JournalError, NoSequenceError, journal_of, read_journal
+from shared.store.journals import SIZE, Journal, journal_of, read_journal
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.moving import moved
@@ -59,14 +59,6 @@ NOT_JOURNALED = (
     "its steps are not kept: give its model the parameter journal_steps, and journal_bytes if a first step is larger "
     "than 16 MiB; then begin the sequence again"
 )
-
-
-class PauseError(Exception):
-    """A sequence is not paused, or not resumed, and why."""
-
-    def __init__(self, reason: str, code: Code = Code.INVALID_ARG) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 def kept_by(config: ModelConfig) -> str:
@@ -171,18 +163,18 @@ class Sequences:
     async def pause(self, sequence: SequenceId, pause_ms: int) -> SequenceStatus:
         """Pauses a sequence for so long, from now on. Safe to repeat.
 
-        Raises PauseError with the reason for a sequence that is not paused then.
+        Raises NotDoneError with the reason for a sequence that is not paused then.
         """
         assert 0 < pause_ms <= PAUSE_MS_MAX, "no longer than the bound"
         until_ms = await redis_now_ms(self._redis) + pause_ms
         _check_pausable(await self._status(sequence))
         wish = WishEntry("z", {"u": until_ms})
         if not await fulfilled(self._redis, self._keys, sequence, wish, patience_s=LEADER_S):
-            raise PauseError(NO_LEADER, Code.UNAVAILABLE)
+            raise NotDoneError(NO_LEADER, Code.UNAVAILABLE)
         status = await self._status(sequence)
         _check_pausable(status)
         if status.state != PAUSED:
-            raise PauseError(
+            raise NotDoneError(
                 "somebody has resumed it, or its scheduler is of a release that cannot pause", Code.UNAVAILABLE
             )
         return status
@@ -193,20 +185,20 @@ class Sequences:
         return await moved(self._redis, self._keys, members, sequence, to, leaving=leaving)
 
     async def resume(self, sequence: SequenceId) -> SequenceStatus:
-        """Resumes a sequence; one that is not paused stays as it is. Raises PauseError if it is not open."""
+        """Resumes a sequence; one that is not paused stays as it is. Raises NotDoneError if it is not open."""
         await self._scripts.run(self._scripts.resume([sequence]))
         return await self._status(sequence)
 
     async def _status(self, sequence: SequenceId) -> SequenceStatus:
         (status,) = await self.statuses([sequence])
         if status is None or status.state not in OPEN_STATES:
-            raise PauseError("there is no such open sequence", Code.NOT_FOUND)
+            raise NotDoneError("there is no such open sequence", Code.NOT_FOUND)
         return status
 
     async def export(self, sequence: SequenceId) -> ExportedSequence:
         """A sequence with its state, as it stands between two steps. It goes on where it is.
 
-        Raises ExportError for one that is not open, has an open step, or whose state is not in Redis as it is now.
+        Raises NotDoneError for one that is not open, has an open step, or whose state is not in Redis as it is now.
         """
         own = self._keys.sequence(sequence)
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -234,20 +226,20 @@ class Sequences:
     async def journal(self, sequence: SequenceId) -> Journal:
         """The steps of a sequence that its journal holds, also of one that is over while its tombstone stays.
 
-        Raises JournalError if it has none, or none that can be read.
+        Raises NotDoneError if it has none, or none that can be read.
         """
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(self._keys.sequence(sequence).record)
             pipe.hgetall(self._keys.journal(sequence))
             record, journal = await pipe.execute()
         if not record:
-            raise NoSequenceError("there is no such sequence")
+            raise NotDoneError("there is no such sequence", Code.NOT_FOUND)
         start, committed = int(record[START.encode()]), int(record[COMMITTED.encode()])
         if committed < start:
-            raise JournalError("its first step is not answered yet")
+            raise NotDoneError("its first step is not answered yet")
         steps = read_journal(journal_of(journal, record), start)
         if not steps:
-            raise JournalError(NOT_JOURNALED)
+            raise NotDoneError(NOT_JOURNALED)
         return Journal(model_of(sequence), text_of(record[VERSION.encode()]), steps, committed - start + 1)
 
     async def export_when_idle(self, sequence: SequenceId) -> ExportedSequence:
@@ -255,14 +247,14 @@ class Sequences:
         for wait_s in BETWEEN_EXPORTS_S:
             try:
                 return await self.export(sequence)
-            except ExportError as error:
+            except NotDoneError as error:
                 if error.code is not Code.UNAVAILABLE:
                     raise
                 await asyncio.sleep(wait_s)
         return await self.export(sequence)
 
     async def fork(self, origin: SequenceId, copy: SequenceId) -> ExportedSequence:
-        """Opens a copy of a sequence under an id that has no open one. Raises ExportError as `export` and `reopen`."""
+        """Opens a copy of a sequence under an id that has no open one. Raises NotDoneError as `export` and `reopen`."""
         exported = (await self.export_when_idle(origin)).without_replies()
         await self.reopen(copy, exported)
         return exported
@@ -270,11 +262,11 @@ class Sequences:
     async def reopen(self, sequence: SequenceId, exported: ExportedSequence) -> None:
         """Opens an exported sequence under an id. It gets a slot with its next step.
 
-        Raises ExportError if no executor serves its version, no client could name the id, the id has an open sequence,
+        Raises NotDoneError if no executor serves its version, no client could name the id, the id has an open sequence,
         or there are too many.
         """
         if not is_nameable(correlation_id_of(sequence)):
-            raise ExportError(
+            raise NotDoneError(
                 "no client could go on with such an id: take a number from 1 on, or a text of 1 to "
                 f"{CORRELATION_ID_CHARS_MAX} bytes"
             )
@@ -284,20 +276,20 @@ class Sequences:
         )
         code = await self._scripts.run(call)
         if code is ReopenCode.EXISTS:
-            raise ExportError(
+            raise NotDoneError(
                 f"'{correlation_id_of(sequence)}' has an open sequence: end it first, or take another id",
                 Code.ALREADY_EXISTS,
             )
         if code is ReopenCode.FULL:
-            raise ExportError(f"model '{exported.model}' has as many live sequences as it may", Code.UNAVAILABLE)
+            raise NotDoneError(f"model '{exported.model}' has as many live sequences as it may", Code.UNAVAILABLE)
 
     async def _serving(self, model: str, version: str) -> ServedModel:
-        """What an executor that serves a version offers. Raises ExportError if none does."""
+        """What an executor that serves a version offers. Raises NotDoneError if none does."""
         for member in await self._membership.members():
             for served in member.registration.models:
                 if member.usable and (served.model, served.version) == (model, version) and served.idle_ms:
                     return served
-        raise ExportError(f"no executor serves version {version} of model '{model}' with sequences")
+        raise NotDoneError(f"no executor serves version {version} of model '{model}' with sequences")
 
     async def _names(self, model: str) -> AsyncIterator[SequenceId]:
         """Every open sequence of a model, some more than once."""
@@ -321,26 +313,26 @@ class Sequences:
 
 
 def _check_pausable(status: SequenceStatus) -> None:
-    """Raises PauseError for a sequence that cannot be paused as it stands."""
+    """Raises NotDoneError for a sequence that cannot be paused as it stands."""
     if status.state == "waiting":
-        raise PauseError("it waits for its first slot and runs nothing yet: pause it when it has one, or end it")
+        raise NotDoneError("it waits for its first slot and runs nothing yet: pause it when it has one, or end it")
     if not status.recoverable:
-        raise PauseError("only its model knows its state: see sequence_recovery among the model's parameters")
+        raise NotDoneError("only its model knows its state: see sequence_recovery among the model's parameters")
     if status.closed and not status.open_steps:
-        raise PauseError("it is about to end")
+        raise NotDoneError("it is about to end")
 
 
 def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, bytes]) -> int:
-    """The last step of a sequence whose state is wholly in its checkpoint. Raises ExportError for any other."""
+    """The last step of a sequence whose state is wholly in its checkpoint. Raises NotDoneError for any other."""
     if not record or record[STATE] in TOMBSTONES:
-        raise ExportError("there is no such open sequence", Code.NOT_FOUND)
+        raise NotDoneError("there is no such open sequence", Code.NOT_FOUND)
     accepted, committed, checkpointed = (record.get(field) for field in (ACCEPTED, COMMITTED, CHECKPOINTED))
     if accepted != committed:
-        raise ExportError("it has an open step: try again when that is answered", Code.UNAVAILABLE)
+        raise NotDoneError("it has an open step: try again when that is answered", Code.UNAVAILABLE)
     if record.get(DURABLE) != b"1":
-        raise ExportError("only its model knows its state: see sequence_recovery among the model's parameters")
+        raise NotDoneError("only its model knows its state: see sequence_recovery among the model's parameters")
     if committed != checkpointed or checkpoint.get(b"n") != committed:
-        raise ExportError(
+        raise NotDoneError(
             "its checkpoint is older than its last step (checkpoint_interval): try again later", Code.UNAVAILABLE
         )
     return int(committed or 0)

@@ -22,12 +22,12 @@ from shared.contract.errors import MeshError, Reason
 from shared.contract.ids import SequenceId, sequence_id
 from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks
-from shared.store.exported import ExportError, from_file, to_file
+from shared.store.exported import from_file, to_file
 from shared.store.membership import Membership
 from shared.store.moving import wish_to_move
 from shared.store.redis_client import CONNECTION_LOST, connect
 from shared.store.sequence_status import SequenceStatus, Wanted
-from shared.store.sequences import PauseError, Sequences
+from shared.store.sequences import Sequences
 from shared.store.wishes import uttered
 from tests.simulation.clients import EXCUSED, Client, Door, Habit, LostError
 from tests.simulation.model import INPUT, NAME, fold, number, value_of
@@ -77,7 +77,7 @@ class OperatedWorld(World):
             await asyncio.sleep(self._whims.expovariate(1 / PAUSE_S))
             try:
                 await self._do_something(sequences)
-            except (PauseError, ExportError, LostError, MeshError, *CONNECTION_LOST) as error:
+            except (LostError, MeshError, *CONNECTION_LOST) as error:
                 self.story.tell(f"the operator hears: {type(error).__name__} {error}")
         await redis.aclose()
 

@@ -11,11 +11,12 @@ import pytest
 
 from scheduler.core.events import IdleTimeCut
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
+from shared.contract.errors import NotDoneError
 from shared.contract.ids import ExecutorId, SequenceId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.state_fields import GrownState, Parts
 from shared.store.commands import Redis
-from shared.store.exported import HEAD, ExportedSequence, ExportError, from_file, to_file
+from shared.store.exported import HEAD, ExportedSequence, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
@@ -262,26 +263,26 @@ class TestExport:
         exported = await sequences.export(mesh.sequence(7))
 
         for taken in (7, 8):
-            with pytest.raises(ExportError, match=f"'{taken}' has an open sequence"):
+            with pytest.raises(NotDoneError, match=f"'{taken}' has an open sequence"):
                 await sequences.reopen(mesh.sequence(taken), exported)
 
     async def test_what_is_not_wholly_in_redis_stays(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE)
         await mesh.submit(mesh.submission(7, ONE))
-        with pytest.raises(ExportError, match="it has an open step"):
+        with pytest.raises(NotDoneError, match="it has an open step"):
             await sequences.export(mesh.sequence(7))
         await live(mesh, 8, BOB, steps=2)
         await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(8)).record, "ck", 1)
-        with pytest.raises(ExportError, match="checkpoint is older"):
+        with pytest.raises(NotDoneError, match="checkpoint is older"):
             await sequences.export(mesh.sequence(8))
-        with pytest.raises(ExportError, match="no such open sequence"):
+        with pytest.raises(NotDoneError, match="no such open sequence"):
             await sequences.export(mesh.sequence(9))
 
     async def test_a_version_that_nobody_serves_is_refused(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE)
         exported = msgspec.structs.replace(await sequences.export(mesh.sequence(7)), version="4")
 
-        with pytest.raises(ExportError, match="no executor serves version 4 of model 'sum'"):
+        with pytest.raises(NotDoneError, match="no executor serves version 4 of model 'sum'"):
             await sequences.reopen(mesh.sequence("copy"), exported)
 
 
@@ -309,5 +310,5 @@ def exported(**changes: Any) -> ExportedSequence:
 def test_a_file_that_was_not_written_so_is_refused(data: bytes, told: str) -> None:
     assert exported() == from_file(to_file(exported()))
 
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(NotDoneError, match=told):
         from_file(data)
