@@ -9,15 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-import msgspec
 import numpy as np
 
 from deploy.chaos.clients import CHANNELS, GatewayAddresses, RefusedError
 from deploy.chaos.fold import FoldState
 from deploy.chaos.history import AttemptOutcome, SequenceHistory
 from deploy.chaos.load import BUDGET_S, RETRY_PAUSE_S, Clock, Player, Score, Sent
-from deploy.chaos.models import variant
-from deploy.chaos.scripts import IDLE_FACTOR, Script
+from deploy.chaos.scripts import Script
 from seqmesh_client import AsyncClient, AsyncSequence, NoAnswer, Patience, StepOutputs, StepRefused
 
 SILENCE_S = 5.0
@@ -81,23 +79,22 @@ class LibraryPlayer(Player):
         """The inputs of all steps but the last. When the run ends, the next new step becomes the last."""
         step = sequence.answered + 1
         while step < len(self.script.values):
-            if self._cut_short and step > self._sent_max:
-                values = self.script.values[:step]
-                self.told.script = msgspec.structs.replace(self.script, values=values, ends=True, silent_at=0)
+            if self._cut_short and not self._was_sent(step):
+                self._end_with(step)
                 return
             await self._quiet(step)
             yield self._begin(step)
             step += 1
 
     async def _quiet(self, step: int) -> None:
-        """The script's pause before a step."""
-        if step == self.script.silent_at and step > self._sent_max:
-            while len(self._done) < step - 1:
-                self._progress.clear()
-                await self._progress.wait()
-            await asyncio.sleep(IDLE_FACTOR * variant(self.script.model).idle_s)
-        elif self.script.pause_s and not self._cut_short:
-            await asyncio.sleep(self._chance.uniform(0, 2 * self.script.pause_s))
+        """The script's pause before a step; a silence begins when all steps before it are answered."""
+        while step == self.script.silent_at and not self._was_sent(step) and len(self._done) < step - 1:
+            self._progress.clear()
+            await self._progress.wait()
+        await self._pause(step)
+
+    def _was_sent(self, step: int) -> bool:
+        return step <= self._sent_max
 
     def _begin(self, step: int) -> dict[str, np.ndarray]:
         self._sent_max = max(self._sent_max, step)

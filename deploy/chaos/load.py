@@ -134,11 +134,14 @@ class Player:
         while step <= len(self.script.values):
             if step not in self._done:
                 if self._cut_short and step < len(self.script.values) and not self._was_sent(step):
-                    self.told.script = msgspec.structs.replace(
-                        self.script, values=self.script.values[:step], ends=True, silent_at=0
-                    )
+                    self._end_with(step)
                 yield step
             step += 1
+
+    def _end_with(self, step: int) -> None:
+        """Makes a step the last one of the script."""
+        values = self.script.values[:step]
+        self.told.script = msgspec.structs.replace(self.script, values=values, ends=True, silent_at=0)
 
     def _was_sent(self, step: int) -> bool:
         """Whether the mesh may know this step, or a later one, already."""

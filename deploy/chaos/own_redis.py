@@ -32,11 +32,8 @@ class OwnRedis:
         self._servers = ReplicatedRedis(
             directory,
             replicas=2 if sentinels else 0,
-            appendfsync="always",
             min_replicas=1 if sentinels else 0,
             down_after_ms=down_after_ms,
-            # A fault must not wait until Sentinels are ready for another failover: that would be most of a run's time.
-            hurried=True,
         )
         self._thread = ThreadPoolExecutor(1, "redis")
         impossible = Victim.REDIS_LINKS if sentinels else Victim.REPLICA

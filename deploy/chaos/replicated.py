@@ -37,10 +37,10 @@ PAUSE_MS = 2000
 SENTINELS = 3
 QUORUM = 2
 PORT_TAKEN = "Address already in use"
-HURRIED_MS = {"info-period": 500, "publish-period": 200, "ask-period": 200}
-"""What Sentinels do every 10 s, 2 s and 1 s otherwise."""
-FAILOVER_TIMEOUT_MS = 5000
-HURRIED_FAILOVER_TIMEOUT_MS = 2000
+PERIODS_MS = {"info-period": 500, "publish-period": 200, "ask-period": 200}
+"""What Sentinels do every 10 s, 2 s and 1 s otherwise: it would take ten seconds until an old primary that is back has
+become a replica, or until the next failover."""
+FAILOVER_TIMEOUT_MS = 2000
 """No failover begins sooner than twice this after the one before it."""
 
 
@@ -145,8 +145,6 @@ class ReplicatedRedis:
     replicas      0: one server alone, without Sentinels
     min_replicas  min-replicas-to-write of every server
     down_after_ms  without an answer for so long a primary is replaced
-    hurried        Sentinels look around more often, and try again sooner: otherwise it takes ten seconds until an old
-                   primary that is back has become a replica, or until the next failover
     """
 
     def __init__(
@@ -154,17 +152,13 @@ class ReplicatedRedis:
         directory: Path,
         *,
         replicas: int = 1,
-        appendfsync: str = "everysec",
         min_replicas: int = 0,
         down_after_ms: int = 1000,
-        hurried: bool = False,
     ) -> None:
         self._directory = directory
         self._replicas = replicas
-        self._appendfsync = appendfsync
         self._min_replicas = min_replicas
         self._down_after_ms = down_after_ms
-        self._hurried = hurried
         self.servers: list[Node] = []
         self.sentinels: list[Node] = []
 
@@ -313,7 +307,7 @@ class ReplicatedRedis:
         for number, port in enumerate(ports[:count]):
             options = {
                 "appendonly": "yes",
-                "appendfsync": self._appendfsync,
+                "appendfsync": "always",
                 "save": '""',
                 "maxmemory-policy": "noeviction",
                 "requirepass": password,
@@ -324,14 +318,13 @@ class ReplicatedRedis:
             if number:
                 options["replicaof"] = f"{HOST} {ports[0]}"
             self.servers.append(self._node(f"server-{number + 1}-{attempt}", port, password, options, []))
-        timeout_ms = HURRIED_FAILOVER_TIMEOUT_MS if self._hurried else FAILOVER_TIMEOUT_MS
         for number, port in enumerate(ports[count:]):
             options = {
                 "requirepass": secret,
                 "sentinel monitor": f"{SERVICE} {HOST} {ports[0]} {QUORUM}",
                 "sentinel auth-pass": f"{SERVICE} {password}",
                 "sentinel down-after-milliseconds": f"{SERVICE} {self._down_after_ms}",
-                "sentinel failover-timeout": f"{SERVICE} {timeout_ms}",
+                "sentinel failover-timeout": f"{SERVICE} {FAILOVER_TIMEOUT_MS}",
             }
             self.sentinels.append(self._node(f"sentinel-{number + 1}-{attempt}", port, secret, options, ["--sentinel"]))
 
@@ -355,12 +348,11 @@ class ReplicatedRedis:
         until(lambda: all(map(self._knows_all, self.sentinels)), "Sentinels know all the others", READY_TIMEOUT_S)
 
     def _sentinels_answer(self) -> None:
-        """Waits until they do. A Sentinel that was started again has forgotten that it is hurried."""
+        """Waits until they do. A Sentinel that was started again has forgotten its periods."""
         until(lambda: all(sentinel.answers() for sentinel in self.sentinels), "Sentinels answer", READY_TIMEOUT_S)
-        if self._hurried:
-            for sentinel in self.sentinels:
-                for name, period_ms in HURRIED_MS.items():
-                    sentinel.order("SENTINEL", "DEBUG", name, period_ms)
+        for sentinel in self.sentinels:
+            for name, period_ms in PERIODS_MS.items():
+                sentinel.order("SENTINEL", "DEBUG", name, period_ms)
 
     def _in_step(self) -> bool:
         primary = self._named()

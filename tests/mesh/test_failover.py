@@ -38,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     directory = tmp_path_factory.mktemp("failover")
     add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
     with (
-        ReplicatedRedis(directory / "redis", replicas=2, down_after_ms=2000, hurried=True) as redis,
+        ReplicatedRedis(directory / "redis", replicas=2, down_after_ms=2000) as redis,
         running_mesh(
             directory / "data",
             [directory / "models"],

@@ -250,7 +250,7 @@ async def test_sentinels_have_credentials_and_tls_apart_from_the_servers(right: 
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedRedis]:
-    with ReplicatedRedis(tmp_path_factory.mktemp("replicated"), min_replicas=1, hurried=True) as replicated:
+    with ReplicatedRedis(tmp_path_factory.mktemp("replicated"), min_replicas=1) as replicated:
         yield replicated
 
 
