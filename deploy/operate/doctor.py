@@ -43,7 +43,7 @@ what it needs. Changes nothing. The exit status is 1 if something fails, else 0.
 
 
 async def run(settings: OperatorSettings, *, as_json: bool) -> None:
-    """Carries the command out. Ends with status 1 if a diagnosis fails."""
+    """Ends with status 1 if a diagnosis fails."""
     found = list(of_machine(settings.data_dir))
     if settings.redis_url or (settings.data_dir / "mesh.json").exists():
         found += await of_mesh(settings)

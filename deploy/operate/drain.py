@@ -52,7 +52,6 @@ class ListedExecutor(msgspec.Struct, frozen=True):
 async def run(
     settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, as_json: bool, undo: bool, wait: bool
 ) -> None:
-    """Carries the command out. Raises click.ClickException with the remedy."""
     if show and (executors or undo):
         raise click.UsageError("--list shows every executor, and drains none: give no name and no --undo with it")
     if not executors and not show:

@@ -25,7 +25,6 @@ up its slot (model parameter virtual_slots) gets one with its next step anyway; 
 async def run(
     settings: OperatorSettings, model: str, correlation_id: str, to: str, version: str, *, string: bool
 ) -> None:
-    """Carries the command out. Raises click.ClickException with the remedy."""
     sequence = named(model, correlation_id, version=version, string=string)
     async with found_mesh(settings, model) as mesh:
         with told(id_text(correlation_id_of(sequence))):

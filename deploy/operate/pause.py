@@ -39,12 +39,10 @@ Act = Callable[[OperatedMesh, SequenceId], Awaitable[str]]
 async def pause(
     settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], seconds: int, **naming: Any
 ) -> None:
-    """Carries `seqmesh seq pause` out. Raises as `act_on_each`."""
     await act_on_each(settings, model, correlation_ids, partial(pause_one, seconds=seconds), **naming)
 
 
 async def resume(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
-    """Carries `seqmesh seq resume` out. Raises as `act_on_each`."""
     await act_on_each(settings, model, correlation_ids, resume_one, **naming)
 
 

@@ -67,7 +67,6 @@ async def run(
     as_json: bool,
     **naming: bool | str,
 ) -> None:
-    """Carries the command out. Raises click.ClickException with the remedy."""
     # They take a while to import, and no other command of `seqmesh seq` needs them.
     from deploy.operate.replaying import ReplayError, Target, replayed  # noqa: PLC0415
 

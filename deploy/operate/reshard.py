@@ -126,7 +126,6 @@ Records = Mapping[SequenceId, Mapping[str, bytes | None]]
 
 
 async def run(settings: OperatorSettings, shards: int) -> None:
-    """Carries the command out. Raises click.ClickException with the remedy."""
     prefix = settings.key_prefix or DEFAULT_PREFIX
     async with redis_of(settings) as redis:
         before = await Resharding(redis, prefix, shards, tell=partial(click.echo, err=True)).run()

@@ -20,7 +20,6 @@ process was started with.
 
 
 async def run(settings: OperatorSettings, *, reset: bool) -> None:
-    """Carries the command out. Raises click.ClickException with the remedy."""
     async with found_mesh(settings) as mesh:
         stored = StoredSettings(mesh.redis, mesh.keys)
         if reset:

@@ -72,7 +72,6 @@ NO_SUCH = f"no such sequence: {WHICH}"
 
 
 async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, as_json: bool, **filters: Any) -> None:
-    """Carries `seqmesh seq ls` out. Raises click.ClickException with the remedy."""
     states: tuple[str, ...] = filters.pop("states")
     async with found_mesh(settings, model) as mesh:
         found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters))
@@ -98,7 +97,6 @@ async def check_executor(mesh: OperatedMesh, who: str) -> None:
 
 
 async def show(settings: OperatorSettings, model: str, correlation_id: str, *, as_json: bool, **naming: Any) -> None:
-    """Carries `seqmesh seq show` out. Raises click.ClickException with the remedy."""
     sequence = named(model, correlation_id, **naming)
     async with found_mesh(settings, model) as mesh:
         (status,) = await mesh.sequences.statuses([sequence])
@@ -117,7 +115,7 @@ async def show(settings: OperatorSettings, model: str, correlation_id: str, *, a
 
 
 async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
-    """Carries `seqmesh seq end` out. Raises click.ClickException when one of the sequences is not there."""
+    """Raises click.ClickException when one of the sequences is not there."""
     async with found_mesh(settings, model) as mesh:
         unknown: list[str] = []
         for correlation_id in correlation_ids:
@@ -148,7 +146,6 @@ async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
 async def fork(
     settings: OperatorSettings, model: str, correlation_id: str, new_id: str, *, version: str, string: bool
 ) -> None:
-    """Carries `seqmesh seq fork` out. Raises click.ClickException with the reason if it cannot be done."""
     origin, copy = (named(model, each, version=version, string=string) for each in (correlation_id, new_id))
     async with found_mesh(settings, model) as mesh:
         of, name = (id_text(correlation_id_of(each)) for each in (origin, copy))
@@ -158,7 +155,6 @@ async def fork(
 
 
 async def export(settings: OperatorSettings, model: str, correlation_id: str, file: Path, **naming: Any) -> None:
-    """Carries `seqmesh seq export` out. Raises click.ClickException with the reason if it cannot be done."""
     sequence = named(model, correlation_id, **naming)
     name = id_text(correlation_id_of(sequence))
     async with found_mesh(settings, model) as mesh:
@@ -172,7 +168,6 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
 
 
 async def import_file(settings: OperatorSettings, file: Path, *, as_id: str | None, version: str, string: bool) -> None:
-    """Carries `seqmesh seq import` out. Raises click.ClickException with the reason if it cannot be done."""
     if as_id == "":
         raise click.UsageError("--as: the id is empty")
     data = await asyncio.to_thread(file.read_bytes)

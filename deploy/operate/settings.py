@@ -34,7 +34,11 @@ class OperatorSettings:
 def operator_command(
     name: str, help: str, run: Callable[..., Coroutine[Any, Any, None]], params: Sequence[click.Parameter]
 ) -> click.Command:
-    """A command with these parameters and the settings. run: called with the settings, and the parameters by name."""
+    """A command with these parameters and the settings.
+
+    run  carries it out: called with the settings, and the parameters by name. Raises click.ClickException with the
+         remedy
+    """
     settings = options(OperatorSettings)
 
     def callback(**values: Any) -> None:

@@ -36,7 +36,6 @@ HEADINGS = ("TENANT", "SEQUENCES", "AT MOST", "STEPS/S", "AT ONCE", "SHARE")
 
 
 async def list_tenants(settings: OperatorSettings, *, as_json: bool) -> None:
-    """Carries `seqmesh tenants ls` out. Raises click.ClickException with the remedy."""
     async with found_mesh(settings) as mesh:
         stored = StoredTenants(mesh.redis, mesh.keys)
         named, sequences = (await stored.read()).named, await stored.sequences()
@@ -63,7 +62,6 @@ async def list_tenants(settings: OperatorSettings, *, as_json: bool) -> None:
 
 
 async def set_limits(settings: OperatorSettings, name: str, **changes: Any) -> None:
-    """Carries `seqmesh tenants set` out. Raises click.ClickException with the remedy."""
     given = {field: value for field, value in changes.items() if value is not None}
     if not given:
         raise click.UsageError("what may it do? Give --live-max, --steps-per-s, --burst or --share")
@@ -78,7 +76,7 @@ async def set_limits(settings: OperatorSettings, name: str, **changes: Any) -> N
 
 
 async def remove(settings: OperatorSettings, name: str) -> None:
-    """Carries `seqmesh tenants rm` out. Raises click.ClickException if the tenant has no limits."""
+    """Raises click.ClickException if the tenant has no limits."""
     async with found_mesh(settings) as mesh:
         stored = StoredTenants(mesh.redis, mesh.keys)
         if not await stored.remove(name):
