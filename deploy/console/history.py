@@ -18,7 +18,7 @@ import msgspec
 from deploy.console.events import more
 from deploy.console.snapshot import Snapshot
 from shared.statistics.meter import REQUEST_TIME, TIME_BOUNDS_S, Phase, phase_field
-from shared.statistics.tally import NULL_ROWS, ModelLoad, ModelStatistics, statistics_of
+from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
 
 RANGES = {"5m": 1_000, "1h": 12_000}
 """The ranges that a chart may have, and how many ms one point of each stands for."""
@@ -156,10 +156,7 @@ def _moment(now: Snapshot, model: str, span_ms: int, since: Sequence[ModelStatis
         failed=sum(sum(each.failures.values()) for each in since),
         request_ns=sum(each.durations["success"].ns for each in since),
         batches=sum(each.execution_count for each in since),
-        rows=sum(
-            sum(batch.batch_size * batch.compute_infer.count for batch in each.batches) - each.counts.get(NULL_ROWS, 0)
-            for each in since
-        ),
+        rows=sum(each.rows for each in since),
         places=sum(each.execution_count * _rows_max(now, each.name) for each in since),
         live=now.live.get(model, 0),
         waiting=line.first if line is not None else 0,

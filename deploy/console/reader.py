@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from deploy.console.snapshot import Snapshot, id_of, served_loads
+from deploy.console.snapshot import Snapshot, served_loads
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, holdings
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
@@ -25,7 +25,7 @@ from shared.store.scripts import Scripts
 from shared.store.sequence_status import OPEN_STATES, SequenceStatus
 from shared.store.sequences import Sequences
 from shared.store.totals import Tallies
-from shared.store.waiting_line import read_lines
+from shared.store.waiting_line import read_lines, read_queued
 
 FOLLOWED_MAX = 256
 """Sequences that each reading reads one by one."""
@@ -61,6 +61,7 @@ class MeshReader:
             name for name, record in sorted(records.items()) if record.config.sequence_batching is not None
         ]
         loads = served_loads(executors, records)
+        stateless = [(one.model, one.version) for one in loads if one.model not in with_sequences]
         statuses, watched_now, is_complete = await self._sequences(executors, watched)
         reports = await Reports(self._redis, self._keys).read(one.registration.executor for one in executors)
         return Snapshot(
@@ -73,7 +74,7 @@ class MeshReader:
             counts=await Tallies(Scripts(self._redis, self._keys), self._keys).read(loads) if loads else {},
             lines=await read_lines(self._redis, self._keys, with_sequences) if with_sequences else {},
             live=await self._live(with_sequences),
-            queued=await self._queued([(one.model, one.version) for one in loads if one.model not in with_sequences]),
+            queued=await read_queued(self._redis, self._keys, stateless),
             sequences=statuses,
             is_complete=is_complete,
             watched=watched_now,
@@ -139,7 +140,7 @@ class MeshReader:
         asked = [*names, *more]
         found = dict(zip(asked, await self._all_sequences.statuses(asked), strict=True)) if asked else {}
         statuses = [one for name in names if (one := found[name]) is not None]
-        self._followed |= {id_of(one) for one in statuses if one.state in OPEN_STATES}
+        self._followed |= {one.sequence for one in statuses if one.state in OPEN_STATES}
         return statuses, {name: found[name] for name in watched}, is_complete
 
     async def _held(self, executors: Sequence[ExecutorHolding]) -> set[SequenceId]:
@@ -159,9 +160,3 @@ class MeshReader:
                 pipe.zcard(self._keys.deadlines(shard, model))
         counts = iter(await pipe.execute())
         return {model: sum(next(counts) for _ in shards) for model in models}
-
-    async def _queued(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
-        pipe = self._redis.pipeline(transaction=False)
-        for place in places:
-            pipe.zcard(self._keys.work_queue(*place).queue)
-        return dict(zip(places, await pipe.execute(), strict=True))

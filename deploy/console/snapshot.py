@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deploy.operate.operating import ExecutorHolding
-from shared.contract.ids import SequenceId, sequence_id
+from shared.contract.ids import SequenceId
 from shared.contract.messages import ModelRecord
 from shared.statistics.reports import ExecutorReport
 from shared.statistics.tally import Counts, ModelLoad
@@ -48,11 +48,6 @@ class Snapshot:
     sequences: Sequence[SequenceStatus] = ()
     is_complete: bool = True
     watched: Mapping[SequenceId, SequenceStatus | None] = field(default_factory=dict[SequenceId, SequenceStatus | None])
-
-
-def id_of(status: SequenceStatus) -> SequenceId:
-    """The mesh's name of a sequence."""
-    return sequence_id(status.model, status.requested_version, status.id)
 
 
 def served_loads(executors: Sequence[ExecutorHolding], records: Mapping[str, ModelRecord]) -> list[ModelLoad]:

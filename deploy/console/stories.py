@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from deploy.console.snapshot import Snapshot, id_of
+from deploy.console.snapshot import Snapshot
 from deploy.operate.texts import counted
 from shared.contract.ids import SequenceId
 from shared.store.sequence_status import OPEN_STATES, PAUSED, SequenceStatus
@@ -68,7 +68,7 @@ class Stories:
             self._stories.popitem(last=False)
 
     def _see(self, status: SequenceStatus, at_ms: int, alive: AbstractSet[str]) -> None:
-        name = id_of(status)
+        name = status.sequence
         story = self._stories.get(name)
         if story is None or is_another(story.status, status):
             story = self._stories[name] = Story(status, list(first_lines(status, at_ms)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from deploy.console.history import MESH, NO_NUMBER, ChartPoint, Moment, Moments, Subject
-from deploy.console.snapshot import Snapshot, id_of, served_loads
+from deploy.console.snapshot import Snapshot, served_loads
 from deploy.console.stories import Stories, Story, StoryLine
 from deploy.operate.operating import ExecutorHolding
 from shared.contract.messages import ModelRecord
@@ -148,7 +148,7 @@ def mesh_view(
         services=tuple(sorted((line.service, line.name, line.release) for line in now.services)),
         models=tuple(_models(now, moments)),
         sequences=tuple(
-            sequence_view(one, stories.of(id_of(one))) for one in now.sequences if one.state in OPEN_STATES
+            sequence_view(one, stories.of(one.sequence)) for one in now.sequences if one.state in OPEN_STATES
         ),
         is_complete=now.is_complete,
         point=moments[MESH].point,

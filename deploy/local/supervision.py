@@ -122,11 +122,10 @@ Action = Start | Send | UserNotice | ShowLog | Finish
 class Supervision:
     """The state of all children. `handle` takes each event in, and returns the actions to be carried out, in order."""
 
-    def __init__(self, children: Sequence[tuple[str, str]], *, longest_pause_ms: int, grace_ms: int = GRACE_MS) -> None:
+    def __init__(self, children: Sequence[tuple[str, str]], *, longest_pause_ms: int) -> None:
         """children: (name, service) in the order in which they start."""
         self._children = {name: Child(name, service) for name, service in children}
         self._longest_pause_ms = longest_pause_ms
-        self._grace_ms = grace_ms
         self._was_ready = False
         self._stage: int | None = None
         self._stage_deadline_ms = 0
@@ -225,7 +224,7 @@ class Supervision:
             self._stage += 1
             running = self._running(STOP_ORDER[self._stage])
             if running:
-                self._stage_deadline_ms = now_ms + self._grace_ms
+                self._stage_deadline_ms = now_ms + GRACE_MS
                 return [] if self._killed else [Send(child.name, signal.SIGTERM) for child in running]
         if self._finished:
             return []
@@ -240,7 +239,7 @@ class Supervision:
         self._stage_deadline_ms = 1 << 62
         late = ", ".join(child.name for child in running)
         return [
-            UserNotice(f"{late} did not stop within {self._grace_ms / 1000:.0f} s; killing"),
+            UserNotice(f"{late} did not stop within {GRACE_MS / 1000:.0f} s; killing"),
             *(Send(child.name, signal.SIGKILL) for child in running),
         ]
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.contract.tensors import Tensor, to_numpy
+from shared.contract.tensors import Tensor, as_float, to_numpy
 
 FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 
@@ -139,7 +139,4 @@ def _difference(one: Tensor, other: Tensor, tolerance: Tolerance) -> tuple[bool,
 
 def numbers(tensor: Tensor) -> NDArray[Any]:
     """The numbers of a tensor; those with a fraction as 64 bits, in which each of them is exact."""
-    values = to_numpy(tensor)
-    if tensor.datatype == "BF16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float64) if tensor.datatype in FLOATS else values
+    return as_float(tensor) if tensor.datatype in FLOATS else to_numpy(tensor)

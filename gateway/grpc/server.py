@@ -83,11 +83,6 @@ class GrpcServer(PortServer[GrpcConnection]):
         self._servicer.leave()
         await super().stop(grace_s, see_off_s=see_off_s)
 
-    @property
-    def open_rpcs(self) -> int:
-        """The calls that are served now."""
-        return self.limit.open
-
     def relieve(self, excess: int) -> int:
         """Gives memory of messages that are on their way back: ends the calls that keep most, however many connections
         they are spread over. Returns how many bytes that is."""

@@ -20,6 +20,7 @@ from shared.contract.errors import ConfigError
 from shared.contract.limits import ENSEMBLE_DEPTH_MAX, ENSEMBLE_STEPS_MAX
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import EnsembleStep, ModelConfig, TensorSpec
+from shared.contract.tensors import shape_text
 
 Versions = Mapping[str, Sequence[str]]
 """Model -> its versions that are served, ascending."""
@@ -315,8 +316,8 @@ def _fit(ensemble: str, tensor: str, spec: TensorSpec, inner: ModelConfig, forms
         )
     if not (are_alike(known.dims, form.dims) or are_alike(known.shape, form.shape)):
         raise ConfigError(
-            f"{where}inconsistent shape: {_text(known.shape)} is inferred from model {known.model} while "
-            f"{_text(form.shape)} is inferred from model {form.model}"
+            f"{where}inconsistent shape: {shape_text(known.shape)} is inferred from model {known.model} while "
+            f"{shape_text(form.shape)} is inferred from model {form.model}"
         )
 
 
@@ -328,7 +329,3 @@ def are_alike(one: Sequence[int], other: Sequence[int]) -> bool:
 def type_name(datatype: str) -> str:
     """The configuration's name of a datatype of the wire."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"

@@ -18,7 +18,6 @@ from shared.statistics.tally import (
     FULL_LOGS,
     GAINED_ROWS,
     HELD_BATCHES,
-    NULL_ROWS,
     ModelStatistics,
     first_response_of,
     sketch_of,
@@ -135,7 +134,7 @@ BATCHES: Sequence[Text] = (
         "seqmesh_batch_rows_total",
         "counter",
         "Rows of all batches, without those that no request filled",
-        lambda each: _rows(each.statistics),
+        lambda each: each.statistics.rows,
     ),
     (
         "seqmesh_batch_rows_possible_total",
@@ -147,7 +146,7 @@ BATCHES: Sequence[Text] = (
         "seqmesh_batch_fill_ratio",
         "gauge",
         "Share of these rows, 0 to 1, since the version was loaded; 0 before its first batch",
-        lambda each: _rows(each.statistics) / max(1, _possible_rows(each.statistics, each.record)),
+        lambda each: each.statistics.rows / max(1, _possible_rows(each.statistics, each.record)),
     ),
 )
 CACHED: Sequence[Text] = (
@@ -312,11 +311,6 @@ def _paging() -> Iterable[Text]:
 
 def _possible_rows(statistics: ModelStatistics, record: ModelRecord) -> int:
     return statistics.execution_count * max(1, record.config.max_batch_size)
-
-
-def _rows(statistics: ModelStatistics) -> int:
-    rows = sum(batch.batch_size * batch.compute_infer.count for batch in statistics.batches)
-    return rows - statistics.counts.get(NULL_ROWS, 0)
 
 
 OCCUPANCIES: Sequence[tuple[str, str, Callable[[Shown], int]]] = (

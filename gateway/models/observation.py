@@ -26,7 +26,7 @@ from shared.store.reading import read_counts, tell_now, value_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.reporting import Reports
 from shared.store.tenants import StoredTenants
-from shared.store.waiting_line import WaitingLine, read_lines
+from shared.store.waiting_line import WaitingLine, read_lines, read_queued
 
 Place = tuple[str, str]
 """Model and version."""
@@ -91,11 +91,14 @@ class Observation:
         """The mesh now. Raises UnavailableError without Redis."""
         try:
             reports = await self.reports()
-            sequence_models = [*filter(self._is_sequence_model, self._catalog.view.ready)]
+            ready = self._catalog.view.ready
+            sequence_models = [*filter(self._is_sequence_model, ready)]
+            others = (model for model in ready if not self._is_sequence_model(model))
+            stateless = [(model, version) for model in others for version in ready[model]]
             lines = await read_lines(self._redis, self._keys, sequence_models)
             executors = [member.registration for member in self._catalog.live_members()]
             occupancies = await read_occupancies(self._redis, self._keys, sequence_models, executors)
-            pending = await self._queued()
+            pending = Counter(await read_queued(self._redis, self._keys, stateless))
             cache = await self._cache() if self._cache_bytes else None
             await tell_now(self._redis, self._keys)
             unreadable = await read_counts(self._redis, self._keys)
@@ -148,17 +151,6 @@ class Observation:
 
     def _is_sequence_model(self, name: str) -> bool:
         return self._catalog.view.records[name].config.sequence_batching is not None
-
-    async def _queued(self) -> Counter[Place]:
-        """Stateless requests that no executor has taken yet, per version."""
-        ready = self._catalog.view.ready
-        places = [(name, version) for name in ready if not self._is_sequence_model(name) for version in ready[name]]
-        if not places:
-            return Counter()
-        pipe = self._redis.pipeline(transaction=False)
-        for place in places:
-            pipe.zcard(self._keys.work_queue(*place).queue)
-        return Counter(dict(zip(places, await pipe.execute(), strict=True)))
 
 
 def state_of(member: Member) -> str:

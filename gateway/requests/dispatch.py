@@ -36,7 +36,6 @@ from gateway.requests.script_calls import (
     is_withdrawal,
     kind_of,
     model_load,
-    sequence_of,
 )
 from gateway.requests.slot_waits import SlotWaits
 from gateway.requests.waiting import Accepted, PendingRequest, SlotWait
@@ -239,11 +238,11 @@ class Dispatch:
             queues = {key: queue for key, queue in queues.items() if queue}
 
     async def _tell_forgotten(self, requests: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
-        asked = [("HMGET", self._keys.sequence(sequence_of(pending)).record, BIRTH, ACCEPTED) for pending in requests]
+        asked = [("HMGET", self._keys.sequence(pending.sequence).record, BIRTH, ACCEPTED) for pending in requests]
         for pending, record in zip(requests, await link.ask(asked) if asked else (), strict=True):
             assert pending.accepted is not None
             birth, newest = record
-            step: int | None = value_of(self._keys.sequence(sequence_of(pending)).record, newest or b"0", int)
+            step: int | None = value_of(self._keys.sequence(pending.sequence).record, newest or b"0", int)
             # The birth tells this sequence from a later one under the same id. A step below the newest was accepted.
             known = (
                 text_of(birth or b"") == pending.accepted.birth and step is not None and step >= pending.accepted.step
@@ -296,7 +295,7 @@ class Dispatch:
             asyncio.get_running_loop().call_later(LATE_PATIENCE_S, pending.failed, refusal(pending, outcome))
             return
         if outcome.code < 0:
-            if self._early.keep(sequence_of(pending), pending, outcome):
+            if self._early.keep(pending.sequence, pending, outcome):
                 return
             error = refusal(pending, outcome)
             if pending.wait is not None and outcome.code is SubmitCode.BACKLOG_FULL and outcome.extra != b"live":
@@ -304,7 +303,7 @@ class Dispatch:
             else:
                 pending.failed(error)
             return
-        self._early.accepted(sequence_of(pending))
+        self._early.accepted(pending.sequence)
         if pending.used is not None:
             pending.used(pending)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
@@ -316,7 +315,7 @@ class Dispatch:
             self._watch_wait(pending, pending.wait, outcome)
         if outcome.code is SubmitCode.REPEATED:
             pending.was_accepted(Accepted(step=outcome.step, run=outcome.run, repeated=True, at_ns=now_ns))
-            record = self._keys.sequence(sequence_of(pending)).record
+            record = self._keys.sequence(pending.sequence).record
             self._replies.deliver(pending.token, outcome.extra, record)
         else:
             birth = text_of(outcome.extra)

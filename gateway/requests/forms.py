@@ -15,7 +15,7 @@ from gateway.requests.infer_call import InferCall, error_about
 from shared.contract.errors import RequestError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import ModelConfig, TensorSpec
-from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count, shape_text
 
 STRINGS_BYTES_MAX = 1 << 18
 """Bytes of a BYTES tensor that are read in one go: at worst elements without content, 4 bytes each, some 10 ms."""
@@ -168,11 +168,6 @@ def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor
             f"{shape_text(expected)}, got {shape_text(tensor.shape)}. " + (BATCH_NOTE if batched else ""),
         )
     _check_bytes(call, config, tensor)
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as Triton's messages write it: `[1,-1,16]`."""
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:

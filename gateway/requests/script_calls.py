@@ -104,7 +104,7 @@ class ScriptCalls:
                     live_max=self._live_max,
                 )
             case CallKind.ENDS:
-                endings = [Ending(sequence_of(pending), pending.call.ended_run) for pending in batch.requests]
+                endings = [Ending(pending.sequence, pending.call.ended_run) for pending in batch.requests]
                 return self._scripts.end(endings, tombstone=TOMBSTONE_CANCELLED, reply=ENDED_BY_CLIENT)
             case CallKind.WORK:
                 return self._stateless.enqueue(
@@ -129,14 +129,14 @@ class ScriptCalls:
     def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
         accepted = pending.accepted
         assert accepted is not None
-        return CancelledStep(sequence_of(pending), accepted.birth, accepted.step, self._gateway, pending.token)
+        return CancelledStep(pending.sequence, accepted.birth, accepted.step, self._gateway, pending.token)
 
     def _submission(self, pending: PendingRequest, redis_ahead_ms: float) -> Submission:
         message, call = pending.admitted.message, pending.call
         part = call.part
         flags = pending.admitted.flags
         return Submission(
-            sequence_of(pending),
+            pending.sequence,
             flags,
             step_digest(call.request_id, flags, call.inputs) if part is None else part.digest,
             call.expected_step,
@@ -148,7 +148,7 @@ class ScriptCalls:
             since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + redis_ahead_ms),
             tenant=call.tenant,
             tenant_max=-(-self._tenants().of(call.tenant).live_max // self._shards) if call.tenant else 0,
-            prefers=self._prefers(message.model, message.version, sequence_of(pending)) if flags & START else "",
+            prefers=self._prefers(message.model, message.version, pending.sequence) if flags & START else "",
         )
 
     def _item(self, pending: PendingRequest) -> WorkItem:
@@ -182,11 +182,6 @@ def kind_of(pending: PendingRequest) -> CallKind:
     if pending.call.ended_run:
         return CallKind.ENDS
     return CallKind.WORK if pending.admitted.sequence is None else CallKind.STEPS
-
-
-def sequence_of(pending: PendingRequest) -> SequenceId:
-    assert pending.admitted.sequence is not None
-    return pending.admitted.sequence
 
 
 def model_load(pending: PendingRequest) -> ModelLoad:

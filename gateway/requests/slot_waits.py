@@ -72,13 +72,13 @@ class SlotWaits:
                 pending.failed(error)
         for pending in self._waiting:
             forecast = forecasts.get(pending.call.model)
-            outlook = forecast.of(sequence_of(pending)) if forecast is not None else None
+            outlook = forecast.of(pending.sequence) if forecast is not None else None
             if outlook is not None and pending.waits:
                 self._tell(pending, outlook)
 
     async def _read(self, requests: Iterable[PendingRequest]) -> Mapping[str, Forecast]:
         """The forecasts of the requests' models. While Redis is away, or full, there may be none."""
-        asked = {pending.call.model: sequence_of(pending) for pending in requests}
+        asked = {pending.call.model: pending.sequence for pending in requests}
         found = await asyncio.gather(*map(self._forecast, asked.values()))
         return {model: forecast for model, forecast in zip(asked, found, strict=True) if forecast is not None}
 
@@ -115,8 +115,3 @@ def too_long(pending: PendingRequest, outlook: Outlook) -> SequenceError:
     )
     error.outlook = outlook
     return error
-
-
-def sequence_of(pending: PendingRequest) -> SequenceId:
-    assert pending.admitted.sequence is not None, "a stateless request waits for no slot"
-    return pending.admitted.sequence

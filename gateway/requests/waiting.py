@@ -28,7 +28,7 @@ from shared.contract.errors import (
     code_of,
 )
 from shared.contract.forecast import Outlook
-from shared.contract.ids import ShardId
+from shared.contract.ids import SequenceId, ShardId
 from shared.contract.messages import WAITED_MS, ModelRecord, ReplyMessage, read_reply
 from shared.contract.parameters import Parameter
 from shared.store.reading import FAILURES, noted
@@ -179,6 +179,12 @@ class PendingRequest(OpenRequest):
         self.taken = max(0, call.first_answer - 1)
         if admitted.flags & TOLD:
             self.wait = SlotWait()
+
+    @property
+    def sequence(self) -> SequenceId:
+        """The sequence of a step."""
+        assert self.admitted.sequence is not None, "a stateless request is of no sequence"
+        return self.admitted.sequence
 
     @property
     def repeatable(self) -> bool:

@@ -60,6 +60,11 @@ def element_count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as Triton's messages write it: `[1,-1,16]`."""
+    return f"[{','.join(map(str, shape))}]"
+
+
 def reshaped(shape: Sequence[int], dims: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
     """The shape that a configuration's `reshape` makes of a tensor's: the sizes of the -1 dimensions fill the -1
     dimensions of the target, in order. No shape here has the batch dimension.
@@ -99,16 +104,17 @@ def described(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _description(tensor: Tensor) -> str:
-    kind = f"{tensor.datatype} [{','.join(map(str, tensor.shape))}]"
+    kind = f"{tensor.datatype} {shape_text(tensor.shape)}"
     if tensor.datatype == "BYTES":
         return f"{kind} {len(tensor.raw)} bytes"
-    values = _as_float(tensor)
+    values = as_float(tensor)
     mean = float(values.mean()) if values.size else 0.0
-    return f"{kind} mean {mean:.6g} norm {float(np.linalg.norm(values)):.6g}"
+    return f"{kind} mean {mean:.6g} norm {float(np.linalg.norm(values.reshape(-1))):.6g}"
 
 
-def _as_float(tensor: Tensor) -> NDArray[np.float64]:
-    array = to_numpy(tensor).reshape(-1)
+def as_float(tensor: Tensor) -> NDArray[np.float64]:
+    """The numbers as 64 bits, in which each one with a fraction is exact. Not for BYTES."""
+    array = to_numpy(tensor)
     if tensor.datatype == "BF16":
         # A BF16 number is the upper half of the FP32 number with the same bits.
         array = (array.astype(np.uint32) << 16).view(np.float32)

@@ -268,6 +268,12 @@ class ModelStatistics:
     memory_usage: Sequence[MemoryUse] = ()
     responses: Mapping[str, Mapping[str, Duration]] = field(default_factory=dict[str, Mapping[str, Duration]])
 
+    @property
+    def rows(self) -> int:
+        """Rows of all batches, without those that no request filled."""
+        rows = sum(batch.batch_size * batch.compute_infer.count for batch in self.batches)
+        return rows - self.counts.get(NULL_ROWS, 0)
+
 
 def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequence[MemoryUse] = ()) -> ModelStatistics:
     """The statistics that the sums contain; a missing field counts as 0."""

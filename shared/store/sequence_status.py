@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, sequence_id
 from shared.contract.record import (
     ACCEPTED,
     BIRTH,
@@ -111,6 +111,11 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     wait_ms: int | None = None
     wait_low_ms: int | None = None
     wait_high_ms: int | None = None
+
+    @property
+    def sequence(self) -> SequenceId:
+        """The mesh's name of it."""
+        return sequence_id(self.model, self.requested_version, self.id)
 
 
 SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from shared.contract.errors import Code, NotDoneError
-from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, sequence_id
+from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ServedModel
 from shared.contract.model_config import ModelConfig
@@ -122,11 +122,11 @@ class Sequences:
 
         Nothing is added while nobody leads the model.
         """
-        waiting = next((_name(one) for one in statuses if one.state in IN_LINE), None)
+        waiting = next((one.sequence for one in statuses if one.state in IN_LINE), None)
         forecast = await self._forecasts.of(waiting) if waiting is not None else None
         if forecast is None:
             return list(statuses)
-        found = [forecast.of(_name(one)) if one.state in IN_LINE else None for one in statuses]
+        found = [forecast.of(one.sequence) if one.state in IN_LINE else None for one in statuses]
         return [
             one if outlook is None else msgspec.structs.replace(one, **outlook.facts)
             for one, outlook in zip(statuses, found, strict=True)
@@ -340,10 +340,6 @@ def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, by
 
 def _pieces(names: Sequence[SequenceId]) -> Iterable[Sequence[SequenceId]]:
     return (names[begin : begin + READ_AT_ONCE] for begin in range(0, len(names), READ_AT_ONCE))
-
-
-def _name(status: SequenceStatus) -> SequenceId:
-    return sequence_id(status.model, status.requested_version, status.id)
 
 
 def _id_text(sequence: SequenceId) -> str:

@@ -93,3 +93,11 @@ async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dic
             if number is not None:
                 lines[model].add(text_of(name), number)
     return lines
+
+
+async def read_queued(redis: Redis, keys: Keyspace, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """The stateless requests that no executor has taken yet, by model and version. Raises one of `CONNECTION_LOST`."""
+    pipe = redis.pipeline(transaction=False)
+    for place in places:
+        pipe.zcard(keys.work_queue(*place).queue)
+    return dict(zip(places, await pipe.execute(), strict=True))

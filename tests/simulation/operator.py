@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from gateway.requests.infer_call import InferCall
 from shared.contract.errors import MeshError, Reason
-from shared.contract.ids import SequenceId, sequence_id
+from shared.contract.ids import sequence_id
 from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.exported import from_file, to_file
@@ -87,7 +87,7 @@ class OperatedWorld(World):
             for one in found:
                 if one.state == "paused":
                     self.story.tell(f"the operator resumes {one.id}")
-                    await sequences.resume(_name_of(one))
+                    await sequences.resume(one.sequence)
             return
         if not found:
             return
@@ -98,25 +98,25 @@ class OperatedWorld(World):
 
     async def _pause(self, sequences: Sequences, one: SequenceStatus) -> None:
         pause_ms = self._whims.choice((300, 2000, 20_000))
-        status = await sequences.pause(_name_of(one), pause_ms)
+        status = await sequences.pause(one.sequence, pause_ms)
         self.story.tell(f"the operator has paused {one.id} for {pause_ms} ms: {status.open_steps} steps open")
 
     async def _resume(self, sequences: Sequences, one: SequenceStatus) -> None:
-        status = await sequences.resume(_name_of(one))
+        status = await sequences.resume(one.sequence)
         self.story.tell(f"the operator has resumed {one.id}: {status.state}")
 
     async def _move(self, _: Sequences, one: SequenceStatus) -> None:
         self.story.tell(f"the operator wishes that {one.id} moves")
-        await uttered(self._redis, self.keys, _name_of(one), wish_to_move())
+        await uttered(self._redis, self.keys, one.sequence, wish_to_move())
 
     async def _end(self, sequences: Sequences, one: SequenceStatus) -> None:
         # One that waits for its first slot would be forgotten at once, with whatever its client asks next.
         if one.state != "waiting":
-            self.story.tell(f"the operator ends {one.id}: {(await sequences.end(_name_of(one))).name}")
+            self.story.tell(f"the operator ends {one.id}: {(await sequences.end(one.sequence)).name}")
 
     async def _copy(self, sequences: Sequences, one: SequenceStatus) -> None:
         """Through a file, and one step further."""
-        origin = _name_of(one)
+        origin = one.sequence
         exported = from_file(to_file(await sequences.export(origin)))
         self._copies += 1
         name, copy = self._copies, sequence_id(NAME, "", self._copies)
@@ -137,7 +137,3 @@ def operated(seed: int) -> Result:
     """Runs one seed with an operator. The model is not decoupled: a copy is told from its origin by its one answer."""
     plan = plan_of(seed)
     return play(seed, replace(plan, shape=replace(plan.shape, decoupled=False)), OperatedWorld)
-
-
-def _name_of(one: SequenceStatus) -> SequenceId:
-    return sequence_id(one.model, one.requested_version, one.id)

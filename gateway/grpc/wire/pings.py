@@ -18,7 +18,7 @@ class PingRules:
 
     time_s          a connection on which nothing comes is pinged after this
     timeout_s       and closed, if nothing has come this long after the ping
-    without_calls   also one that has no calls; and clients may ping without calls
+    without_rpcs    also one that has no calls; and clients may ping without calls
     without_data    pings between which nothing was sent; 0: any number
     client_pause_s  time that a client must let pass between two pings
     strikes_max     earlier pings before the connection is closed; 0: any number

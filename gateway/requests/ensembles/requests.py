@@ -19,7 +19,7 @@ from gateway.requests.ensembles.lines import LinePlace, StepLines
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
 from gateway.requests.ensembles.progress import HeldTensor
-from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendsRequests, StageRun, WaitingBytes
+from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendRequest, StageRun, WaitingBytes
 from gateway.requests.forms import check_form
 from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
@@ -47,7 +47,7 @@ class Ensembles:
         tracing: Tracing,
         notices: EnsembleNotices,
         *,
-        send: SendsRequests,
+        send: SendRequest,
         hold: Callable[[int], None],
         unread: UnreadAnswers,
         measures: Measures | None,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,12 +64,8 @@ WAITING_BYTES_MAX = 64 << 20
 """Bytes of a request's answers that wait between its steps. Beyond it the request fails."""
 
 
-class SendsRequests(Protocol):
-    """Sends a request to a model that is no ensemble (`gateway.requests.inference`)."""
-
-    def __call__(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        """Queues it. Raises MeshError when it is refused at once."""
-        ...
+SendRequest = Callable[[InferCall, Caller, ModelRecord, str], PendingRequest]
+"""Queues a request to this version of a model that is no ensemble. Raises MeshError when it is refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class EnsembleServices:
     dispatch: Dispatch
     replies: Replies
     notices: EnsembleNotices
-    send: SendsRequests
+    send: SendRequest
     hold: Callable[[int], None]
 
 

@@ -12,7 +12,7 @@ import pytest
 from deploy.console import live as module
 from deploy.console.live import PAGES_MAX, LiveMesh, as_server_sent
 from deploy.console.reader import MeshReader, NoMeshError
-from deploy.console.snapshot import Snapshot, id_of
+from deploy.console.snapshot import Snapshot
 from shared.contract.errors import UnavailableError
 from shared.contract.ids import SequenceId
 from tests.deploy.console.readings import executor, reading, status
@@ -74,7 +74,7 @@ async def test_nothing_is_read_while_nobody_looks(readings: Readings) -> None:
 async def test_pages_share_one_reading_and_each_hears_of_its_own_sequence(readings: Readings) -> None:
     live = live_of(readings)
     task = asyncio.create_task(live.run())
-    name = id_of(status())
+    name = status().sequence
 
     with live.opened(name) as one, live.opened(None) as other:
         story = (await heard(one, "begin", "view", "story"))["story"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deploy.console.snapshot import Snapshot, id_of
+from deploy.console.snapshot import Snapshot
 from deploy.console.stories import LINES_MAX, STORIES_MAX, Stories, StoryLine
 from shared.store.sequence_status import OPEN_STATES
 from tests.deploy.console.readings import executor, reading, status
@@ -15,7 +15,7 @@ def story(*readings: Snapshot) -> list[StoryLine]:
     stories = Stories()
     for now in readings:
         stories.see(now)
-    found = stories.of(id_of(status()))
+    found = stories.of(status().sequence)
     assert found is not None
     return found.lines
 
@@ -89,8 +89,8 @@ def test_stories_and_their_lines_are_bounded() -> None:
     for epoch in range(2 * LINES_MAX):
         stories.see(reading(1000, executor("a"), sequences=(status("last", epoch=epoch),)))
 
-    last = stories.of(id_of(status("last")))
-    assert stories.of(id_of(status(0))) is None
+    last = stories.of(status("last").sequence)
+    assert stories.of(status(0).sequence) is None
     assert last is not None
     assert LINES_MAX == len(last.lines)
 

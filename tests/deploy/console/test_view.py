@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from deploy.console.history import NO_NUMBER, grown, moments_between
-from deploy.console.snapshot import Snapshot, id_of
+from deploy.console.snapshot import Snapshot
 from deploy.console.stories import Stories
 from deploy.console.view import MeshView, mesh_view, watched_view
 from shared.statistics.reports import ExecutorReport, HostReport, ModelReport
@@ -67,7 +67,7 @@ def test_a_forgotten_sequence_keeps_the_story_that_was_seen() -> None:
     stories = Stories()
     stories.see(reading(1000, executor("a"), sequences=(status(),)))
 
-    unknown, seen = watched_view(None, None), watched_view(None, stories.of(id_of(status())))
+    unknown, seen = watched_view(None, None), watched_view(None, stories.of(status().sequence))
 
     assert (None, ()) == (unknown.sequence, unknown.lines)
     assert seen.sequence is not None

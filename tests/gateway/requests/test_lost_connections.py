@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 import gateway.requests.replies
-import gateway.requests.script_calls
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts, running_parts
 from gateway.requests.infer_call import InferCall
@@ -446,7 +445,7 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
         await asyncio.sleep(0.005)
     if not survives:
         (waiting,) = parts.replies.unanswered
-        record = keys.sequence(gateway.requests.script_calls.sequence_of(waiting)).record
+        record = keys.sequence(waiting.sequence).record
         await executor.commands.hincrby(record, "nx", -1)
 
     await parts.dispatch.ask_again(redis, [])

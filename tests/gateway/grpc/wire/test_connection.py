@@ -239,7 +239,7 @@ async def test_calls_that_are_reset_at_once_keep_nobody_out_and_leave_nothing(se
                 assert await is_served(other)
         assert await is_served(flooding)
         assert twin.calls == []
-        await other.until(lambda: server.open_rpcs == 0)
+        await other.until(lambda: server.limit.open == 0)
 
 
 async def test_a_client_that_pings_without_end_is_told_to_calm_down(serving: Serving) -> None:
@@ -420,7 +420,7 @@ async def test_nothing_of_a_call_stays_however_it_ends(rpc_server: GrpcServer, p
             async with asyncio.timeout(SOON_S):
                 while not rpc_server.relieve(1):
                     await asyncio.sleep(0.01)
-        await peer.until(lambda: rpc_server.open_rpcs == 0)
+        await peer.until(lambda: rpc_server.limit.open == 0)
         twin.calls.clear()
         twin.futures.clear()
 
@@ -553,7 +553,7 @@ async def test_a_stop_at_any_moment_leaves_nothing_and_a_second_one_changes_noth
             await asyncio.gather(server.stop(0.1, see_off_s=0.0), server.stop(0.1, see_off_s=0.0))
             await server.stop(0)
 
-        assert server.open_rpcs == 0
+        assert server.limit.open == 0
         assert list(server._connections()) == []
         assert all(future.done() for future in twin.futures)
         await peer.until(lambda: peer.closed)

@@ -13,7 +13,7 @@ import pytest
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.requests import Ensembles
-from gateway.requests.ensembles.runs import SendsRequests
+from gateway.requests.ensembles.runs import SendRequest
 from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
@@ -52,7 +52,7 @@ def not_counted(*_: object) -> None:
 
 
 def ensembles_of(
-    send: SendsRequests, sink: SpanSink | None = None, measures: Measures | None = None, count: Any = not_counted
+    send: SendRequest, sink: SpanSink | None = None, measures: Measures | None = None, count: Any = not_counted
 ) -> Ensembles:
     """Ensembles whose steps go to `send`, and what is counted of their requests to `count`."""
     catalog = SimpleNamespace(offer=object(), find=found)
