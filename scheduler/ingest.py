@@ -27,7 +27,7 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, entry_key
 from shared.contract.messages import RepositoryEntry
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, check_versions
@@ -217,8 +217,7 @@ def waiting(entry: StreamEntry) -> SequenceWaits:
 
 def parse_entry(entry: bytes, shard: ShardId) -> Entry:
     """An entry's id with its shard, comparable by age."""
-    ms, _, number = entry.partition(b"-")
-    return Entry(int(ms), int(number), shard)
+    return Entry(*entry_key(entry), shard)
 
 
 class Poll:

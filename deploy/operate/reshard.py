@@ -28,7 +28,7 @@ from deploy.local.embedded import served
 from deploy.local.private_files import private_files
 from deploy.operate.operating import connected
 from deploy.operate.settings import OperatorSettings, operator_command
-from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, model_of
+from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, entry_key, model_of
 from shared.contract.record import (
     ACCEPTED,
     BIRTH,
@@ -399,8 +399,7 @@ def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
 
 
 def entry_of(shard: int, id: bytes, fields: Mapping[bytes, bytes]) -> StartsEntry:
-    ms, _, number = text_of(id).partition("-")
-    return StartsEntry((int(ms), int(number)), shard, SequenceId(text_of(fields.get(b"q", b""))), fields)
+    return StartsEntry(entry_key(id), shard, SequenceId(text_of(fields.get(b"q", b""))), fields)
 
 
 def moved_entries(to: Keyspace, entries: Iterable[StartsEntry], records: Records) -> list[MovedEntry]:

@@ -30,7 +30,7 @@ from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
 from executor.sequences.departures import page_idle
 from executor.sequences.holdings import Holding
-from executor.sequences.inbox import Inbox, LastEntries, entry_key
+from executor.sequences.inbox import Inbox, LastEntries
 from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
 from executor.sequences.step_answers import AnswerWriter
@@ -39,7 +39,7 @@ from executor.stateless.work_model import WorkModel
 from executor.stateless.work_source import refuse_waiting, takers_of
 from executor.workers.answers import unloaded_answer
 from executor.workers.first_batch import backlog_requests
-from shared.contract.ids import ExecutorId, model_of
+from shared.contract.ids import ExecutorId, entry_key, model_of
 from shared.contract.messages import (
     InboxCancelled,
     InboxExpired,

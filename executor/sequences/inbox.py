@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, RedisConnections
-from shared.contract.ids import ExecutorId, ShardId
+from shared.contract.ids import ExecutorId, ShardId, entry_key
 from shared.process import logs
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST
@@ -132,9 +132,3 @@ def next_count(count: int, largest: int, count_max: int) -> int:
     largest entry found, in the read before
     """
     return max(1, min(count_max, GROWTH * count, READ_BYTES // max(1, largest)))
-
-
-def entry_key(entry: str) -> tuple[int, int]:
-    """A stream entry's id as a key that sorts like the stream."""
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number or 0)

@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
 from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
+from shared.contract.ids import entry_key
 from shared.contract.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
 from shared.store.commands import Redis
@@ -271,9 +272,3 @@ def decisive_failure(members: Sequence[Member], entry: str, generation: str) -> 
 def behind(members: Sequence[Member], entry: str) -> list[str]:
     """Names of the executors that have not carried out the control message yet."""
     return [member.registration.name for member in members if entry_key(member.registration.applied) < entry_key(entry)]
-
-
-def entry_key(entry: str) -> tuple[int, int]:
-    """A stream entry's id as numbers that compare in the order of the stream."""
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence or 0)

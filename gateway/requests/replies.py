@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import UnavailableError
-from shared.contract.ids import GatewayId, ShardId
+from shared.contract.ids import GatewayId, ShardId, entry_key
 from shared.contract.limits import REPLY_STREAM_TTL_MS
 from shared.process import logs
 from shared.store.commands import Redis
@@ -229,5 +229,5 @@ def unknown_outcome(pending: PendingRequest, cause: str) -> UnavailableError:
 
 def _after(entry: bytes) -> bytes:
     """The smallest entry id after this one."""
-    milliseconds, _, sequence = entry.partition(b"-")
-    return b"%b-%d" % (milliseconds, int(sequence) + 1)
+    milliseconds, number = entry_key(entry)
+    return b"%d-%d" % (milliseconds, number + 1)

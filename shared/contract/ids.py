@@ -67,6 +67,12 @@ def correlation_id_of(sequence: SequenceId) -> CorrelationId:
     return int(typed[1:]) if typed[0] == "i" else typed[1:]
 
 
+def entry_key(entry: str | bytes) -> tuple[int, int]:
+    """A stream entry's id as numbers that compare in the order of the stream. "0" is before all."""
+    milliseconds, _, number = (entry if isinstance(entry, str) else entry.decode()).partition("-")
+    return int(milliseconds), int(number or 0)
+
+
 def model_of(sequence: SequenceId) -> str:
     return sequence.split("|", 1)[0]
 
