@@ -45,9 +45,9 @@ class Forecasts:
             await asyncio.sleep(POLL_S)
             forecast = await self._read(model)
         if forecast is None and question is not None:
-            # Nobody leads the model: the questions must not pile up.
+            # Nobody leads the model: the questions must not pile up. Several may have been on their way at once.
             await self._redis.xdel(*question)
-            del self._asked[model]
+            self._asked.pop(model, None)
         return forecast
 
     async def _read(self, model: str) -> Forecast | None:
