@@ -47,6 +47,7 @@ class Leadership:
         self._clock = clock
         self._held_until = 0.0
         self._unheard: set[str] = set()
+        self._fences: dict[str, Term] = {}
         self.terms: dict[str, Term] = {}
 
     async def contend(self, models: Iterable[str]) -> Contest:
@@ -58,7 +59,7 @@ class Leadership:
         terms = {name: self.terms.get(name, FREE) for name in sorted({*models, *self.terms})}
         # Remembered before the call: if its reply is lost, Redis may have granted these leases (see `resign`).
         self._unheard.update(name for name in terms if name not in self.terms)
-        call = self._scripts.lead(terms, self._scheduler, lease_ms=self._lease_ms)
+        call = self._scripts.lead(terms, self._scheduler, lease_ms=self._lease_ms, fences=self._fences)
         (outcomes,) = await self._scripts.run_all([call]) if terms else [[]]
         if isinstance(outcomes, ResponseError):
             outcomes = [outcomes] * len(terms)
@@ -91,6 +92,14 @@ class Leadership:
         """Forgets the lease of a term without giving it back: another scheduler has it, or it will end by itself."""
         if self.terms.get(model) == term:
             del self.terms[model]
+
+    def fenced(self, model: str, term: Term, refusal: ResponseError) -> None:
+        """Forgets the lease of a term that a script has refused, and asks for newer terms than the fence from then on.
+
+        Their counter may have been lost or changed, and would take as many terms to get there as the fence has seen.
+        """
+        self._fences[model] = Term(int(str(refusal).rpartition(" ")[2]))
+        self.drop(model, term)
 
     def drop_all(self) -> list[str]:
         """Forgets every lease. Returns the models."""

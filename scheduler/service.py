@@ -300,7 +300,7 @@ class Scheduler:
             except ResponseError as error:
                 if str(error).startswith("FENCED"):
                     logs.warning("leadership lost", model=model, term=term, cause=error)
-                    self._leadership.drop(model, term)
+                    self._leadership.fenced(model, term, error)
                     return
                 logs.error("leader failed", error, model=model, term=term)
             except (IllegalMoveError, BrokenInvariantError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -370,14 +371,21 @@ class Scripts(ScriptSender):
         return Call("count", keys, [packed for _, packed in counts], int)
 
     def lead(
-        self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
+        self,
+        terms: Mapping[str, Term],
+        scheduler: SchedulerId,
+        *,
+        lease_ms: int,
+        fences: Mapping[str, Term] = MappingProxyType({}),
     ) -> Call[list[Term | ResponseError]]:
-        """Takes the lead of models (term 0) or keeps it.
+        """Takes the lead of models (term 0) or keeps it. fences: terms, by model, that the next one must be newer than
 
         Returns for each model the term, 0 if another scheduler leads it, or the error that Redis has for it.
         """
         keys = [self._keys.terms, *map(self._keys.leader, terms)]
-        args = [scheduler, lease_ms, *(arg for model_and_term in terms.items() for arg in model_and_term)]
+        args = [scheduler, lease_ms]
+        for model, term in terms.items():
+            args += [model, term, fences.get(model, 0)]
         return Call("lead", keys, args, list)
 
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:

@@ -213,6 +213,19 @@ async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> N
     assert {} == (await first.contend([MODEL])).gained
 
 
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("seen", [1_000, 1_000_000_000_000_000])
+async def test_a_model_is_led_again_at_once_though_the_counter_of_terms_was_lost(stage: Stage, seen: int) -> None:
+    """Not after as many terms as there were before."""
+    await stage.join("e1")
+    await raise_fence(stage.scripts, stage.keys, MODEL, Term(seen))
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.live(1)
+
+    assert seen < await stage.term()
+
+
 class Unheard(Scripts):
     """Scripts whose next replies are lost: the calls were carried out, and the caller does not learn it."""
 

@@ -3,11 +3,13 @@
 -- KEYS   1 counters of terms
 --        per model: lease of its leader
 -- ARGV   1 scheduler   2 lease ms
---        per model: its name, the term that is to be kept, 0 to take the lead if it is free
+--        per model: its name, the term that is to be kept, 0 to take the lead if it is free, and the newest term that
+--        is known to have been given
 -- reply  per model: the term; 0: another scheduler leads; or the error of Redis for this model
--- atomic a term is given together with its lease. Terms only grow, whatever becomes of the leases.
+-- atomic a term is given together with its lease. Terms only grow, whatever becomes of the leases and, once a fence is
+--        known, of the counters.
 
-local function lead(lease, model, term)
+local function lead(lease, model, term, newest)
   local holder = redis.call('GET', lease)
   if term ~= '0' then
     if holder ~= ARGV[1] .. ' ' .. term then return 0 end
@@ -18,13 +20,14 @@ local function lead(lease, model, term)
   -- that cannot be read or has no end counts as free too.
   local other = string.match(holder or '', '^(.*) %d+$')
   if other and other ~= ARGV[1] and redis.call('PTTL', lease) > 0 then return 0 end
-  term = redis.call('HINCRBY', KEYS[1], model, 1)
-  redis.call('SET', lease, ARGV[1] .. ' ' .. term, 'PX', ARGV[2])
+  term = math.max(redis.call('HINCRBY', KEYS[1], model, 1), newest + 1)
+  redis.call('HSET', KEYS[1], model, term)
+  redis.call('SET', lease, ARGV[1] .. ' ' .. string.format('%.0f', term), 'PX', ARGV[2])
   return term
 end
 
 local results = {}
 for i = 1, #KEYS - 1 do
-  results[i] = lead(KEYS[1 + i], ARGV[1 + 2 * i], ARGV[2 + 2 * i])
+  results[i] = lead(KEYS[1 + i], ARGV[3 * i], ARGV[3 * i + 1], number(ARGV[3 * i + 2]))
 end
 return results

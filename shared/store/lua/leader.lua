@@ -10,7 +10,7 @@ local MODEL = string.match(STARTS, '}:starts:(.*)$')
 
 local seen, term = number(redis.call('GET', KEYS[1])), tonumber(ARGV[1])
 if seen > term then
-  return redis.error_reply('FENCED term ' .. term .. ' is older than ' .. seen)
+  return redis.error_reply(string.format('FENCED term %.0f is older than %.0f', term, seen))
 end
 if seen < term then redis.call('SET', KEYS[1], term) end
 
