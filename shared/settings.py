@@ -30,7 +30,7 @@ from shared.contract.ids import UINT64_DIGITS
 from shared.contract.locations import ModelLocation, parse_location, split_locations
 from shared.process.cpu_policy import CpuPolicy
 from shared.statistics.metrics_config import MetricsConfig, parse_metrics_config
-from shared.store.keyspace import DEFAULT_PREFIX
+from shared.store.keyspace import DEFAULT_PREFIX, SHARDS_MAX
 from shared.store.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
@@ -146,7 +146,7 @@ class MeshSettings:
         help="Shards of the keys (Cluster hash tags). 0: as many as the mesh has in Redis; a new mesh begins with one, "
         "the fastest on one server. Any other number than the mesh's is refused; `seqmesh reshard` changes it.",
         minimum=0,
-        maximum=1024,
+        maximum=SHARDS_MAX,
     )
     tombstone_seconds: int = setting(
         60,

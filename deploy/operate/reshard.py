@@ -40,7 +40,7 @@ from shared.contract.record import (
     WAITING,
 )
 from shared.store.company import services
-from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
+from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
 from shared.store.redis_client import RESHARDING, agree
@@ -449,5 +449,5 @@ command = operator_command(
     "reshard",
     HELP,
     run,
-    [click.Argument(["shards"], type=click.IntRange(1, 1024))],
+    [click.Argument(["shards"], type=click.IntRange(1, SHARDS_MAX))],
 )

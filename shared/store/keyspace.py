@@ -19,6 +19,7 @@ from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId, shar
 
 DEFAULT_PREFIX = "seqmesh"
 """Default beginning of a mesh's keys."""
+SHARDS_MAX = 1024
 SHARDS_OF_A_NEW_MESH = 1
 """One server runs one script at a time. With more shards the steps of one moment come in more script calls, and each
 call costs: four shards on one server take a fifth of the throughput. More than one are for a Cluster.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -29,7 +29,7 @@ from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.keyspace import SCHEMA_VERSION, SHARDS_OF_A_NEW_MESH, Keyspace
+from shared.store.keyspace import SCHEMA_VERSION, SHARDS_MAX, SHARDS_OF_A_NEW_MESH, Keyspace
 from shared.store.mending import MendingRedis
 from shared.store.reading import value_of
 from shared.store.redis_py import (
@@ -214,8 +214,8 @@ async def agree(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     Raises UnfitRedisError, with the remedy, for another schema or number of shards than the mesh's.
     """
     keys = Keyspace(prefix)
-    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION))
-    agreed = await _fixed(redis, keys, "shards", shards, of_a_new_mesh=SHARDS_OF_A_NEW_MESH)
+    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION, int))
+    agreed = await _fixed(redis, keys, "shards", shards, _shards_of, of_a_new_mesh=SHARDS_OF_A_NEW_MESH)
     _refuse_resharding(prefix, agreed)
     if shards not in (0, agreed):
         raise UnfitRedisError(
@@ -236,12 +236,20 @@ async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
     if b"shards" not in record:
         return None
     try:
-        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), int(record[b"shards"])
+        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), _shards_of(record[b"shards"])
     except ValueError as error:
         raise UnfitRedisError(f"the record of the mesh '{prefix}' ({keys.mesh}) cannot be read: {error}") from error
     _refuse_another_schema(keys, schema)
     _refuse_resharding(prefix, shards)
     return Keyspace(prefix, shards)
+
+
+def _shards_of(data: bytes) -> int:
+    """A mesh's number of shards, or RESHARDING. Raises ValueError, also for a number that no mesh has."""
+    shards = int(data)
+    if not RESHARDING <= shards <= SHARDS_MAX:
+        raise ValueError(f"{shards} shards")
+    return shards
 
 
 def _refuse_resharding(prefix: str, shards: int) -> None:
@@ -264,14 +272,16 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
     )
 
 
-async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int, *, of_a_new_mesh: int = 0) -> int:
+async def _fixed(
+    redis: Redis, keys: Keyspace, field: str, own: int, decode: Callable[[bytes], int], *, of_a_new_mesh: int = 0
+) -> int:
     """A number that the first process fixes for the mesh. If it cannot be read, it is fixed again.
 
     own  0: this process takes any number, and `of_a_new_mesh` if it is the first. Then it cannot know an unreadable one
     """
     await redis.hsetnx(keys.mesh, field, str(own or of_a_new_mesh))
     data: bytes | None = await redis.hget(keys.mesh, field)
-    found: int | None = None if data is None else value_of(keys.mesh, data, int, field=field)
+    found: int | None = None if data is None else value_of(keys.mesh, data, decode, field=field)
     if found is not None:
         return found
     if not own:

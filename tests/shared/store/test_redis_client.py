@@ -307,6 +307,18 @@ async def test_the_number_of_shards_that_redis_holds_wins_and_only_another_expli
             await join_mesh(redis, prefix, shards)
 
 
+@pytest.mark.parametrize("shards", [-1, 1025, 2**53])
+async def test_a_number_of_shards_that_no_mesh_has_is_unreadable_and_nobody_takes_it(redis: Any, shards: int) -> None:
+    """Whoever knows the number fixes it again."""
+    await redis.hset(Keyspace().mesh, "shards", shards)
+
+    with pytest.raises(UnfitRedisError, match="does not say its number of shards any more"):
+        await join_mesh(redis, DEFAULT_PREFIX, 0)
+    with pytest.raises(UnfitRedisError, match="cannot be read"):
+        await keys_of_mesh(redis, DEFAULT_PREFIX)
+    assert 4 == (await join_mesh(redis, DEFAULT_PREFIX, 4)).shards
+
+
 async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody(redis: Any) -> None:
     await redis.hset(Keyspace().mesh, "shards", 0)
 
