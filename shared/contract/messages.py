@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntFlag
+from typing import Annotated
 
 import msgspec
 
 from shared.contract.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.limits import INSTANCES_MAX
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor, check_tensor
 
@@ -131,7 +133,8 @@ class ServedModel(msgspec.Struct, frozen=True):
 
     model: str
     version: str
-    instances: int
+    # The bound is checked where it is read: a scheduler makes tables for so many.
+    instances: Annotated[int, msgspec.Meta(ge=0, le=INSTANCES_MAX)]
     slots: int
     says_ready: bool = True
     closing: bool = False

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import ExecutorRegistration, ModelRecord
+from shared.contract.limits import INSTANCES_MAX
+from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
@@ -51,6 +52,21 @@ async def test_a_registration_is_decoded_once_and_again_when_it_has_changed(redi
     assert await membership.remove(registration.executor)
     assert [] == await membership.members()
     assert not await membership.remove(registration.executor)
+
+
+@pytest.mark.parametrize("instances", [-1, INSTANCES_MAX + 1, 10**9])
+async def test_a_registration_with_more_instances_than_there_can_be_is_unreadable(
+    redis: Redis, key_prefix: str, instances: int
+) -> None:
+    """Schedulers make a table for each. The executor sees it, and registers anew."""
+    membership = Membership(redis, Keyspace(key_prefix))
+    served = ServedModel("sum", "1", instances, 4)
+    registration = ExecutorRegistration(ExecutorId("e1"), "e", "host", 1, 0, (served,))
+    await membership.register(registration, lease_ms=60_000)
+
+    assert not await membership.is_known(registration.executor)
+    assert [()] == [member.registration.models for member in await membership.members() if not member.alive]
+    assert await membership.remove(registration.executor)
 
 
 async def test_a_look_takes_one_round_trip_unless_an_executor_has_come_or_gone(
