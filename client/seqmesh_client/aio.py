@@ -162,7 +162,7 @@ class AsyncSequence(OneSequence):
             while True:
                 with conversation.turn():
                     while answering is None or not answering.done():
-                        if reading is None and not at_end and conversation.delivery.open < ahead:
+                        if reading is None and not at_end and conversation.has_room(ahead):
                             reading = asyncio.create_task(next_of(items))
                         if answering is None and conversation.delivery.open:
                             answering = asyncio.create_task(self._run(conversation.arrival(whole=True)))

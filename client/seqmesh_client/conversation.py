@@ -153,6 +153,12 @@ class Conversation:
             raise ValueError(f"{step} has {len(answers)} answers: ask a decoupled model by answers()")
         return answers[0]
 
+    def has_room(self, ahead: int) -> bool:
+        """Whether one more step may be open beside those that are. Raises ValueError if `ahead` allows none at all."""
+        if ahead < 1:
+            raise ValueError(f"ahead says how many steps may be without an answer, at least 1: {ahead} would send none")
+        return self.delivery.open < ahead
+
     def drain(self) -> Program[None]:
         """Waits for the outcomes of steps whose caller has left `steps` or `answers` early."""
         while self.delivery.open:

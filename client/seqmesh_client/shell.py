@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import grpc
@@ -33,7 +33,7 @@ class GatewayChannels(Generic[ChannelT]):
     patience     how long to wait, and when to repeat
     strict       True: a server that does not number steps is refused (NotNumbered). False: each step is sent to it once
     credentials  of the channels; None: without TLS
-    headers      sent with every call
+    headers      sent with every call, by name or in pairs; names have no case
     """
 
     def __init__(
@@ -43,12 +43,13 @@ class GatewayChannels(Generic[ChannelT]):
         patience: Patience = USUAL_PATIENCE,
         strict: bool = True,
         credentials: grpc.ChannelCredentials | None = None,
-        headers: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     ) -> None:
         if isinstance(urls, str) or not urls:
             raise ValueError('urls is a list of gateways: ["localhost:8001"]')
         self.mesh = Mesh(tuple(urls), patience, strict, {}, {})
-        self.headers = tuple(headers)
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        self.headers = tuple((name.lower(), value) for name, value in pairs)
         self.channels: dict[int, ChannelT] = {}
         self._credentials = credentials
 

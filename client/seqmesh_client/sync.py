@@ -141,7 +141,7 @@ class BlockingSequence(OneSequence):
             self._run(conversation.drain())
         while True:
             with conversation.turn():
-                while not at_end and conversation.delivery.open < ahead:
+                while not at_end and conversation.has_room(ahead):
                     item = next(items, None)
                     at_end = item is None
                     if item is not None:
