@@ -318,7 +318,8 @@ class ModelRepository:
                 continue
             if taken is not None:
                 return taken
-        raise problem or NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
+        text = f"failed to load '{name}', failed to poll from model repository: no repository has a folder of that name"
+        raise problem or NoSuchModelError(text)
 
     def _read(self, name: str, override_json: str | None, folder: Path) -> LoadedConfig:
         """The configuration, as the backend completes it. Raises LoadError, and notes the failure."""

@@ -162,7 +162,7 @@ async def test_a_wrong_configuration_is_a_failed_poll(repository: ModelRepositor
 
     assert Code.INTERNAL is no.value.code
     assert "'max_batch_size' must be non-negative" in states(repository)[""][1]
-    with pytest.raises(NoSuchModelError):
+    with pytest.raises(NoSuchModelError, match="no repository has a folder of that name"):
         repository.load("nobody")
     assert {"running_sum"} == {line.model for line in repository.index()}
 
