@@ -202,6 +202,8 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
             if entry.state == "UNAVAILABLE" and entry.reason not in ("", "unloaded"):
                 where = f"version {entry.version} on {name}" if entry.version else name
                 yield fail(f"model {entry.model}", f"is not loaded ({where})", entry.reason)
+            elif entry.state == "READY" and entry.reason:
+                yield warn(f"model {entry.model}", f"is not what its files are ({name})", entry.reason)
         for one in member.registration.models:
             if not one.says_ready:
                 yield warn(f"model {one.model}", f"calls itself not ready on {name}", "look into that executor's log")

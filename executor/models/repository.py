@@ -182,7 +182,9 @@ class ModelRepository:
             # Not kept in `failures`: the index names only models that this executor has, or had.
             raise
         except LoadError as error:
-            self.failures.setdefault(name, Failure("", error.message))
+            # A repository that cannot be read says nothing about a model that is served.
+            if name not in self.loaded or not isinstance(error, UnreachableError):
+                self.failures.setdefault(name, Failure("", error.message))
             raise
         except DeviceLostError as error:
             logs.error("GPU lost while a model was loaded", model=name, cause=str(error))
@@ -242,7 +244,10 @@ class ModelRepository:
     ) -> list[RepositoryEntry]:
         """The lines of one model. source: its repository, if it can be listed"""
         model = self.loaded.get(name)
+        failure = self.failures.get(name)
         problem = str(source.problem or "") if source is not None else ""
+        if failure is not None and not problem:
+            problem = f"the last load failed, what was loaded before is served: {failure.reason}"
         ready = model.record.versions if model else ()
         lines = [RepositoryEntry(name, version, "READY", problem) for version in ready]
         for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
@@ -252,7 +257,7 @@ class ModelRepository:
             return lines
         if name in self.loading:
             return [*lines, RepositoryEntry(name, "", "LOADING")]
-        if failure := self.failures.get(name):
+        if failure is not None:
             others = [line for line in lines if line.version != failure.version]
             return [*others, RepositoryEntry(name, failure.version, "UNAVAILABLE", failure.reason)]
         if not lines and name in self.unloaded:

@@ -146,6 +146,18 @@ def test_models_that_are_not_loaded_say_why() -> None:
     ]
 
 
+def test_a_model_that_is_served_as_it_was_before_its_last_load_is_warned_of() -> None:
+    served = (ServedModel("m", "1", 1, 4, says_ready=True),)
+    index = (RepositoryEntry("m", "1", "READY", "the last load failed: dims"), RepositoryEntry("n", "1", "READY"))
+    registration = ExecutorRegistration(ExecutorId("a-1"), "a", "host", 1, 0, served, index)
+
+    told = [one for one in of_models([Member(registration, alive=True)], {}) if one.severity is not Severity.OK]
+
+    assert [(Severity.WARN, "model m", "the last load failed: dims")] == [
+        (o.severity, o.subject, o.remedy) for o in told
+    ]
+
+
 def test_what_a_machine_lacks_is_warned_of() -> None:
     assert [Severity.WARN, Severity.OK, Severity.OK] == [of_open_files(limit).severity for limit in (1024, 65536, -1)]
     assert [Severity.WARN, Severity.OK] == [of_disk(free, "/data").severity for free in (1 << 20, 1 << 40)]

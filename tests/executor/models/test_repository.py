@@ -144,7 +144,10 @@ async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: ModelR
     assert Code.INVALID_ARG is no.value.code
     assert "it is broken" in no.value.message
     assert [one] == repository.loaded["running_sum"].versions
-    assert {"1": ("READY", "")} == states(repository)
+    state, reason = states(repository)["1"]
+    assert "READY" == state
+    assert reason.startswith("the last load failed, what was loaded before is served: ")
+    assert "it is broken" in reason
 
     repository.unload("running_sum")
     with pytest.raises(LoadError):
