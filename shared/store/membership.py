@@ -111,11 +111,12 @@ class Membership:
 
     async def remove(self, executor: ExecutorId) -> bool:
         """Forgets an executor whose sequences have all been moved. Returns whether it was there."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hdel(self._keys.executors, executor)
+        # No transaction: a Redis without memory refuses one, whatever it does.
+        async with self._redis.pipeline(transaction=False) as pipe:
             for shard in self._keys.shard_ids():
                 pipe.delete(self._keys.inbox(shard, executor))
-            removed, *_ = await pipe.execute()
+            pipe.hdel(self._keys.executors, executor)
+            *_, removed = await pipe.execute()
         return bool(removed)
 
     async def members(self) -> list[Member]:

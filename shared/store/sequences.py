@@ -201,11 +201,15 @@ class Sequences:
         Raises NotDoneError for one that is not open, has an open step, or whose state is not in Redis as it is now.
         """
         own = self._keys.sequence(sequence)
-        async with self._redis.pipeline(transaction=True) as pipe:
+        # No transaction: a Redis without memory refuses one, also of reads. A step in between shows in the record.
+        async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(own.record)
             pipe.hgetall(own.checkpoint)
             pipe.hgetall(self._keys.journal(sequence))
-            record, checkpoint, journal = await pipe.execute()
+            pipe.hgetall(own.record)
+            record, checkpoint, journal, record_now = await pipe.execute()
+        if record_now != record:
+            raise NotDoneError("it has just changed: try again later", Code.UNAVAILABLE)
         fields = {text_of(name): record[name] for name in record}
         last = last_checkpointed(fields, checkpoint)
         exported = ExportedSequence(
@@ -228,10 +232,12 @@ class Sequences:
 
         Raises NotDoneError if it has none, or none that can be read.
         """
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hgetall(self._keys.sequence(sequence).record)
+        # The journal first: then it is a beginning of what the record tells, whatever comes in between. No transaction,
+        # which a Redis without memory refuses.
+        async with self._redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._keys.journal(sequence))
-            record, journal = await pipe.execute()
+            pipe.hgetall(self._keys.sequence(sequence).record)
+            journal, record = await pipe.execute()
         if not record:
             raise NotDoneError("there is no such sequence", Code.NOT_FOUND)
         start, committed = int(record[START.encode()]), int(record[COMMITTED.encode()])

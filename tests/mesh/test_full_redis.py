@@ -18,9 +18,11 @@ from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, StepFlag
 from shared.process.logs import Level
 from shared.store.commands import Redis
+from shared.store.journals import JournalError
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
+from shared.store.sequences import Sequences
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
@@ -94,3 +96,21 @@ async def test_what_was_accepted_is_finished_also_of_a_suspected_sequence(redis:
 
     epoch = await mesh.assign(7, EXECUTOR)
     assert await mesh.scripts.run(mesh.scripts.attempt(mesh.sequence(7), epoch))
+
+
+@pytest.mark.leaves_sequences
+async def test_a_sequence_is_exported_and_a_dead_executor_is_forgotten(redis: Redis) -> None:
+    mesh = ScriptedMesh(redis, Keyspace(), "sum")
+    await mesh.open()
+    membership = Membership(redis, mesh.keys)
+    await membership.register(REGISTRATION, lease_ms=60_000)
+    await mesh.submit(mesh.submission(7, {"INPUT": np.zeros((1, 1), np.int64)}, StepFlag.START))
+    await mesh.assign(7, EXECUTOR)
+    await mesh.commit(7, EXECUTOR)
+    sequences = Sequences(redis, mesh.keys, membership)
+    await full(redis)
+
+    assert 1 == (await sequences.export(mesh.sequence(7))).last_step
+    with pytest.raises(JournalError, match="journal_steps"):
+        await sequences.journal(mesh.sequence(7))
+    assert await membership.remove(EXECUTOR)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.core.events import IdleTimeCut
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
-from shared.contract.errors import NotDoneError
+from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import ExecutorId, SequenceId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.state_fields import GrownState, Parts
@@ -27,6 +27,30 @@ from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-2")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
 pytestmark = pytest.mark.leaves_sequences
+
+
+class InterruptedReads:
+    """A pipeline. Something happens before the journal is read."""
+
+    def __init__(self, redis: Any, happens: Callable[[], Awaitable[None]]) -> None:
+        self._redis, self._happens = redis, happens
+        self._names: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def hgetall(self, name: str) -> None:
+        self._names.append(name)
+
+    async def execute(self) -> list[Any]:
+        read: list[Any] = []
+        for name in self._names:
+            if ":journal:" in name:
+                await self._happens()
+            read.append(await self._redis.hgetall(name))
+        return read
 
 
 @pytest.fixture
@@ -256,6 +280,27 @@ class TestExport:
         copies = [await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(name)).checkpoint) for name in (7, "copy")]
         assert copies[0] == copies[1]
         assert {"h": 80_000 + len(copies[0][b"s:h"])} == await sequences.state_bytes(mesh.sequence("copy"))
+
+    async def test_a_step_in_the_midst_of_it_is_told(
+        self, mesh: ScriptedMesh, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await live(mesh, 7, ALICE)
+
+        async def step() -> None:
+            monkeypatch.undo()
+            await mesh.submit(mesh.submission(7, ONE))
+            await mesh.commit(7, ALICE)
+
+        def pipeline(*, transaction: bool) -> InterruptedReads:
+            assert not transaction, "a Redis 7.0 without memory refuses a transaction, also of reads"
+            return InterruptedReads(mesh.redis, step)
+
+        monkeypatch.setattr(mesh.redis, "pipeline", pipeline)
+        with pytest.raises(NotDoneError, match="try again") as told:
+            await sequences.export(mesh.sequence(7))
+
+        assert Code.UNAVAILABLE == told.value.code
+        assert 2 == (await sequences.export(mesh.sequence(7))).last_step
 
     async def test_an_open_sequence_is_not_overwritten(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE, steps=2)
