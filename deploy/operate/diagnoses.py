@@ -81,7 +81,7 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
         try:
             check_server_info(info)
         except UnfitRedisError as error:
-            yield fail("redis", error.message, "give the mesh another server")
+            yield fail("redis", error.message, "docs/guides/redis.md")
             return
         yield ok(
             "redis", f"version {info['redis_version']}, {counted(int(info.get('connected_slaves', 0)), 'replica')}"

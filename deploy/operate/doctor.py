@@ -26,7 +26,7 @@ from deploy.operate.operating import OperatedMesh, connected, found_mesh, locate
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.store.commands import Redis
 from shared.store.company import services
-from shared.store.redis_client import POLICIES
+from shared.store.redis_client import POLICIES, SENTINEL_MODE
 from shared.store.waiting_line import read_lines
 
 PINGS = 9
@@ -89,6 +89,11 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
 
 async def server_facts(redis: Redis) -> ServerFacts:
     """Asks a server. Raises what redis-py raises."""
+    info: dict[str, Any] = {}
+    with suppress(NoPermissionError):
+        info = await redis.info()
+    if info.get("redis_mode") == SENTINEL_MODE:  # it knows none of the other commands
+        return ServerFacts(info, {}, 0, 0)
     took: list[float] = []
     skews: list[float] = []
     for _ in range(PINGS):
@@ -96,9 +101,7 @@ async def server_facts(redis: Redis) -> ServerFacts:
         seconds, micros = await redis.time()
         took.append((time.monotonic() - began) * 1000)
         skews.append((seconds + micros / 1e6 - before) * 1000 - took[-1] / 2)
-    info, config = {}, {}
-    with suppress(NoPermissionError):
-        info = await redis.info()
+    config: dict[str, str] = {}
     with suppress(ResponseError):
         config = await redis.config_get(*POLICIES)
     return ServerFacts(info, config, statistics.median(took), statistics.median(skews))

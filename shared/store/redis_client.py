@@ -79,6 +79,8 @@ POLICIES = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replic
 """Names of the server's settings that decide what it may lose (`risks`)."""
 NO_EVICTION = "noeviction"
 """The one maxmemory-policy by which the server drops no key where it has no memory left."""
+SENTINEL_MODE = "sentinel"
+"""What INFO of a Sentinel says."""
 
 RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
 
@@ -190,10 +192,13 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
 
 def refusal(url: str, error: Exception) -> UnfitRedisError:
     """What to tell of one of REFUSED."""
-    if isinstance(error, OutOfMemoryError):
-        refused = "is full: raise its maxmemory, or let sequences end"
-    else:
-        refused = "refuses the user of SEQMESH_REDIS_URL, or its password"
+    match error:
+        case OutOfMemoryError():
+            refused = "is full: raise its maxmemory, or let sequences end"
+        case AuthenticationError() | NoPermissionError():
+            refused = "refuses the user of SEQMESH_REDIS_URL, or its password"
+        case _:
+            refused = "refuses a command"
     return UnfitRedisError(f"Redis at {url_without_password(url)} {refused}: {error}")
 
 
@@ -317,6 +322,11 @@ async def _check_server(redis: Redis) -> int:
 
 def check_server_info(info: Mapping[str, Any]) -> None:
     """Raises UnfitRedisError for a server of the wrong kind."""
+    if info.get("redis_mode") == SENTINEL_MODE:
+        raise UnfitRedisError(
+            "this is a Sentinel and no server: give its URL as redis+sentinel://host:port/service, or as "
+            "rediss+sentinel:// for a server with TLS"
+        )
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")

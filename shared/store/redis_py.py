@@ -22,8 +22,6 @@ from redis.exceptions import (
     ClusterDownError,
     InvalidResponse,
     MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -40,8 +38,9 @@ connection looks alive, and only its silence tells."""
 REDIS_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse)
 """What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
 protocol."""
-REFUSED = (AuthenticationError, NoPermissionError, OutOfMemoryError)
-"""What a command raises when the URL's user or password is wrong, the user may too little, or Redis is full."""
+REFUSED = (AuthenticationError, ResponseError)
+"""What a command raises when the URL's user, password or database is wrong, the user may too little, Redis is full, or
+what is there is no server for a mesh."""
 CONNECTION_LOST = (*REDIS_LOST, OSError)
 """Beside those what a socket itself may raise: for loops that do nothing but talk to Redis."""
 CLOSED = "the server has closed the connection"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import msgspec
@@ -15,7 +15,8 @@ from redis import Redis
 
 from deploy import cli
 from deploy.local.data_directory import MeshState
-from deploy.operate.diagnoses import Severity
+from deploy.operate.diagnoses import Severity, of_server
+from deploy.operate.doctor import server_facts
 from deploy.operate.operating import connected, found_mesh
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
@@ -173,6 +174,17 @@ def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) 
 
     assert 1 == result.exit_code
     assert "is full: raise its maxmemory" in result.output
+
+
+async def test_a_sentinel_that_is_given_as_the_server_is_asked_for_nothing_else() -> None:
+    class Sentinel:
+        async def info(self) -> dict[str, str]:
+            return {"redis_mode": "sentinel", "redis_version": "7.0.15"}
+
+    (only,) = of_server(await server_facts(cast(Any, Sentinel())))
+
+    assert Severity.FAIL == only.severity
+    assert "give its URL as redis+sentinel://" in only.text
 
 
 def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:

@@ -337,6 +337,7 @@ async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody
         ("quiet:secret@", "refuses the user of SEQMESH_REDIS_URL, or its password: .*has no permissions"),
         ("", "refuses the user of SEQMESH_REDIS_URL, or its password: Authentication required"),
         ("full:secret@", "is full: raise its maxmemory, or let sequences end: "),
+        ("full:secret@/99", "refuses a command: DB index is out of range"),
         ("gone", "cannot be reached: Error 111"),
     ],
 )
@@ -354,7 +355,8 @@ async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_
     if login.startswith("full"):
         server.config_set("maxmemory", 1)
     server.acl_setuser("default", enabled=False)
-    url = f"redis://{login.replace('gone', ':hunter2@')}127.0.0.1:{private_server.port}/0"
+    user, _, database = login.replace("gone", ":hunter2@").partition("/")
+    url = f"redis://{user}127.0.0.1:{private_server.port}/{database or 0}"
     if login == "gone":
         private_server.stop()
 
@@ -376,6 +378,7 @@ async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_
     [
         ({"redis_version": "6.2.14"}, "Redis 6.2.14 is too old"),
         ({"redis_version": "7.2.4", "cluster_enabled": 1}, "runs as a Cluster"),
+        ({"redis_version": "7.2.4", "redis_mode": "sentinel"}, r"a Sentinel and no server: .*redis\+sentinel://"),
     ],
 )
 def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) -> None:
