@@ -18,7 +18,7 @@ from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, StepFlag
 from shared.process.logs import Level
 from shared.store.commands import Redis
-from shared.store.journals import JournalError
+from shared.store.journals import NotDoneError
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
@@ -111,6 +111,6 @@ async def test_a_sequence_is_exported_and_a_dead_executor_is_forgotten(redis: Re
     await full(redis)
 
     assert 1 == (await sequences.export(mesh.sequence(7))).last_step
-    with pytest.raises(JournalError, match="journal_steps"):
+    with pytest.raises(NotDoneError, match="journal_steps"):
         await sequences.journal(mesh.sequence(7))
     assert await membership.remove(EXECUTOR)
