@@ -13,12 +13,11 @@ from executor.connections import insist
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT, RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
-from shared.contract.errors import UnavailableError
+from shared.contract.errors import NotDoneError, UnavailableError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, StepFlag
 from shared.process.logs import Level
 from shared.store.commands import Redis
-from shared.store.journals import NotDoneError
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
