@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler.leader import Leader
 from shared.store.commands import Redis
-from shared.store.link import Link
+from shared.store.link import Link, streams_read
 
 LEADERS_MAX = 8
 """Leaders whose streams are read together. A stream costs Redis half a us a read, a reader costs a connection."""
@@ -71,7 +71,7 @@ class StreamReader:
             block_ms = min(block_ms, tick_ms if self._is_fed else BLOCK_MS)
             await self._link.wait(_reading(awaited, block_ms), blocking_s=block_ms / 1000)
             block_ms = 0
-        found = await self._link.wait(_reading(last_read, block_ms), blocking_s=block_ms / 1000) or ()
+        found = streams_read(await self._link.wait(_reading(last_read, block_ms), blocking_s=block_ms / 1000))
         self._is_fed = bool(found)
         for stream, entries in found:
             name = stream.decode()

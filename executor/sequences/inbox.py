@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from executor.connections import RETRY_DELAY_S, RedisConnections
 from shared.contract.ids import ExecutorId, ShardId, entry_key
 from shared.process import logs
-from shared.store.link import Link
+from shared.store.link import Link, streams_read
 from shared.store.redis_client import CONNECTION_LOST
 
 INBOX_BLOCK_MS = 1000
@@ -107,7 +107,7 @@ class Inbox:
         head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
         command = (*head, *self._positions, *self._positions.values())
         (read,) = await link.ask([command], blocking_s=INBOX_BLOCK_MS / 1000)
-        found: Read = {stream.decode(): entries for stream, entries in read or ()}
+        found: Read = {stream.decode(): entries for stream, entries in streams_read(read)}
         if found:
             largest = max(sum(map(len, flat)) for entries in found.values() for _, flat in entries)
             self._count = next_count(self._count, largest, self._count_max)

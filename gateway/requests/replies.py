@@ -26,7 +26,7 @@ from shared.contract.limits import REPLY_STREAM_TTL_MS
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
+from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
 from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
 
@@ -164,7 +164,7 @@ class Replies:
         *_, news = await self._link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
         if isinstance(news, Exception):
             raise news
-        for stream, entries in news or ():
+        for stream, entries in streams_read(news):
             self._positions[stream] = entries[-1][0]
             size = sum([ENTRY_BYTES + sum(map(len, fields)) for _, fields in entries])
             self._untrimmed[stream] = self._untrimmed.get(stream, 0) + size

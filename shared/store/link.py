@@ -26,6 +26,14 @@ SLOWEST_BYTES_S = 1 << 20
 """Least speed of sending that a time limit allows for, bytes/s: a large request must not look like a silent server."""
 
 
+def streams_read(reply: Any) -> list[tuple[bytes, Any]]:
+    """The streams of a reply to XREAD, with their entries.
+
+    Redis 7.0 also names a stream without any: a blocking read was woken by an entry that is gone again.
+    """
+    return [(stream, entries) for stream, entries in reply or () if entries]
+
+
 class Link:
     """A connection of its own, made like the connections of the given client's pool (a client of
     `redis_client.connect`); not for two tasks at once.
