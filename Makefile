@@ -4,7 +4,7 @@
 #   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
 #   BENCH, SOAK, CHAOS, FUZZ, MUTANTS, UP, ARGS  arguments of `make bench`, `make soak`, `make chaos`, `make fuzz`,
 #                    `make mutants`, `make run`, `make unit`, `make test` and `make test-all`
-#   REDIS_SERVER     of `make redis`: the server program
+#   REDIS_SERVER     of `make redis`: the program, called redis-server or valkey-server
 #   LOCK             arguments of `make lock`: LOCK=--upgrade for the newest versions, LOCK="-P redis" for one package's
 #   TRITON_PYTHON    of `make conformance`: interpreter of a virtual environment with nvidia-pytriton 0.7.0 (Triton 2.51)
 
@@ -68,8 +68,10 @@ test: install  ## the tests of every change: units, servers, shared meshes, kill
 test-all: install  ## all tests that need no Docker: those of `make test`, and those with meshes of their own, and trials
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
-redis: install  ## the tests of what talks to Redis itself, on another server: REDIS_SERVER=/usr/bin/redis-server
-	$(BIN)/python -m pytest -n 3 --redis-server=$(or $(REDIS_SERVER),$(shell command -v redis-server)) $(ARGS)
+redis: install  ## those of `make test` that are no units, on another server: REDIS_SERVER=/usr/bin/redis-server
+	$(BIN)/python -m pytest -n 3 -m "not unit and not long and not e2e and not bench" \
+	  --ignore=tests/deploy/test_embedded.py \
+	  --redis-server=$(or $(REDIS_SERVER),$(shell command -v redis-server)) $(ARGS)
 
 coverage: install  ## which lines unit tests run, by module; ARGS="-m ''" for all tests in this process; build/coverage
 	$(BIN)/python -m pytest -q -m unit --cov --cov-report=term:skip-covered --cov-report=html:build/coverage $(ARGS)

@@ -12,6 +12,7 @@ import gc
 import os
 import random
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
@@ -28,6 +29,7 @@ from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.groups import GroupScheduling, Shared, group_of, in_groups
 from tests.key_leaks import leaked_keys, remove_keys
+from tests.other_server import use_server
 from tests.otlp_receiver import OtlpReceiver
 from tests.simulation.connections import Server, direct_client, loop_timer
 from tests.simulation.lua_scripts import run_script
@@ -70,9 +72,6 @@ STORE_CONTRACT = frozenset(
 """Files whose tests say what a store of the mesh must do."""
 
 
-ON_SERVER = frozenset({"redis_server", "private_server"})
-"""Fixtures of a server that `--redis-server` replaces. Meshes of tests have servers that they start themselves."""
-
 STARTS = "starts_processes"
 """Mark of single tests, or values of their parameters, that are long."""
 
@@ -106,8 +105,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if mark := tier_mark(item):
             item.add_marker(mark)
-    if EmbeddedRedis.program:
-        items[:] = [item for item in items if not ON_SERVER.isdisjoint(getattr(item, "fixturenames", ()))]
     yield
     items[:] = in_groups(items)
 
@@ -155,11 +152,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the engines' tests run their models: cpu, or cuda:0")
-    parser.addoption("--redis-server", help="only the tests of what talks to Redis itself, on this server program")
+    parser.addoption("--redis-server", help="the server program of all tests and their meshes, called redis-server")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    EmbeddedRedis.program = config.getoption("--redis-server")
+    if program := config.getoption("--redis-server"):
+        hiding = tempfile.TemporaryDirectory(prefix="seqmesh-tests-")
+        config.add_cleanup(hiding.cleanup)
+        use_server(Path(program), Path(hiding.name))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

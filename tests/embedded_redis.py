@@ -41,8 +41,6 @@ class EmbeddedRedis:
     """
 
     host = "127.0.0.1"
-    program: str | None = None
-    """The server's program, set for all by `--redis-server` of pytest; None: the bundled one."""
 
     def __init__(self, data_dir: Path, *, port: int = 0, appendfsync: AppendFsync = "everysec") -> None:
         self.data_dir = data_dir
@@ -107,11 +105,11 @@ class EmbeddedRedis:
         config = directory / "redis.conf"
         config.touch(mode=0o600)
         config.write_text(f"requirepass {self.password}\n")
-        bundled, *flags = server_command(directory, {"bind": self.host, "port": str(self.port)}, self._appendfsync)
+        program, *flags = server_command(directory, {"bind": self.host, "port": str(self.port)}, self._appendfsync)
         self.log_path.touch(mode=0o600)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                tethered([self.program or bundled, str(config), *flags], signal.SIGTERM),
+                tethered([program, str(config), *flags], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

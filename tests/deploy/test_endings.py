@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,6 +17,15 @@ from deploy.local.data_directory import LauncherError
 from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdict, results_in
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler of SIGINT. A shell has a command that it runs in the background ignore that signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_interrupted_or_terminated_ends_in_order_and_too_soon(by: signal.Signals) -> None:
     cleared: list[str] = []
