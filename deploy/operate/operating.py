@@ -177,4 +177,4 @@ def told(what: object) -> Generator[None]:
 
 
 def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:
-    return [one for one in known if who in (one.registration.name, one.registration.executor)]
+    return [one for one in known if one.registration.is_called(who)]

@@ -92,7 +92,7 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
 async def check_executor(mesh: OperatedMesh, who: str) -> None:
     """Raises click.ClickException for an executor that the mesh does not know. who: its name or id"""
     members = await mesh.membership.members()
-    if not any(who in (member.registration.name, member.registration.executor) for member in members):
+    if not any(member.registration.is_called(who) for member in members):
         raise unknown_executor(who, members)
 
 

@@ -189,6 +189,10 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
     control_mode: str = "none"
     failures: tuple[LoadFailure, ...] = ()
 
+    def is_called(self, who: str) -> bool:
+        """Whether an operator means this executor. who: a name, which several may have, or an id"""
+        return who in (self.name, self.executor)
+
 
 class ModelRecord(msgspec.Struct, frozen=True):
     """A loaded model, for gateways and schedulers, which have no repository.

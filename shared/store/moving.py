@@ -75,7 +75,7 @@ def destination(members: Sequence[Member], model: str, owner: str | None, to: st
         if all(one.executor == owner for one in serving):
             raise NotDoneError(f"no other executor serves '{model}': start one, then move")
         return ""
-    meant = [one.executor for one in serving if to in (one.name, one.executor)]
+    meant = [one.executor for one in serving if one.is_called(to)]
     if not meant:
         raise NotDoneError(f"no executor '{to}' serves '{model}'; it is served by: {names}")
     if len(meant) > 1:
