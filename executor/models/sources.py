@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -12,7 +11,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Protocol
 
 from executor.models.fingerprints import folder_fingerprint
-from executor.remote.cache import Cache, is_at, remove_unused
+from executor.remote.cache import Cache, locked_in_use, remove_unused
 from executor.remote.repository import RemoteRepository
 from executor.remote.storage import Storage, StorageError
 from shared.contract.errors import LoadError, sendable
@@ -107,12 +106,8 @@ def _locked_folder() -> tuple[TemporaryDirectory[str], int]:
     while True:
         holder = TemporaryDirectory(prefix=OVERRIDE)
         # Until it is locked, an executor that starts may take it for abandoned.
-        with suppress(FileNotFoundError):
-            lock = os.open(holder.name, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            if is_at(Path(holder.name), lock):
-                return holder, lock
-            os.close(lock)
+        if (lock := locked_in_use(Path(holder.name))) is not None:
+            return holder, lock
         holder.cleanup()
 
 

@@ -95,14 +95,8 @@ class Cache:
 
     def _held(self, place: Path, listing: Listing) -> Copy | None:
         """A copy that is there, locked against removal."""
-        try:
-            lock = os.open(place, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if not is_at(place, lock):
-            # It was removed before it was locked.
-            os.close(lock)
+        lock = locked_in_use(place)
+        if lock is None:
             return None
         folder = place / listing.model
         if all(is_same(folder / file.path, file) for file in listing.files):
@@ -197,6 +191,22 @@ def locked(folder: Path) -> Generator[Path | None]:
         yield folder if is_at(folder, lock) else None
     finally:
         os.close(lock)
+
+
+def locked_in_use(folder: Path) -> int | None:
+    """Keeps a folder from being removed (`remove_unused`) until the returned descriptor is closed, or this process has
+    ended. None: it is not there.
+    """
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    if is_at(folder, lock):
+        return lock
+    # It was removed before it was locked.
+    os.close(lock)
+    return None
 
 
 def remove_unused(folder: Path) -> bool:
