@@ -12,7 +12,7 @@ from executor.engine import shapes
 from executor.engine.base import Row, RowError
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, TensorSpec
-from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count, shape_text
 
 KNOWN_SHAPES = 1024
 """Combinations of shapes remembered per engine. At the bound all are forgotten, so that odd requests cost no memory."""
@@ -101,7 +101,7 @@ class RowShapes:
         expected = (-1, *spec.dims) if self._batched else spec.dims
         return (
             f"unexpected shape for input '{spec.name}' for model '{self._model}'. "
-            f"Expected {shapes.text(expected)}, got {shapes.text(shape)}"
+            f"Expected {shape_text(expected)}, got {shape_text(shape)}"
         )
 
     def _wrong_type(self, name: str, got: str, expected: str) -> str:
@@ -115,7 +115,7 @@ class RowShapes:
         if count != element_count(tensor.shape):
             return (
                 f"input '{tensor.name}' of model '{self._model}' has {count} elements, but its shape "
-                f"{shapes.text(tensor.shape)} asks for {element_count(tensor.shape)}"
+                f"{shape_text(tensor.shape)} asks for {element_count(tensor.shape)}"
             )
         return None
 

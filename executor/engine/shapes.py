@@ -36,8 +36,3 @@ def for_client(spec: TensorSpec, shape: Shape) -> Shape:
 def smallest(dims: Sequence[int]) -> Shape:
     """`dims` with every variable dimension at 1, as Triton begins a variable state (triton-spec 2)."""
     return tuple(1 if dim == -1 else dim for dim in dims)
-
-
-def text(shape: Sequence[int]) -> str:
-    """A shape as Triton's messages write it."""
-    return f"[{','.join(map(str, shape))}]"

@@ -13,7 +13,7 @@ from executor.engine import shapes
 from executor.engine.null_rows import zeros
 from shared.contract.errors import LoadError, ModelError
 from shared.contract.model_config import StateSpec
-from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count, shape_text
 
 
 def size_problem(size: int, bytes_max: int) -> str | None:
@@ -44,8 +44,8 @@ def check_checkpoint(spec: StateSpec, tensor: Tensor | None) -> None:
         raise ModelError(f"the checkpoint has no state '{spec.input_name}'")
     if tensor.datatype != spec.datatype or not shapes.fits(tensor.shape, spec.dims):
         raise ModelError(
-            f"the checkpoint's state '{spec.input_name}' is {tensor.datatype} {shapes.text(tensor.shape)}, "
-            f"but the model's is {spec.datatype} {shapes.text(spec.dims)}"
+            f"the checkpoint's state '{spec.input_name}' is {tensor.datatype} {shape_text(tensor.shape)}, "
+            f"but the model's is {spec.datatype} {shape_text(spec.dims)}"
         )
 
 
@@ -76,6 +76,6 @@ def _checked_elements(path: Path, spec: StateSpec, shape: shapes.Shape, content:
     if count != element_count(shape):
         raise LoadError(
             f"initial state of '{spec.input_name}' in {path} has {count} elements, "
-            f"but its shape {shapes.text(shape)} asks for {element_count(shape)}"
+            f"but its shape {shape_text(shape)} asks for {element_count(shape)}"
         )
     return content

@@ -19,7 +19,7 @@ from executor.engine.python.texts import plain_text
 from executor.engine.state_tensors import size_problem
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
-from shared.contract.tensors import Tensor
+from shared.contract.tensors import Tensor, shape_text
 
 _CODES = frozenset(Code)
 
@@ -155,7 +155,7 @@ class OutputCheck:
         if datatype != self._spec.datatype or not shapes.fits(shape, expected):
             raise WrongResponseError(
                 f"model '{self._model}' returned a wrong output '{self.name}': expected {self._spec.datatype} "
-                f"{shapes.text(expected)}, got {datatype} {shapes.text(shape)}"
+                f"{shape_text(expected)}, got {datatype} {shape_text(shape)}"
             )
         self._client_shape = (*leading, *shapes.for_client(self._spec, row_shape))
 

@@ -152,7 +152,7 @@ class InferenceRequest:
         return json.dumps(dict(self._parameters))
 
     def requested_output_names(self) -> set[str]:
-        """A set, as in Triton."""
+        """The outputs that the caller asked for; a set, as in Triton."""
         return set(self._requested_output_names)
 
     def preferred_memory(self) -> object:

@@ -27,7 +27,7 @@ from executor.engine.state_tensors import check_checkpoint, initial_state, size_
 from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState
-from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes
+from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes, shape_text
 
 SLOTS_AT_FIRST = 64
 """Slots for which a state of fixed shape has room before it grows."""
@@ -340,7 +340,7 @@ class TextState:
 
     def describe(self, place: int) -> str:
         tensor = self._at(place)
-        return f"BYTES {shapes.text(tensor.shape)} {len(tensor.raw)} bytes"
+        return f"BYTES {shape_text(tensor.shape)} {len(tensor.raw)} bytes"
 
 
 def _strings(tensor: Tensor) -> list[str]:
@@ -354,7 +354,7 @@ def text_shape(dims: Sequence[int], strings: list[str], rows: int) -> shapes.Sha
     if isinstance(strings, Texts):
         if strings.shape[:1] == (rows,) and shapes.fits(strings.shape[1:], dims):
             return strings.shape[1:]
-        raise ValueError(f"strings of shape {shapes.text(strings.shape)} are not {shapes.text((rows, *dims))}")
+        raise ValueError(f"strings of shape {shape_text(strings.shape)} are not {shape_text((rows, *dims))}")
     count = len(strings) // rows
     known = math.prod(dim for dim in dims if dim != -1)
     variable = sum(1 for dim in dims if dim == -1)
@@ -362,4 +362,4 @@ def text_shape(dims: Sequence[int], strings: list[str], rows: int) -> shapes.Sha
         return tuple(dims)
     if variable == 1 and known and count % known == 0:
         return tuple(count // known if dim == -1 else dim for dim in dims)
-    raise ValueError(f"{count} strings per row do not fill the shape {shapes.text(dims)}")
+    raise ValueError(f"{count} strings per row do not fill the shape {shape_text(dims)}")

@@ -17,7 +17,6 @@ import msgspec
 import torch
 from torch import nn
 
-from executor.engine import shapes
 from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
 from executor.engine.pytorch.binding import program_arguments, script_arguments, unfit_returns
 from executor.engine.pytorch.datatypes import datatype_of
@@ -38,6 +37,7 @@ from executor.engine.pytorch.signature import (
 from executor.engine.pytorch.trial_steps import tried_signature, values_after_a_step
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import StateSpec
+from shared.contract.tensors import shape_text
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _check(
     if declaration.get("data_type") != config_type(datatype) or not _compatible(given, dims):
         raise ConfigError(
             f"model '{config.get('name')}': {field} '{name}' is configured as {declaration.get('data_type')} "
-            f"{shapes.text(given)}, but the model's signature says {config_type(datatype)} {shapes.text(dims)}"
+            f"{shape_text(given)}, but the model's signature says {config_type(datatype)} {shape_text(dims)}"
         )
 
 
@@ -202,7 +202,7 @@ def _signature_of(config: dict[str, Any], model: _Model) -> Signature:
         "not meant, %s",
         name,
         ", ".join(
-            f"{kind} '{tensor.name}' is {tensor.datatype} {shapes.text(tensor.dims)}"
+            f"{kind} '{tensor.name}' is {tensor.datatype} {shape_text(tensor.dims)}"
             for kind, tensors in (("input", found.inputs), ("output", found.outputs))
             for tensor in tensors
         ),

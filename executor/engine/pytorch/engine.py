@@ -49,7 +49,7 @@ from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
 from shared.contract.errors import Code
 from shared.contract.model_config import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec
-from shared.contract.tensors import Tensor, bytes_elements, element_count
+from shared.contract.tensors import Tensor, bytes_elements, element_count, shape_text
 from shared.statistics.tally import MemoryUse
 
 ERROR_TEXT_MAX = 4096
@@ -381,7 +381,7 @@ class TorchEngine:
             ) from error
         if len(strings) != element_count(shape):
             raise BatchFailedError(
-                f"model '{self._config.name}': {len(strings)} BYTES elements do not fill {shapes.text(shape)}",
+                f"model '{self._config.name}': {len(strings)} BYTES elements do not fill {shape_text(shape)}",
                 Code.INVALID_ARG,
             )
         return Texts(strings, shape)

@@ -31,7 +31,7 @@ from executor.engine.pytorch.datatypes import TORCH_TYPE, datatype_of, raw_of
 from executor.engine.pytorch.outputs import several
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ModelConfig, StateSpec
-from shared.contract.tensors import Tensor
+from shared.contract.tensors import Tensor, shape_text
 
 REMEDY = (
     "make it a tensor (register_buffer) that forward changes, or an argument and a result of forward that the "
@@ -202,9 +202,9 @@ def _form(config: ModelConfig, spec: StateSpec, leaf: Leaf, value: Any) -> LeafF
     )
     fits = set(spec.dims) == {-1} if shape is None else per_row or shapes.fits(shape or (1,), spec.dims)
     if spec.datatype != datatype or not fits:
-        told = "unset in the file, so its dims must all be -1" if shape is None else f"{datatype} {shapes.text(shape)}"
+        told = "unset in the file, so its dims must all be -1" if shape is None else f"{datatype} {shape_text(shape)}"
         raise LoadError(
-            f"model '{config.name}': state '{leaf.name}' is declared as {spec.datatype} {shapes.text(spec.dims)}, but "
+            f"model '{config.name}': state '{leaf.name}' is declared as {spec.datatype} {shape_text(spec.dims)}, but "
             f"the module's attribute is {told}"
         )
     return LeafForm(leaf, datatype, per_row, shape, value if unset else None)

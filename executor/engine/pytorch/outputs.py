@@ -18,7 +18,7 @@ from executor.engine.pytorch.state_values import Texts
 from executor.engine.ragged import request_shapes
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, TensorSpec
-from shared.contract.tensors import Tensor, element_count, pack_bytes
+from shared.contract.tensors import Tensor, element_count, pack_bytes, shape_text
 
 
 class Outputs:
@@ -78,14 +78,14 @@ class Outputs:
     def _checked(self, spec: TensorSpec, value: Any, total: int) -> tuple[memoryview, shapes.Shape]:
         """The output's bytes and its row shape as the client sees it."""
         dims = shapes.declared_by_model(spec)
-        expected = f"{spec.datatype} {shapes.text((total, *dims) if self._batched else dims)}"
+        expected = f"{spec.datatype} {shape_text((total, *dims) if self._batched else dims)}"
         if not isinstance(value, torch.Tensor):
             raise self._wrong(spec.name, expected, type(value).__name__)
         shape = tuple(value.shape)
         row_shape = shape[1:] if self._batched else shape
         leading = not self._batched or (len(shape) > 0 and shape[0] == total)
         if value.dtype is not TORCH_TYPE[spec.datatype] or not leading or not shapes.fits(row_shape, dims):
-            raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(shape)}")
+            raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shape_text(shape)}")
         return raw_of(value), shapes.for_client(spec, row_shape)
 
     def _sliced(
@@ -121,7 +121,7 @@ class Outputs:
         if not isinstance(value, torch.Tensor):
             raise self._wrong(spec.name, expected, type(value).__name__)
         if value.dtype is not TORCH_TYPE[spec.datatype] or value.numel() != sum(counts):
-            got = f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(value.shape)}"
+            got = f"{DATATYPE.get(value.dtype, value.dtype)} {shape_text(value.shape)}"
             raise self._wrong(spec.name, expected, got)
         raw, size = raw_of(value), value.element_size()
         return [bytes(raw[begin * size : end * size]) for begin, end in _spans(counts)]
@@ -145,7 +145,7 @@ class Outputs:
         try:
             shape = shapes.for_client(spec, text_shape(dims, strings, total))
         except ValueError as error:
-            raise self._wrong(spec.name, shapes.text(dims), str(error)) from error
+            raise self._wrong(spec.name, shape_text(dims), str(error)) from error
         return [
             Tensor(
                 spec.name,

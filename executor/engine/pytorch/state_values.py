@@ -10,7 +10,7 @@ from executor.engine import shapes
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
 from executor.engine.pytorch.places import NULL_PLACE, Places
 from shared.contract.model_config import StateSpec
-from shared.contract.tensors import Tensor
+from shared.contract.tensors import Tensor, shape_text
 
 
 class Texts(list[str]):
@@ -33,15 +33,15 @@ Value = torch.Tensor | list[str]
 def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
     """What is wrong with a model's output state for a batch of so many rows; None if nothing is."""
     dtype = TORCH_TYPE[spec.datatype]
-    expected = f"expected {spec.datatype} {shapes.text((rows, *spec.dims))}"
+    expected = f"expected {spec.datatype} {shape_text((rows, *spec.dims))}"
     if not isinstance(value, torch.Tensor):
         return f"{expected}, got {type(value).__name__}"
     if value.dtype is not dtype or value.dim() == 0 or value.shape[0] != rows:
-        return f"{expected}, got {DATATYPE.get(value.dtype, str(value.dtype))} {shapes.text(value.shape)}"
+        return f"{expected}, got {DATATYPE.get(value.dtype, str(value.dtype))} {shape_text(value.shape)}"
     if value.layout is not torch.strided:
         return f"{expected}, got a tensor of the layout {value.layout}"
     if not shapes.fits(value.shape[1:], spec.dims):
-        return f"{expected}, got {DATATYPE[value.dtype]} {shapes.text(value.shape)}"
+        return f"{expected}, got {DATATYPE[value.dtype]} {shape_text(value.shape)}"
     return None
 
 
@@ -66,4 +66,4 @@ def description(row: torch.Tensor) -> str:
     count = values.numel()
     mean = float(values.mean()) if count else 0.0
     norm = float(values.square().sum().sqrt())
-    return f"{DATATYPE[row.dtype]} {shapes.text(row.shape)} mean {mean:.6g} norm {norm:.6g}"
+    return f"{DATATYPE[row.dtype]} {shape_text(row.shape)} mean {mean:.6g} norm {norm:.6g}"

@@ -17,6 +17,7 @@ from executor.engine.pytorch.signature import config_type
 from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import shape_text
 
 
 class SessionCall(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ def _check_input_dims(config: ModelConfig, name: str, source: Source, tensor: Se
             if tensor.dims != (-1,):
                 raise LoadError(
                     f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
-                    f" for ragged input '{name}', model provides {shapes.text(tensor.dims)}"
+                    f" for ragged input '{name}', model provides {shape_text(tensor.dims)}"
                 )
         case TensorSpec():
             _check_dims(config, name, tensor.dims, shapes.declared_by_model(source))
@@ -106,7 +107,7 @@ def _check_input_dims(config: ModelConfig, name: str, source: Source, tensor: Se
             if dims != (1,):
                 raise LoadError(
                     f"unable to load model '{config.name}', sequence control '{name}' in model has dims "
-                    f"{shapes.text(dims)} but dims [1] is expected"
+                    f"{shape_text(dims)} but dims [1] is expected"
                 )
         case BatchInput():
             pass
@@ -122,13 +123,13 @@ def _check_dims(config: ModelConfig, name: str, model_dims: Sequence[int] | None
             raise LoadError(
                 f"unable to load model '{config.name}', scalar tensor '{name}', should only provide 1 in the model "
                 f"configuration when the model doesn't support batching. Model configuration provided: "
-                f"{shapes.text(dims)}."
+                f"{shape_text(dims)}."
             )
         return
     if config.max_batch_size and (not model_dims or model_dims[0] != -1):
         raise LoadError(
             f"{where}: for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {shapes.text(model_dims)}"
+            f"dimension must be -1; but shape expected by the model is {shape_text(model_dims)}"
         )
     whole = (-1, *dims) if config.max_batch_size else tuple(dims)
     if len(whole) != len(model_dims) or any(
@@ -136,11 +137,11 @@ def _check_dims(config: ModelConfig, name: str, model_dims: Sequence[int] | None
     ):
         said = (
             f"(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
-            f"complete shape {shapes.text(whole)})"
+            f"complete shape {shape_text(whole)})"
             if config.max_batch_size
-            else f"(shape {shapes.text(whole)})"
+            else f"(shape {shape_text(whole)})"
         )
         raise LoadError(
-            f"{where}: the model expects {len(model_dims)} dimensions (shape {shapes.text(model_dims)}) but the model "
+            f"{where}: the model expects {len(model_dims)} dimensions (shape {shape_text(model_dims)}) but the model "
             f"configuration specifies {len(whole)} dimensions {said}"
         )

@@ -12,10 +12,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from executor.engine import shapes
 from executor.engine.pytorch.signature import config_type, taken_names
 from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import ConfigError
+from shared.contract.tensors import shape_text
 
 BATCH_DEFAULT = 4
 """Triton's backend setting `default-max-batch-size`."""
@@ -48,7 +48,7 @@ def _complete_batch(config: dict[str, Any], signature: SessionSignature) -> None
     unbatched = [tensor for tensor in tensors if not (tensor.dims and tensor.dims[0] == -1)]
     if unbatched:
         if int(config.get("max_batch_size", 0)):
-            told = ", ".join(f"'{tensor.name}' {shapes.text(tensor.dims or ())}" for tensor in unbatched)
+            told = ", ".join(f"'{tensor.name}' {shape_text(tensor.dims or ())}" for tensor in unbatched)
             raise ConfigError(
                 f"autofill failed for model '{config.get('name')}': model does not support batching while non-zero "
                 f"max_batch_size is specified: not variable is the first dimension of {told}"
