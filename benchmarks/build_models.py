@@ -28,14 +28,14 @@ SEED = 512
 class StackedLstm(nn.Module):
     """Two LSTM layers and a linear one: a single step, with states in and out."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.lower = nn.LSTMCell(INPUT_SIZE, HIDDEN_SIZE)
-        self.upper = nn.LSTMCell(HIDDEN_SIZE, HIDDEN_SIZE)
-        self.readout = nn.Linear(HIDDEN_SIZE, OUTPUT_SIZE)
+        self.lower = nn.LSTMCell(INPUT_SIZE, hidden_size)
+        self.upper = nn.LSTMCell(hidden_size, hidden_size)
+        self.readout = nn.Linear(hidden_size, OUTPUT_SIZE)
 
     def forward(self, INPUT: Tensor, HIDDEN_IN: Tensor, CELL_IN: Tensor) -> dict[str, Tensor]:  # noqa: N803 - tensor names of config.pbtxt
-        """INPUT [batch, 128], HIDDEN_IN and CELL_IN [batch, 2, 512]: OUTPUT [batch, 10] and new states; all FP32."""
+        """INPUT [batch, 128], HIDDEN_IN and CELL_IN [batch, 2, hidden]: OUTPUT [batch, 10] and new states; all FP32."""
         lower_hidden, lower_cell = self.lower(INPUT, (HIDDEN_IN[:, 0], CELL_IN[:, 0]))
         upper_hidden, upper_cell = self.upper(lower_hidden, (HIDDEN_IN[:, 1], CELL_IN[:, 1]))
         return {
@@ -45,11 +45,11 @@ class StackedLstm(nn.Module):
         }
 
 
-def seeded_lstm() -> StackedLstm:
+def seeded_lstm(hidden_size: int = HIDDEN_SIZE) -> StackedLstm:
     """The network with seeded random weights. The state of torch's global generator is kept."""
     generator = torch.Generator().manual_seed(SEED)
-    lstm = StackedLstm().eval()
-    bound = 1 / math.sqrt(HIDDEN_SIZE)
+    lstm = StackedLstm(hidden_size).eval()
+    bound = 1 / math.sqrt(hidden_size)
     with torch.no_grad():
         for parameter in lstm.parameters():
             parameter.uniform_(-bound, bound, generator=generator)

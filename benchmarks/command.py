@@ -137,6 +137,11 @@ class ChoiceList(click.ParamType[list[str]]):
 )
 @click.option("--slots", type=NumberList(), metavar="N,N", help="With --paging: slots. [default: enough, and a tenth]")
 @click.option("--dial", is_flag=True, help="Measure what recovery costs instead, by checkpoint interval and otherwise.")
+@click.option(
+    "--engine",
+    metavar="DEVICE",
+    help="Measure an engine beside a bare loop over its module instead, without a mesh: cpu, or cuda:0.",
+)
 @click.option("--takeover", is_flag=True, help="Kill executors instead: takeover time by age and number of sequences.")
 @click.option("--triton", is_flag=True, help="Also measure a Triton from the PyPI wheel nvidia-pytriton.")
 @click.option(
@@ -162,6 +167,7 @@ def bench(
     executors: int,
     out: Path,
     dial: bool,
+    engine: str | None,
     paging: int | None,
     slots: list[int] | None,
     takeover: bool,
@@ -173,6 +179,11 @@ def bench(
         callers = concurrency[0] if concurrency else PAGING_CALLERS
         window_s = seconds or (1.0 if quick else 10.0)
         measure_paging(most=paging, slots=slots or (), callers=callers, seconds=window_s, out=out)
+        return
+    if engine is not None:
+        from benchmarks.engine import measure_engine  # noqa: PLC0415 -- torch takes seconds
+
+        measure_engine(device=engine, quick=quick, out=out)
         return
     if takeover:
         measure_takeovers(rounds=rounds or (1 if quick else 3), quick=quick, out=out)
