@@ -67,7 +67,7 @@ class Vector(nn.Module):
         self.steps += 1
         self.factor *= 2
         self.odd = not self.odd
-        told = torch.tensor([float(self.steps), self.factor, 1.0 if self.odd else 0.0])
+        told = torch.tensor([float(self.steps), self.factor, 1.0 if self.odd else 0.0], device=x.device)
         return torch.cat([self.total, self.last.reshape(1), told]).unsqueeze(0)
 
 
@@ -181,7 +181,7 @@ class ByCorrelationId(nn.Module):
         for row in range(x.size(0)):
             sequence = int(CORRID[row].item())
             if bool(START[row].item()) or sequence not in self.totals:
-                self.totals[sequence] = torch.zeros(1)
+                self.totals[sequence] = torch.zeros(1, device=x.device)
             self.totals[sequence] = self.totals[sequence] + x[row]
             answers.append(self.totals[sequence])
         return torch.stack(answers)

@@ -185,7 +185,7 @@ def results(engine: Engine, rows: Sequence[Row], *, want_state: bool = True) -> 
     ran = engine.run(rows, [want_state] * len(rows)).rows
     assert len(rows) == len(ran)
     failed = [row for row in ran if isinstance(row, RowError)]
-    assert [] == failed
+    assert [] == failed, failed
     return [row for row in ran if isinstance(row, RowResult)]
 
 

@@ -101,6 +101,7 @@ def test_a_model_with_every_switch_answers_as_without(workshop: Workshop) -> Non
 
 
 def test_what_changes_nothing_here_is_told_in_the_log(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.device = "cpu"
     workshop.program("doubled", torch_modules.Doubled(), (torch.zeros(2, 1),))
     workshop.load(config_with(ENABLE_NVFUSER="true", ENABLE_CACHE_CLEANING="true", ENABLE_TENSOR_FUSER="true"))
 
