@@ -289,6 +289,20 @@ class OnlyComputes(Protocol):
 
 
 @runtime_checkable
+class RunsAhead(Protocol):
+    """An engine whose device may compute a batch while the next one is prepared."""
+
+    @property
+    def runs_ahead(self) -> bool: ...
+
+    def begin(self, rows: Sequence[Row], want_state: Sequence[bool]) -> Callable[[], BatchResult]:
+        """As `Engine.run`, but returns as soon as the device has its work, and what waits for the result. That is
+        called once, on another thread, while other calls are made of the engine.
+        """
+        ...
+
+
+@runtime_checkable
 class LimitsCalls(Protocol):
     """An engine that ends a call that does not return, by itself: its executor need not end with it."""
 

@@ -42,9 +42,29 @@ class EngineThread:
 
         def make() -> None:
             conclusion = (future.cancel, None) if future.cancelled() else _outcome(future, call, *arguments, **named)
-            # RuntimeError: the loop is closed, so no task waits.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._conclude, future, *conclusion)
+            self._tell(loop, future, *conclusion)
+
+        self._calls.put(make)
+        return future
+
+    def start_with(self, other: EngineThread, call: Callable[[], Callable[[], R]]) -> asyncio.Future[R]:
+        """As `start`, for a call that begins something: it returns a second call, which the other thread makes, while
+        this one goes on. The future is that of the second call.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._open += 1
+
+        def make() -> None:
+            if future.cancelled():
+                self._tell(loop, future, future.cancel, None)
+                return
+            try:
+                second = call()
+            except BaseException as failure:  # noqa: BLE001 - as below
+                self._tell(loop, future, future.set_exception, failure)
+            else:
+                other.post(lambda: self._tell(loop, future, *_outcome(future, second)))
 
         self._calls.put(make)
         return future
@@ -73,6 +93,17 @@ class EngineThread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+
+    def _tell(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Any],
+        set_outcome: Callable[[Any], object],
+        outcome: object,
+    ) -> None:
+        # RuntimeError: the loop is closed, so no task waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._conclude, future, set_outcome, outcome)
 
     def _conclude(self, future: asyncio.Future[Any], set_outcome: Callable[[Any], object], outcome: object) -> None:
         self._open -= 1

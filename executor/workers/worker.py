@@ -35,6 +35,7 @@ from executor.engine.base import (
     Row,
     RowError,
     RunsAgain,
+    RunsAhead,
     SeesCancellation,
 )
 from executor.workers.devices import NO_GPUS, Devices
@@ -77,11 +78,35 @@ class Pace:
         return self._us < SHORT_US
 
 
+class Lead:
+    """Whether it pays to begin a batch before the one before has ended: its device takes longer than its preparation.
+    Pure.
+
+    Otherwise the device waits for the host in any case, and a second thread only costs time.
+    """
+
+    WEIGHT = 1 / 8
+
+    def __init__(self) -> None:
+        self._gain_ns = 0.0
+
+    def took(self, host_ns: float, device_ns: float) -> None:
+        """What a batch took: to be prepared, and on the device."""
+        self._gain_ns += (device_ns - host_ns - self._gain_ns) * self.WEIGHT
+
+    @property
+    def pays(self) -> bool:
+        return self._gain_ns > 0
+
+
 class EngineCall(msgspec.Struct, frozen=True, eq=False):
-    """One call of an engine, while it runs. thread: the thread that it runs on (`threading.get_ident`)"""
+    """One call of an engine, while it runs. thread: the thread that it runs on (`threading.get_ident`). began_s: when,
+    on the monotonic clock
+    """
 
     worker: str
     thread: int
+    began_s: float = 0.0
 
 
 class SavedState(msgspec.Struct, frozen=True, eq=False):
@@ -125,24 +150,33 @@ class EngineWorker:
         self._cancels = engine if isinstance(engine, SeesCancellation) else None
         self.makes_calls = isinstance(engine, MakesCalls) and engine.makes_calls
         """Whether rows must say where they come from."""
+        self._runs_ahead = engine if isinstance(engine, RunsAhead) and engine.runs_ahead else None
         self._limits = isinstance(engine, LimitsCalls)
         if isinstance(engine, LimitsCalls):
             engine.limit_calls(call_limit_s)
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = thread or EngineThread(name)
+        self._waiting = EngineThread(f"{name} waits") if self._runs_ahead is not None else None
+        self._lead = Lead()
         if isinstance(engine, RunsAgain):
             engine.run_again_on(self._thread.post)
         self._pace = Pace() if isinstance(engine, OnlyComputes) and engine.only_computes else None
-        self.running: EngineCall | None = None
-        """The call that runs now: a batch, or a state that is loaded. None for an engine that ends late calls itself:
-        nobody else is to look after it.
+        self._running: list[EngineCall] = []
+        self._took_s = 0.0
+
+    @property
+    def running(self) -> EngineCall | None:
+        """The call that runs now, the oldest one of several: a batch, or a state that is loaded. None for an engine
+        that ends late calls itself: nobody else is to look after it.
         """
-        self._began_s = self._took_s = 0.0
+        # Another thread may take the last one away at any time.
+        return next(iter(self._running), None)
 
     @property
     def latest_call_s(self) -> float:
         """How long the running call has taken so far, or else the last one; 0.0 before the first."""
-        return self._took_s if self.running is None else time.monotonic() - self._began_s
+        call = self.running
+        return self._took_s if call is None else time.monotonic() - call.began_s
 
     @property
     def memory_usage(self) -> Sequence[MemoryUse]:
@@ -155,24 +189,53 @@ class EngineWorker:
         """
         if self._pace is not None and self._pace.is_short and self._thread.is_idle:
             return made(self._watched, self._run, rows, want_state)
+        if self._waiting is not None and self._lead.pays:
+            return self._thread.start_with(self._waiting, lambda: self._watched(self._begin, rows, want_state))
         return self._start(self._run, rows, want_state)
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        if self._runs_ahead is not None:
+            return self._begin(rows, want_state)()
         began_ns = time.thread_time_ns()
         try:
-            result = self._engine.run(rows, want_state)
+            return self._checked(self._engine.run(rows, want_state))
         except BaseException as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
-            self._devices.check()
-            logs.error("batch failed", failure, instance=self.name, rows=len(rows))
-            error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
-            return BatchResult([None if row.null else error for row in rows], NO_TIME)
+            return self._failed(rows, failure)
         finally:
             if self._pace is not None:
                 self._pace.took((time.thread_time_ns() - began_ns) / 1000)
+
+    def _begin(self, rows: Sequence[Row], want_state: Sequence[bool]) -> Callable[[], BatchResult]:
+        assert self._runs_ahead is not None, "the engine can begin a batch"
+        began_ns = time.perf_counter_ns()
+        try:
+            result = self._runs_ahead.begin(rows, want_state)
+        except BaseException as failure:  # noqa: BLE001 - as above
+            failed = self._failed(rows, failure)
+            return lambda: failed
+        host_ns = time.perf_counter_ns() - began_ns
+        return lambda: self._watched(self._end, rows, result, host_ns)
+
+    def _end(self, rows: Sequence[Row], result: Callable[[], BatchResult], host_ns: int) -> BatchResult:
+        try:
+            ended = self._checked(result())
+        except BaseException as failure:  # noqa: BLE001 - as above
+            return self._failed(rows, failure)
+        self._lead.took(host_ns, ended.timings.compute_infer_ns)
+        return ended
+
+    def _checked(self, result: BatchResult) -> BatchResult:
         # A lost GPU may show as errors of single rows.
         if RowError in map(type, result.rows):
             self._devices.check()
         return result
+
+    def _failed(self, rows: Sequence[Row], failure: BaseException) -> BatchResult:
+        """The result of a batch whose engine raised."""
+        self._devices.check()
+        logs.error("batch failed", failure, instance=self.name, rows=len(rows))
+        error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
+        return BatchResult([None if row.null else error for row in rows], NO_TIME)
 
     def load(self, saved: Sequence[SavedState]) -> asyncio.Future[Sequence[BaseException | None]]:
         """Puts states where their sequences go on, before any batch that is run after this call. Why one of them cannot
@@ -207,18 +270,19 @@ class EngineWorker:
         return self._thread.start(self._watched, call, *arguments, **named)
 
     def _watched(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        # The event loop reads these fields at any time. So `_began_s` is set before `running`, and `_took_s` before
-        # `running` ends.
-        began_s = self._began_s = time.monotonic()
-        self.running = None if self._limits else EngineCall(self.name, threading.get_ident())
+        running = EngineCall(self.name, threading.get_ident(), time.monotonic())
+        if not self._limits:
+            self._running.append(running)
         try:
             return call(*arguments, **named)
         except BaseException:
             self._devices.check()
             raise
         finally:
-            self._took_s = time.monotonic() - began_s
-            self.running = None
+            # The event loop reads these fields at any time.
+            self._took_s = time.monotonic() - running.began_s
+            if not self._limits:
+                self._running.remove(running)
 
     def describe_state(self, slot: SlotIndex) -> asyncio.Future[str]:
         """A line for the log about a slot's state, before any batch that is run after this call."""
@@ -259,7 +323,7 @@ class EngineWorker:
         takes too long: then it is left behind, with what the model holds.
         """
         closing = self._thread.start(self._engine.close)
-        self._thread.stop()
+        self._stop()
         ended, _ = await asyncio.wait([closing], timeout=FINALIZE_LIMIT_S)
         if not ended:
             raise TimeoutError(f"its finalize has taken more than {FINALIZE_LIMIT_S:g} s, and is not waited for")
@@ -268,4 +332,9 @@ class EngineWorker:
     def close_now(self) -> None:
         """As `close`, for an engine on which nothing has run yet, called from a thread that may block."""
         self._thread.run(self._engine.close)
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._waiting is not None:
+            self._thread.post(self._waiting.stop)
         self._thread.stop()

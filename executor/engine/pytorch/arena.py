@@ -19,10 +19,18 @@ from typing import Protocol, cast
 import torch
 
 from executor.engine import shapes
-from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, tensor_of
+from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, on_device, tensor_of
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
-from executor.engine.pytorch.state_values import Texts, Value, description, gathered, row_tensors, tensor_problem
+from executor.engine.pytorch.state_values import (
+    Pieces,
+    Texts,
+    Value,
+    description,
+    gathered,
+    row_tensors,
+    tensor_problem,
+)
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec
@@ -56,7 +64,7 @@ class ImplicitState(Protocol):
         """Writes the batch's new states into its slots."""
         ...
 
-    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
         """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
         ...
 
@@ -117,10 +125,13 @@ class StateArena:
         """Bytes that the states of fixed size, and those that grow, take on the device now."""
         return sum(state.byte_size for state in self.states if isinstance(state, FixedState | GrowingState))
 
-    def tensors(self, values: Sequence[Value], rows: int) -> list[list[Tensor]]:
-        """A batch's states for the checkpoints, state by state and row by row, without those that grow."""
-        pairs = zip(self.states, values, strict=True)
-        return [state.tensors(value, rows) for state, value in pairs if not isinstance(state, GrowingState)]
+    def tensors(self, values: Sequence[Value], rows: int, pieces: Pieces) -> list[tuple[str, list[Tensor]]]:
+        """A batch's states for the checkpoints, by the name of the input, row by row; without those that grow."""
+        return [
+            (state.spec.input_name, state.tensors(value, rows, pieces))
+            for state, value in zip(self.states, values, strict=True)
+            if not isinstance(state, GrowingState)
+        ]
 
     def grown(self, places: Places, values: Sequence[Value]) -> list[dict[int, GrownState]]:
         """What the checkpoints of a batch's rows write of the states that grow: state by state, by row. Asked before
@@ -204,16 +215,16 @@ class FixedState:
         stored = value if self._storage is self._dtype else value.contiguous().view(self._storage)
         self._rows.index_copy_(0, places.write_index, stored)
 
-    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
         assert isinstance(value, torch.Tensor)
-        return row_tensors(self.spec, value, rows, self.spec.dims)
+        return row_tensors(self.spec, value, rows, self.spec.dims, pieces)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         count = max(1, PUT_BYTES_MAX // max(1, self._rows[0].nbytes))
         for begin in range(0, len(places), count):
             parts = [tensor.raw for tensor in tensors[begin : begin + count]]
             rows = tensor_of(parts, self.spec.datatype, (len(parts), *self.spec.dims), self._rows.device)
-            index = torch.tensor(places[begin : begin + count], device=self._rows.device)
+            index = on_device(torch.tensor(places[begin : begin + count]), self._rows.device)
             self._rows.index_copy_(0, index, rows.view(self._storage))
 
     def drop(self, place: int) -> None:
@@ -256,9 +267,9 @@ class LooseState:
                 # A copy of its own: a view would keep the whole batch's tensor in memory.
                 self._slots[place] = value[row].clone()
 
-    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
         assert isinstance(value, torch.Tensor)
-        return row_tensors(self.spec, value, rows, tuple(value.shape[1:]))
+        return row_tensors(self.spec, value, rows, tuple(value.shape[1:]), pieces)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         for place, tensor in zip(places, tensors, strict=True):
@@ -316,14 +327,17 @@ class TextState:
         # exact size is computed.
         if 4 * (len(strings) + sum(map(len, strings))) <= self._bytes_max:
             return None
-        return size_problem(max(len(tensor.raw) for tensor in self.tensors(strings, rows)), self._bytes_max)
+        return size_problem(max(len(tensor.raw) for tensor in self._tensors(strings, rows)), self._bytes_max)
 
     def scatter(self, places: Places, value: Value) -> None:
-        for place, tensor in zip(places.writes, self.tensors(value, len(places.writes)), strict=True):
+        for place, tensor in zip(places.writes, self._tensors(value, len(places.writes)), strict=True):
             if place >= FIRST_SLOT:
                 self._slots[place] = tensor
 
-    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
+        return self._tensors(value, rows)
+
+    def _tensors(self, value: Value, rows: int) -> list[Tensor]:
         assert isinstance(value, list)
         count = len(value) // rows
         shape = text_shape(self.spec.dims, value, rows)

@@ -46,8 +46,15 @@ def tensor_of(parts: Iterable[bytes], datatype: str, shape: tuple[int, ...], dev
         return tensor.to(device)
     if len(buffer) % ELEMENT_BYTES[datatype]:
         raise ValueError(f"{len(buffer)} bytes are no whole number of {datatype} elements")
-    tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
-    return tensor if device.type == "cpu" else tensor.to(device)
+    return on_device(torch.frombuffer(buffer, dtype=dtype).view(shape), device)
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a device. The copy to a GPU is queued like a computation, and not waited for."""
+    if device.type == "cpu":
+        return tensor
+    # From other memory than this, the driver waits until the GPU has done all that is queued.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def raw_of(tensor: torch.Tensor) -> memoryview:

@@ -20,28 +20,29 @@ that round differently, and these shapes depend on earlier requests.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from executor.core.controls import ControlTensors
 from executor.engine import shapes
-from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, zeros
 from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.binding import Binding, Source
 from executor.engine.pytorch.call import BatchFailedError, Layout
-from executor.engine.pytorch.datatypes import tensor_of
+from executor.engine.pytorch.datatypes import on_device, tensor_of
 from executor.engine.pytorch.outputs import Outputs
 from executor.engine.pytorch.places import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places
 from executor.engine.pytorch.recurrent import RecurrentLayers
 from executor.engine.pytorch.relocation import relocated
+from executor.engine.pytorch.running_batch import GpuBatch, GpuStreams, HostBatch, RunningBatch
 from executor.engine.pytorch.state_values import Texts
 from executor.engine.pytorch.switches import Switches
 from executor.engine.pytorch.threads import use_threads
@@ -76,10 +77,12 @@ class TorchEngine:
         *,
         fixed_threads: int = 0,
         switches: Switches | None = None,
+        streams: GpuStreams | None = None,
         failure: str = "PyTorch execute failure",
     ) -> None:
         """fixed_threads: with `fixed_shape`, threads that compute one tensor; 0 without. switches: how a torch module
-        is run. failure: begins the error of a call that fails
+        is run. streams: where a GPU computes; None on a CPU, and where another runtime has streams of its own. failure:
+        begins the error of a call that fails
         """
         self._config = config
         self._forward: Forward | None = forward
@@ -100,6 +103,7 @@ class TorchEngine:
         chosen = switches or Switches()
         self._switches = replace(chosen, optimized=chosen.optimized and not fixed_threads)
         self._mode = torch.inference_mode if chosen.inference_mode else torch.no_grad
+        self._streams = streams
         self._failure = failure
         # Watches the first batch on a GPU only.
         self._layers = RecurrentLayers() if self._device.type == "cuda" else None
@@ -118,27 +122,43 @@ class TorchEngine:
             for weight in (*self._forward.parameters(), *self._forward.buffers()):
                 weight.data = relocated(weight.data, offset_bytes)
 
+    @property
+    def runs_ahead(self) -> bool:
+        return self._streams is not None
+
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        return self.begin(rows, want_state)()
+
+    def begin(self, rows: Sequence[Row], want_state: Sequence[bool]) -> Callable[[], BatchResult]:
+        """See `base.RunsAhead`."""
         if self._fixed_threads:
             use_threads(self._fixed_threads)
         results: list[RowResult | RowError | None] = [None] * len(rows)
-        clock = _StepClock()
-        with self._mode():
+        with self._mode(), self._on_device():
+            running = HostBatch() if self._streams is None else GpuBatch(self._streams)
             for key, members in self._groups(rows, results).items():
-                self._run_members(rows, members, key[0], want_state, results, clock)
+                self._run_members(rows, members, key[0], want_state, results, running)
+        return partial(self._ended, results, running)
+
+    def _ended(self, results: list[RowResult | RowError | None], running: RunningBatch) -> BatchResult:
+        timings = running.end()
         if self._switches.cache_cleaning and self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return BatchResult(results, clock.timings())
+        return BatchResult(results, timings)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._streams is None else self._streams.active()
 
     def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
         """See `base.Engine.load_states`. Raises ModelError when a state is missing or does not fit; then none moves."""
         # As `run`: a tensor that was made in inference mode, as the arena is once it has grown there, cannot be written
         # to outside of it.
-        with self._mode():
+        with self._mode(), self._on_device():
             self._arena.load(slots, states)
 
     def describe_state(self, slot: int) -> str:
-        return self._arena.describe(slot)
+        with self._on_device():
+            return self._arena.describe(slot)
 
     def drop_state(self, slot: int) -> None:
         self._arena.drop(slot)
@@ -167,6 +187,10 @@ class TorchEngine:
     ) -> dict[tuple[InputShapes, object], dict[int, Verdict]]:
         """The rows that can share tensors, by their shapes: index in the batch -> verdict, in order."""
         groups: dict[tuple[InputShapes, object], dict[int, Verdict]] = {}
+        # Rows of equal shapes have the same verdict.
+        alike = self._batched and self.batch_rows != 1 and not self._arena.varies
+        before: Verdict | None = None
+        members: dict[int, Verdict] = {}
         for index, row in enumerate(rows):
             if row.null:
                 continue
@@ -174,8 +198,10 @@ class TorchEngine:
             if isinstance(verdict, RowError):
                 results[index] = verdict
                 continue
-            key = self._ragged.group(verdict.key)
-            groups.setdefault((key, self._apart(index, row)), {})[index] = verdict
+            if verdict is not before or not alike:
+                key = self._ragged.group(verdict.key), self._apart(index, row)
+                before, members = verdict, groups.setdefault(key, {})
+            members[index] = verdict
         return groups
 
     def _apart(self, index: int, row: Row) -> object:
@@ -204,17 +230,17 @@ class TorchEngine:
         key: InputShapes,
         want_state: Sequence[bool],
         results: list[RowResult | RowError | None],
-        clock: _StepClock,
+        running: RunningBatch,
     ) -> None:
         try:
-            made = self._attempt(rows, members, key, want_state, clock)
+            made = self._attempt(rows, members, key, want_state, running)
         except StateLostError as failure:
             made = dict.fromkeys(members, RowError(Code.INTERNAL, str(failure), lost=True))
         except BatchFailedError as failure:
             # One call per row now: a single row that fails ends the recursion.
             if len(members) > 1:
                 for index, verdict in members.items():
-                    self._run_members(rows, {index: verdict}, key, want_state, results, clock)
+                    self._run_members(rows, {index: verdict}, key, want_state, results, running)
                 return
             made = dict.fromkeys(members, failure.error)
         for index, result in made.items():
@@ -226,34 +252,35 @@ class TorchEngine:
         members: dict[int, Verdict],
         key: InputShapes,
         want_state: Sequence[bool],
-        clock: _StepClock,
+        running: RunningBatch,
     ) -> Mapping[int, RowResult | RowError]:
         """Runs one group and writes its new states. Raises BatchFailedError, with no state written, if there is no
         complete result; StateLostError if only a part of the states was written.
         """
         # The order keeps a failure harmless: arguments, call, checks and results first; states are written last.
-        clock.start()
+        running.start()
         layout = self._layout(rows, members)
         wants = [want_state[index] for index in members]
         try:
             places = self._places(layout, wants)
             positional, named = self._arguments(layout, key, places)
-            clock.input_done()
+            running.input_done()
             returned = self._called(positional, named)
-            clock.infer_done()
-            columns = self._outputs.columns(returned, layout)
+            running.infer_done()
+            columns = self._outputs.columns(returned, layout, running.pieces)
             new_states = self._state_values(returned, layout)
             # The rows' checkpoints, state by state.
-            kept = self._arena.tensors(new_states, layout.kept) if any(wants) else []
+            kept = self._arena.tensors(new_states, layout.kept, running.pieces) if any(wants) else ()
             grown = self._arena.grown(places, new_states)
             made = {
                 index: RowResult(
                     self._outputs.row(rows[index], columns, position),
-                    {column[position].name: column[position] for column in kept} if wanted else {},
+                    {name: column[position] for name, column in kept} if wanted else {},
                     grown=[column[position] for column in grown] if wanted else (),
                 )
                 for index, position, wanted in zip(members, layout.positions, wants, strict=True)
             }
+            running.output_done()
         except BatchFailedError:
             raise
         except Exception as error:  # no memory for a tensor, say, or a value of a kind that nobody foresaw
@@ -263,7 +290,6 @@ class TorchEngine:
                 state.scatter(places, value)
         except Exception as error:
             raise StateLostError(self._execute_failure(error)) from error
-        clock.output_done()
         return made
 
     def _layout(self, rows: Sequence[Row], members: dict[int, Verdict]) -> Layout:
@@ -349,7 +375,7 @@ class TorchEngine:
                 f"'{source.source}' is beyond {source.datatype}",
                 Code.INVALID_ARG,
             ) from error
-        return torch.from_numpy(value).to(self._device)
+        return on_device(torch.from_numpy(value), self._device)
 
     def _model_shapes(self, name: str, batch: Sequence[Row], key: InputShapes) -> list[shapes.Shape]:
         """Each request's shape of the input that a batch tensor describes, as the model has it. Raises
@@ -394,8 +420,8 @@ class TorchEngine:
                 returned = self._forward(*positional, **named)
             if layers is not None:
                 layers.join_weights()
-            if self._device.type == "cuda":
-                # A kernel's failure shows only when the stream is waited for; and the time counts as the model's.
+            if self._device.type == "cuda" and self._streams is None:
+                # Of another runtime, whose memory may be used anew as soon as its values are forgotten.
                 torch.cuda.current_stream(self._device).synchronize()
             return returned
         except Exception as error:  # the model's own code: whatever it raises is the row's error, not ours
@@ -424,30 +450,3 @@ class TorchEngine:
                 raise BatchFailedError(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")
             values.append(value if layout.kept == layout.total else value[: layout.kept])
         return values
-
-
-class _StepClock:
-    """Adds up the times of a batch's groups."""
-
-    def __init__(self) -> None:
-        self._at = 0
-        self._input = self._infer = self._output = 0
-
-    def start(self) -> None:
-        self._at = time.perf_counter_ns()
-
-    def input_done(self) -> None:
-        self._input += self._lap()
-
-    def infer_done(self) -> None:
-        self._infer += self._lap()
-
-    def output_done(self) -> None:
-        self._output += self._lap()
-
-    def _lap(self) -> int:
-        before, self._at = self._at, time.perf_counter_ns()
-        return self._at - before
-
-    def timings(self) -> Timings:
-        return Timings(self._input, self._infer, self._output)

@@ -30,8 +30,9 @@ from executor.engine.pytorch.binding import (
 from executor.engine.pytorch.completion import completed
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_forms
+from executor.engine.pytorch.running_batch import GpuStreams
 from executor.engine.pytorch.signature import is_fixed, load_program, load_script, model_file
-from executor.engine.pytorch.switches import note_without_effect, switches_of, use_inter_op_threads
+from executor.engine.pytorch.switches import Switches, note_without_effect, switches_of, use_inter_op_threads
 from executor.engine.pytorch.weights import share_weights
 from shared.contract.errors import LoadError
 from shared.contract.model_config import FixedShape, ModelConfig
@@ -54,10 +55,24 @@ def load(request: LoadRequest) -> TorchEngine:
     elif threads:
         torch.set_num_threads(threads)
     use_inter_op_threads(config)
+    switches = switches_of(config)
+    if device.type == "cpu":
+        return _engine(request, device, switches, fixed_threads, None)
+    streams = GpuStreams(device, shares_weights=switches.weight_sharing)
+    with streams.active():
+        return _engine(request, device, switches, fixed_threads, streams)
+
+
+def _engine(
+    request: LoadRequest, device: torch.device, switches: Switches, fixed_threads: int, streams: GpuStreams | None
+) -> TorchEngine:
+    config = request.config
     path = model_file(request.model_dir / request.version, config.default_model_filename)
     module, arguments, changes, unfit = _load_module(config, path, device)
-    switches = switches_of(config)
-    note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=device.type == "cuda")
+    note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=streams is not None)
+    changes_itself = bool(changes.attributes or changes.problems)
+    if streams is not None and not changes_itself:
+        streams.copy_beside()
     if switches.weight_sharing:
         share_weights(module, path, device, {leaf.name for each in changes.attributes for leaf in each.leaves})
     keeps_apart = config.sequence_batching is None or config.sequence_recovery is not None
@@ -77,13 +92,14 @@ def load(request: LoadRequest) -> TorchEngine:
         StateArena(config.states, request.slots, request.model_dir, device, request.state_value_bytes_max, firsts),
         fixed_threads=fixed_threads,
         switches=switches,
+        streams=streams,
     )
     if kept is not None:
         if kept.alone_because:
             engine.run_rows_alone(kept.alone_because)
         settle_batches(engine, kept, config, request.slots)
         _tell_kept(request, kept, engine)
-    elif changes.attributes or changes.problems:
+    elif changes_itself:
         _warn_of_shared(config, changes)
     return engine
 

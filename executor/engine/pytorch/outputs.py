@@ -14,7 +14,7 @@ from executor.engine.batch_tensors import scattered_shape
 from executor.engine.pytorch.arena import text_shape
 from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
-from executor.engine.pytorch.state_values import Texts
+from executor.engine.pytorch.state_values import Pieces, Texts
 from executor.engine.ragged import request_shapes
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, TensorSpec
@@ -31,7 +31,7 @@ class Outputs:
         self._places = places
         self._cut_by = {name: output.source for output in config.batch_outputs for name in output.names}
 
-    def columns(self, returned: Any, layout: Layout) -> dict[str, list[Tensor]]:
+    def columns(self, returned: Any, layout: Layout, pieces: Pieces) -> dict[str, list[Tensor]]:
         """Each row's tensor, by output, in the order of the configuration. Only outputs that some row asked for."""
         batch, counts, positions, total = layout
         asked = [batch[position] for position in positions]
@@ -47,8 +47,8 @@ class Outputs:
             elif spec.datatype == "BYTES":
                 columns[spec.name] = self._text_column(spec, value, counts, total)
             else:
-                raw, shape = self._checked(spec, value, total)
-                columns[spec.name] = self._sliced(spec, raw, shape, counts, total)
+                shape = self._checked(spec, value, total)
+                columns[spec.name] = self._sliced(spec, value, shape, counts, total, pieces)
         return columns
 
     def row(self, row: Row, columns: Mapping[str, list[Tensor]], position: int) -> list[Tensor]:
@@ -75,8 +75,8 @@ class Outputs:
             f"model '{self._config.name}' returned a wrong output '{name}': expected {expected}, got {got}"
         )
 
-    def _checked(self, spec: TensorSpec, value: Any, total: int) -> tuple[memoryview, shapes.Shape]:
-        """The output's bytes and its row shape as the client sees it."""
+    def _checked(self, spec: TensorSpec, value: Any, total: int) -> shapes.Shape:
+        """The output's row shape as the client sees it."""
         dims = shapes.declared_by_model(spec)
         expected = f"{spec.datatype} {shape_text((total, *dims) if self._batched else dims)}"
         if not isinstance(value, torch.Tensor):
@@ -86,22 +86,25 @@ class Outputs:
         leading = not self._batched or (len(shape) > 0 and shape[0] == total)
         if value.dtype is not TORCH_TYPE[spec.datatype] or not leading or not shapes.fits(row_shape, dims):
             raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shape_text(shape)}")
-        return raw_of(value), shapes.for_client(spec, row_shape)
+        return shapes.for_client(spec, row_shape)
 
     def _sliced(
-        self, spec: TensorSpec, raw: memoryview, shape: shapes.Shape, counts: Sequence[int], total: int
+        self,
+        spec: TensorSpec,
+        value: torch.Tensor,
+        shape: shapes.Shape,
+        counts: Sequence[int],
+        total: int,
+        pieces: Pieces,
     ) -> list[Tensor]:
         name, datatype = spec.name, spec.datatype
         if not self._batched:
-            return [Tensor(name, datatype, shape, bytes(raw))]
-        size = len(raw) // total
+            return [Tensor(name, datatype, shape, raw) for raw in pieces(value, 1, [(0, 1)])]
+        raws = pieces(value, total, _spans(counts))
         if sum(counts) == len(counts):
-            places, row_shape = range(len(counts)), (1, *shape)
-            return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in places]
-        return [
-            Tensor(name, datatype, (end - begin, *shape), bytes(raw[begin * size : end * size]))
-            for begin, end in _spans(counts)
-        ]
+            row_shape = (1, *shape)
+            return [Tensor(name, datatype, row_shape, raw) for raw in raws]
+        return [Tensor(name, datatype, (count, *shape), raw) for count, raw in zip(counts, raws, strict=True)]
 
     def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
         """Each row's part of an output of the whole batch, in which the parts lie one after the other."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from executor.engine.pytorch.datatypes import on_device
+
 INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, FIRST_SLOT = 0, 1, 2, 3
 """The places of the initial state, of zeros, of what nobody reads, and of the first slot."""
 
@@ -56,5 +58,4 @@ class Places:
 
     def _index(self, places: list[int]) -> torch.Tensor:
         # Through numpy, because torch converts a list four times as slowly.
-        index = torch.from_numpy(np.array(places, dtype=np.int64))
-        return index if self.device.type == "cpu" else index.to(self.device)
+        return on_device(torch.from_numpy(np.array(places, dtype=np.int64)), self.device)

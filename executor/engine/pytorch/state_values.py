@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 
 from executor.engine import shapes
-from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
 from executor.engine.pytorch.places import NULL_PLACE, Places
 from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor, shape_text
@@ -25,6 +26,9 @@ class Texts(list[str]):
         """The same as the one row of a batch."""
         return Texts(self, (1, *self.shape))
 
+
+Pieces = Callable[[torch.Tensor, int, Iterable[tuple[int, int]]], list[bytes]]
+"""See `running_batch.RunningBatch.pieces`."""
 
 Value = torch.Tensor | list[str]
 """The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
@@ -52,12 +56,10 @@ def gathered(at: Callable[[int], torch.Tensor], places: Places) -> torch.Tensor:
     return torch.stack([null if place == NULL_PLACE else at(place) for place in places.reads])
 
 
-def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape) -> list[Tensor]:
+def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape, pieces: Pieces) -> list[Tensor]:
     """A batch's state, [rows, *shape], as one tensor per row."""
-    raw = raw_of(value)
-    size = len(raw) // rows
     name, datatype = spec.input_name, spec.datatype
-    return [Tensor(name, datatype, shape, bytes(raw[row * size : (row + 1) * size])) for row in range(rows)]
+    return [Tensor(name, datatype, shape, raw) for raw in pieces(value, rows, pairwise(range(rows + 1)))]
 
 
 def description(row: torch.Tensor) -> str:

@@ -17,6 +17,7 @@ from executor.engine.pytorch import arena
 from executor.engine.pytorch.arena import FixedState, StateArena
 from executor.engine.pytorch.call import Layout
 from executor.engine.pytorch.outputs import Outputs
+from executor.engine.pytorch.state_values import Pieces
 from shared.contract.errors import LoadError, ModelError
 from shared.contract.model_config import (
     ControlKind,
@@ -872,10 +873,10 @@ def test_a_failure_of_any_kind_stays_with_its_row_and_moves_no_state(
     results(engine, rows(start=True))
     split = Outputs.columns
 
-    def fails_for_pairs(outputs: Outputs, returned: object, layout: Layout) -> dict[str, list[Tensor]]:
+    def fails_for_pairs(outputs: Outputs, returned: object, layout: Layout, pieces: Pieces) -> dict[str, list[Tensor]]:
         if (1, 2) in [row.inputs["x"].shape for row in layout.batch]:
             raise KeyError("no such thing")
-        return split(outputs, returned, layout)
+        return split(outputs, returned, layout, pieces)
 
     with monkeypatch.context() as patched:
         patched.setattr(Outputs, "columns", fails_for_pairs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -58,3 +60,59 @@ def test_a_loop_that_is_closed_meanwhile_does_not_end_the_thread() -> None:
 
     thread.run(lambda: None)
     thread.stop()
+
+
+async def test_a_thread_goes_on_while_another_one_waits_for_what_it_has_begun() -> None:
+    beginning, waiting = EngineThread("begins"), EngineThread("waits")
+    over = threading.Event()
+    names: list[str] = []
+
+    def begin(number: int) -> Callable[[], int]:
+        names.append(threading.current_thread().name)
+
+        def end() -> int:
+            over.wait(SOON_S)
+            names.append(threading.current_thread().name)
+            return number
+
+        return end
+
+    first, second = (beginning.start_with(waiting, partial(begin, number)) for number in (1, 2))
+    between = beginning.start(names.append, "between")
+    await between
+    assert ["begins", "begins", "between"] == names
+    assert not beginning.is_idle
+
+    over.set()
+    assert [1, 2] == [await first, await second]
+    assert ["waits", "waits"] == names[3:]
+    assert beginning.is_idle
+    beginning.stop()
+    waiting.stop()
+
+
+async def test_what_fails_at_its_begin_or_its_end_is_the_callers_and_both_threads_go_on() -> None:
+    beginning, waiting = EngineThread("begins"), EngineThread("waits")
+    go_on = threading.Event()
+
+    def fails() -> Callable[[], int]:
+        raise SystemExit(3)
+
+    def ends_badly() -> Callable[[], int]:
+        return lambda: divmod(1, 0)[0]
+
+    def begins_well() -> Callable[[], int]:
+        return lambda: 7
+
+    with pytest.raises(SystemExit):
+        await beginning.start_with(waiting, fails)
+    with pytest.raises(ZeroDivisionError):
+        await beginning.start_with(waiting, ends_badly)
+    beginning.start(go_on.wait, SOON_S)
+    given_up, last = (beginning.start_with(waiting, call) for call in (fails, begins_well))
+    given_up.cancel()
+    go_on.set()
+    assert 7 == await last
+    assert beginning.is_idle
+    beginning.stop()
+    waiting.stop()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from executor.engine.base import BatchResult, Row, RowError, Timings
+from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.pytorch import devices
-from executor.workers.devices import DeviceLostError, Devices
-from executor.workers.worker import SHORT_US, EngineWorker, Pace, SavedState
+from executor.workers.devices import NO_GPUS, DeviceLostError, Devices
+from executor.workers.worker import SHORT_US, EngineWorker, Lead, Pace, SavedState
 from shared.contract.errors import ModelError
 from shared.contract.ids import InstanceIndex, SlotIndex, sequence_id
 from shared.contract.tensors import Tensor
@@ -152,6 +152,10 @@ def says() -> RowError:
     return RowError("INTERNAL", "PyTorch execute failure: CUDA error: unspecified launch failure")
 
 
+def unharmed(_: int) -> str:
+    return ""
+
+
 def gone(gpu: int) -> str:
     return "CUDA error: gone" if gpu == 3 else ""
 
@@ -164,11 +168,11 @@ async def test_what_fails_on_a_gpu_that_is_lost_is_nobody_s_answer(
     worker = EngineWorker(failing, "sum", "sum_0_0", InstanceIndex(0), Devices((0, 3)))
     asked: list[int] = []
 
-    def unharmed(gpu: int) -> str:
+    def asks(gpu: int) -> str:
         asked.append(gpu)
         return ""
 
-    monkeypatch.setattr(devices, "gpu_problem", unharmed)
+    monkeypatch.setattr(devices, "gpu_problem", asks)
 
     (error,) = (await worker.run([Row(inputs={})], [False])).rows
 
@@ -272,3 +276,128 @@ def test_one_long_batch_is_forgotten_slowly() -> None:
     for _ in range(150):
         pace.took(20)
     assert not pace.is_short
+
+
+class Ahead:
+    """An engine whose batches end when they are told to. done: what happened, in order. device_ns: of each batch"""
+
+    runs_ahead = True
+
+    def __init__(self, device_ns: int = 10**12) -> None:
+        self.device_ns = device_ns
+        self.done: list[str] = []
+        self.over = threading.Event()
+        self.fails_at = ""
+
+    def begin(self, rows: Sequence[Row], want_state: Sequence[bool]) -> Callable[[], BatchResult]:
+        name = rows[0].request_id
+        self.done.append(f"begin {name}")
+        if self.fails_at == "begin":
+            raise RuntimeError("no memory")
+
+        def end() -> BatchResult:
+            self.over.wait(SOON_S)
+            self.done.append(f"end {name}")
+            if self.fails_at == "end":
+                raise RuntimeError("CUDA error: gone")
+            return BatchResult([RowResult(())], Timings(0, self.device_ns, 0))
+
+        return end
+
+    def load_states(self, slots: Any, states: Any) -> None:
+        self.done.append("load")
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+SOON_S = 60.0
+
+
+async def ahead_worker(engine: Any, devices: Devices = NO_GPUS) -> EngineWorker:
+    """A worker of which one batch has run."""
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0), devices)
+    engine.over.set()
+    assert [RowResult(())] == list((await worker.run([Row({}, request_id="first")], [False])).rows)
+    engine.over.clear()
+    engine.done.clear()
+    return worker
+
+
+async def test_an_engine_that_runs_ahead_begins_the_next_call_while_a_batch_is_computed() -> None:
+    engine: Any = Ahead()
+    worker = await ahead_worker(engine)
+
+    batches = [worker.run([Row({}, request_id=name)], [False]) for name in "ab"]
+    loaded = worker.load([saved(0)])
+    assert [None] == await loaded
+    assert ["begin a", "begin b", "load"] == engine.done
+
+    closing = asyncio.create_task(worker.close())
+    engine.over.set()
+    results = [await batch for batch in batches]
+    await closing
+    assert [[RowResult(())], [RowResult(())]] == [list(result.rows) for result in results]
+    assert ["end a", "end b"] == [done for done in engine.done if done.startswith("end")]
+
+
+async def test_a_batch_that_does_not_end_is_a_call_that_runs() -> None:
+    engine: Any = Ahead()
+    worker = await ahead_worker(engine)
+
+    batches = [worker.run([Row({}, request_id=name)], [False]) for name in "ab"]
+    await worker.load([saved(0)])
+    while worker.running is None:
+        await asyncio.sleep(0)
+    call = worker.running
+    assert call.thread != threading.get_ident()
+    assert worker.latest_call_s > 0
+
+    engine.over.set()
+    await asyncio.gather(*batches)
+    await worker.close()
+    assert worker.running is None
+
+
+@pytest.mark.parametrize("at", ["begin", "end"])
+async def test_a_batch_that_fails_ahead_fails_its_rows_or_shows_that_the_gpu_is_lost(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = Ahead()
+    worker = await ahead_worker(engine, Devices((3,)))
+    engine.over.set()
+    engine.fails_at = at
+    monkeypatch.setattr(devices, "gpu_problem", unharmed)
+
+    (error,) = (await worker.run([Row({}, request_id="a")], [False])).rows
+    assert isinstance(error, RowError)
+    assert "model 'sum' failed: RuntimeError: " in error.message
+
+    monkeypatch.setattr(devices, "gpu_problem", gone)
+    with pytest.raises(DeviceLostError, match="cuda:3: CUDA error: gone"):
+        await worker.run([Row({}, request_id="b")], [False])
+    engine.fails_at = ""
+    assert [RowResult(())] == list((await worker.run([Row({}, request_id="c")], [False])).rows)
+    await worker.close()
+
+
+async def test_batches_that_the_device_has_done_before_the_next_one_is_ready_are_made_one_by_one() -> None:
+    engine: Any = Ahead(device_ns=0)
+    worker = await ahead_worker(engine)
+    engine.over.set()
+
+    await asyncio.gather(*(worker.run([Row({}, request_id=name)], [False]) for name in "ab"))
+
+    assert ["begin a", "end a", "begin b", "end b"] == engine.done
+    await worker.close()
+
+
+def test_a_lead_pays_where_the_device_takes_longer_than_the_host() -> None:
+    lead = Lead()
+    assert not lead.pays
+
+    lead.took(1000, 2400)
+    assert lead.pays
+    for _ in range(20):
+        lead.took(1000, 800)
+    assert not lead.pays
