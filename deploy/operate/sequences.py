@@ -62,7 +62,7 @@ The file holds its state, its numbers and its last replies.
 IMPORT_HELP = """Opens a sequence from a file of `seqmesh seq export`.
 
 The file may be another mesh's. The sequence's next step may come through any gateway. The model must be served in the
-same version, with the same files.
+same version, with the same files: where others are known to have made the state, it is refused.
 
 \b
   seqmesh seq import 42.sequence

@@ -58,6 +58,7 @@ class ServedVersion:
             says_ready=all(one.is_ready for one in self.readiness),
             pageable=self.config.pageable,
             idle_ms=self.config.shortest_idle_ms,
+            mark=self.mark,
         )
 
     @property

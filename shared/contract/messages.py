@@ -129,6 +129,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     closing     it takes no new sequence; its sequences go on until they end
     pageable    its sequences give up their slots while other sequences wait
     idle_ms     no sequence expires sooner than this after its last step; 0: unknown
+    mark        no state with another mark is gone on with (field `mk` of a record); "": states are not compared
     """
 
     model: str
@@ -140,6 +141,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     closing: bool = False
     pageable: bool = False
     idle_ms: int = 0
+    mark: str = ""
 
 
 class RepositoryEntry(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from shared.contract.record import (
     CHECKPOINTED,
     COMMITTED,
     DURABLE,
+    MARK,
     START,
     STATE,
     TOMBSTONES,
@@ -268,15 +269,15 @@ class Sequences:
     async def reopen(self, sequence: SequenceId, exported: ExportedSequence) -> None:
         """Opens an exported sequence under an id. It gets a slot with its next step.
 
-        Raises NotDoneError if no executor serves its version, no client could name the id, the id has an open sequence,
-        or there are too many.
+        Raises NotDoneError if no executor serves its version, or none could go on from its state, no client could name
+        the id, the id has an open sequence, or there are too many.
         """
         if not is_nameable(correlation_id_of(sequence)):
             raise NotDoneError(
                 "no client could go on with such an id: take a number from 1 on, or a text of 1 to "
                 f"{CORRELATION_ID_CHARS_MAX} bytes"
             )
-        served = await self._serving(model_of(sequence), exported.version)
+        served = await self._serving(model_of(sequence), exported.version, text_of(exported.record.get(MARK, b"")))
         call = self._scripts.reopen(
             sequence, exported, idle_ms=served.idle_ms, live_max=LIVE_MAX, pageable=served.pageable
         )
@@ -289,13 +290,25 @@ class Sequences:
         if code is ReopenCode.FULL:
             raise NotDoneError(f"model '{exported.model}' has as many live sequences as it may", Code.UNAVAILABLE)
 
-    async def _serving(self, model: str, version: str) -> ServedModel:
-        """What an executor that serves a version offers. Raises NotDoneError if none does."""
-        for member in await self._membership.members():
-            for served in member.registration.models:
-                if member.usable and (served.model, served.version) == (model, version) and served.idle_ms:
-                    return served
-        raise NotDoneError(f"no executor serves version {version} of model '{model}' with sequences")
+    async def _serving(self, model: str, version: str, mark: str) -> ServedModel:
+        """What an executor offers that serves a version and goes on from states of a mark. Raises NotDoneError if none
+        does.
+        """
+        offers = [
+            served
+            for member in await self._membership.members()
+            for served in member.registration.models
+            if member.usable and (served.model, served.version) == (model, version) and served.idle_ms
+        ]
+        if not offers:
+            raise NotDoneError(f"no executor serves version {version} of model '{model}' with sequences")
+        for served in offers:
+            if not mark or served.mark in ("", mark):
+                return served
+        raise NotDoneError(
+            f"its state is of other files, or of another configuration, than version {version} of model '{model}' is "
+            "served with: load those that it was exported from"
+        )
 
     async def _names(self, model: str) -> AsyncIterator[SequenceId]:
         """Every open sequence of a model, some more than once."""

@@ -78,6 +78,7 @@ ADDED: Mapping[str, int] = {
     "ServiceLine.grpc": 1,
     "ModelReport.batches": 1,
     "ModelReport.exemplars": 1,
+    "ServedModel.mark": 1,
 }
 """`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Self
 
 import msgspec
@@ -328,6 +329,26 @@ class TestExport:
         exported = msgspec.structs.replace(await sequences.export(mesh.sequence(7)), version="4")
 
         with pytest.raises(NotDoneError, match="no executor serves version 4 of model 'sum'"):
+            await sequences.reopen(mesh.sequence("copy"), exported)
+
+    @pytest.mark.parametrize(
+        ("made_by", "served", "is_refused"),
+        [(b"a", ("b", "b"), True), (b"a", ("b", "a"), False), (b"a", ("b", ""), False), (b"", ("b", "b"), False)],
+    )
+    async def test_a_state_that_no_executor_goes_on_from_is_refused(
+        self, mesh: ScriptedMesh, sequences: Sequences, made_by: bytes, served: tuple[str, str], *, is_refused: bool
+    ) -> None:
+        """Where nothing tells what made it, it is taken."""
+        membership = Membership(mesh.redis, mesh.keys)
+        for member, mark in zip(await membership.members(), served, strict=True):
+            (offer,) = member.registration.models
+            offer = msgspec.structs.replace(offer, mark=mark)
+            await membership.update(msgspec.structs.replace(member.registration, models=(offer,)))
+        await live(mesh, 7, ALICE)
+        exported = await sequences.export(mesh.sequence(7))
+        exported = msgspec.structs.replace(exported, record={**exported.record, "mk": made_by})
+
+        with pytest.raises(NotDoneError, match="of other files") if is_refused else nullcontext():
             await sequences.reopen(mesh.sequence("copy"), exported)
 
 
