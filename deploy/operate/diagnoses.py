@@ -74,20 +74,20 @@ def fail(subject: str, text: str, remedy: str) -> Diagnosis:
 # -- Redis ---------------------------------------------------------------------------------------------------------
 
 
+def of_fitness(info: Mapping[str, Any]) -> Diagnosis:
+    """Whether this server can hold a mesh at all. info: the reply to INFO"""
+    if not info:
+        return warn("redis", "does not tell who it is", "allow the user INFO (ACL: +info)")
+    try:
+        check_server_info(info)
+    except UnfitRedisError as error:
+        return fail("redis", error.message, "docs/guides/redis.md")
+    return ok("redis", f"version {info['redis_version']}, {counted(int(info.get('connected_slaves', 0)), 'replica')}")
+
+
 def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
-    """Whether this server can hold a mesh, keeps what it is given, and is near enough."""
+    """Whether a fit server takes writes, keeps what it is given, and is near enough."""
     info, config = facts.info, facts.config
-    if info:
-        try:
-            check_server_info(info)
-        except UnfitRedisError as error:
-            yield fail("redis", error.message, "docs/guides/redis.md")
-            return
-        yield ok(
-            "redis", f"version {info['redis_version']}, {counted(int(info.get('connected_slaves', 0)), 'replica')}"
-        )
-    else:
-        yield warn("redis", "does not tell who it is", "allow the user INFO (ACL: +info)")
     yield from _writing(info, config)
     yield from _keeping(info, config)
     yield from _memory(info)
@@ -110,14 +110,19 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
 
 
 def _writing(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
-    wanted = int(config.get("min-replicas-to-write", 0))
     # Named so by Redis and by Valkey; there only if some are wanted.
-    good = int(info.get("min_slaves_good_slaves", wanted))
-    if good < wanted:
+    good, wanted = int(info.get("min_slaves_good_slaves", -1)), int(config.get("min-replicas-to-write", 0))
+    if 0 <= good < wanted:
         yield fail(
             "redis",
             f"takes no writes: {good} of {wanted} replicas keep up (min-replicas-to-write)",
             "start its replicas, or look into their logs; callers wait meanwhile",
+        )
+    elif 0 < good == wanted:
+        yield warn(
+            "redis",
+            f"takes no writes once a replica is lost: {good} keep up, and as many must (min-replicas-to-write)",
+            "start the one that is missing, or one more",
         )
 
 

@@ -78,7 +78,12 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
     found: list[Diagnosis] = []
     try:
         async with connected(located(settings)[0], retries=0) as redis:
-            found += diagnoses.of_server(await server_facts(redis))
+            facts = await server_facts(redis)
+        fitness = diagnoses.of_fitness(facts.info)
+        found.append(fitness)
+        if fitness.severity is Severity.FAIL:  # no mesh can be in it
+            return found
+        found += diagnoses.of_server(facts)
         async with found_mesh(settings) as mesh:
             found += await of_members(mesh)
     except click.ClickException as error:

@@ -79,6 +79,10 @@ async def run(
                 click.echo(line)
             if wait:
                 await empty(mesh, names)
+            else:
+                click.echo(
+                    f"{', '.join(names)}: asked to hand over all sequences; `seqmesh drain --list` shows the state"
+                )
 
 
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], list[str]]:

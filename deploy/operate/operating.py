@@ -81,8 +81,9 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
 async def _check_keeps_sequences(membership: Membership, model: str) -> None:
     record = await membership.model(model)
     if record is None:
-        names = ", ".join(sorted(await membership.models())) or "none"
-        raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
+        # Not those of the records, which stay when a model is not served any more.
+        served = {one.model for member in await membership.members() for one in member.registration.models}
+        raise click.ClickException(f"no model '{model}' in this mesh; there are: {', '.join(sorted(served)) or 'none'}")
     if keepers := kept_by(record.config):
         raise click.ClickException(f"{keepers}; `seqmesh seq ls` of such a model shows them, with their --version")
 

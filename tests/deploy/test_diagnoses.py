@@ -12,6 +12,7 @@ from deploy.operate.diagnoses import (
     Severity,
     of_disk,
     of_executors,
+    of_fitness,
     of_gpus,
     of_leaders,
     of_models,
@@ -40,13 +41,44 @@ def of_told(
 
 
 @pytest.mark.parametrize(
-    ("good", "wanted", "told"),
-    [(0, 1, ["takes no writes: 0 of 1 replicas keep up (min-replicas-to-write)"]), (1, 1, []), (2, 1, [])],
+    ("info", "severity", "told"),
+    [
+        (INFO, Severity.OK, "version 7.2.4, 0 replicas"),
+        ({}, Severity.WARN, "does not tell who it is"),
+        ({**INFO, "redis_version": "6.2.1"}, Severity.FAIL, "too old"),
+        ({**INFO, "cluster_enabled": 1}, Severity.FAIL, "Cluster"),
+    ],
 )
-def test_a_primary_that_lacks_replicas_takes_no_writes(good: int, wanted: int, told: list[str]) -> None:
+def test_a_server_that_no_mesh_can_be_in_fails(info: dict[str, Any], severity: Severity, told: str) -> None:
+    diagnosis = of_fitness(info)
+
+    assert severity is diagnosis.severity
+    assert told in diagnosis.text
+
+
+@pytest.mark.parametrize(
+    ("good", "wanted", "told"),
+    [
+        (0, 1, [(Severity.FAIL, "takes no writes: 0 of 1 replicas keep up (min-replicas-to-write)")]),
+        (
+            1,
+            1,
+            [
+                (
+                    Severity.WARN,
+                    "takes no writes once a replica is lost: 1 keep up, and as many must (min-replicas-to-write)",
+                )
+            ],
+        ),
+        (2, 1, []),
+    ],
+)
+def test_a_primary_that_lacks_replicas_takes_no_writes_or_soon_none(
+    good: int, wanted: int, told: list[tuple[Severity, str]]
+) -> None:
     found = of_told({"min_slaves_good_slaves": good}, {"min-replicas-to-write": str(wanted)})
 
-    assert told == [one.text for one in found if one.severity is Severity.FAIL]
+    assert told == [(one.severity, one.text) for one in found]
 
 
 def member(
@@ -65,8 +97,6 @@ def test_a_server_that_can_hold_a_mesh_needs_no_remedy() -> None:
 @pytest.mark.parametrize(
     ("info", "config", "severity", "told"),
     [
-        ({"redis_version": "6.2.1"}, {}, Severity.FAIL, "too old"),
-        ({"cluster_enabled": 1}, {}, Severity.FAIL, "Cluster"),
         ({}, {"maxmemory-policy": "allkeys-lru"}, Severity.FAIL, "allkeys-lru may drop"),
         ({"aof_last_write_status": "err"}, {}, Severity.FAIL, "aof_last_write_status is err"),
         ({}, {"appendonly": "no"}, Severity.WARN, "not durable"),
@@ -93,9 +123,7 @@ def test_a_server_that_is_far_away_or_keeps_another_time_is_warned_of() -> None:
 def test_a_server_that_tells_nothing_is_no_proof() -> None:
     found = list(of_server(ServerFacts({}, {}, 0.1, 0)))
 
-    assert ["does not tell who it is", "does not tell its configuration"] == [
-        one.text for one in found if one.severity is Severity.WARN
-    ]
+    assert ["does not tell its configuration"] == [one.text for one in found if one.severity is Severity.WARN]
 
 
 def test_each_kind_of_service_must_run_and_all_of_one_format() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import msgspec
@@ -15,12 +16,13 @@ from redis import Redis
 
 from deploy import cli
 from deploy.local.data_directory import MeshState
-from deploy.operate.diagnoses import Severity, of_server
-from deploy.operate.doctor import server_facts
+from deploy.operate import doctor
+from deploy.operate.diagnoses import Severity
 from deploy.operate.operating import connected, found_mesh
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
-from shared.contract.messages import ModelRecord
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
 from shared.contract.model_config import EnsembleStep, ModelConfig
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
@@ -100,6 +102,22 @@ async def test_of_an_ensemble_the_models_are_named_that_keep_its_sequences(
             pass
 
 
+async def test_of_an_unknown_model_those_are_named_that_are_served(
+    redis: AsyncRedis, redis_url: str, key_prefix: str
+) -> None:
+    """The record of one that was unloaded stays."""
+    keys = Keyspace(key_prefix)
+    await redis.hset(keys.mesh, "shards", 1)
+    membership = Membership(redis, keys)
+    await membership.publish(ModelRecord(ModelConfig("unloaded", "", "python", 0, (), ()), "{}", ("1",)))
+    served = (ServedModel("sum", "1", 1, 4), ServedModel("plain", "1", 1, 0))
+    await membership.register(ExecutorRegistration(ExecutorId("a-1"), "a", "", 1, 0, served), lease_ms=60_000)
+
+    with pytest.raises(click.ClickException, match=r"no model 'wrong' in this mesh; there are: plain, sum$"):
+        async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), "wrong"):
+            pass
+
+
 @pytest.mark.parametrize(
     ("correlation_id", "shown"),
     [
@@ -176,12 +194,19 @@ def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) 
     assert "is full: raise its maxmemory" in result.output
 
 
-async def test_a_sentinel_that_is_given_as_the_server_is_asked_for_nothing_else() -> None:
+async def test_a_sentinel_that_is_given_as_the_server_is_asked_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Sentinel:
         async def info(self) -> dict[str, str]:
             return {"redis_mode": "sentinel", "redis_version": "7.0.15"}
 
-    (only,) = of_server(await server_facts(cast(Any, Sentinel())))
+    def connected_to_it(*_: object, **__: object) -> nullcontext[Sentinel]:
+        return nullcontext(Sentinel())
+
+    monkeypatch.setattr(doctor, "connected", connected_to_it)
+
+    (only,) = await doctor.of_mesh(OperatorSettings(redis_url="redis://sentinel:26379"))
 
     assert Severity.FAIL == only.severity
     assert "give its URL as redis+sentinel://" in only.text

@@ -96,7 +96,7 @@ async def test_a_drained_executor_is_empty_and_nobody_notices_until_it_serves_ag
         (before,) = [one.executor for one in mesh.alive() if one.name == "executor-1"]
         pid = mesh.pid("executor-1")
 
-        await seqmesh(mesh, "drain", before, "--no-wait")
+        assert "executor-1: asked to hand over all sequences" in await seqmesh(mesh, "drain", before, "--no-wait")
         shown = await seqmesh(mesh, "drain", "--list")
         # It may be drained already, and not be listed under its id any more.
         assert " serving " not in next((line for line in shown.splitlines() if before in line), "")
