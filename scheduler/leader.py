@@ -36,7 +36,7 @@ AT_EASE_AFTER_S = 0.1
 """A leader that was asked for a slot is asked for more of them soon."""
 LOST_KINDS = (LOST.decode(), UNREADABLE)
 LOST_NAMED_MAX = 16
-"""Lost sequences that one line of the log names; it counts all."""
+"""Lost sequences, or models whose lead is lost, that one line of the log names; it counts all."""
 
 
 class Leader:

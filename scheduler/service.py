@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from redis.exceptions import ResponseError
@@ -22,7 +22,7 @@ from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
 from scheduler.effects import MeshAccess
-from scheduler.leader import Leader
+from scheduler.leader import LOST_NAMED_MAX, Leader
 from scheduler.leadership import Leadership
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
@@ -207,8 +207,7 @@ class Scheduler:
             models: list[bytes] = await self._mesh.redis.hkeys(self._mesh.keys.models)
             self._models = frozenset(map(text_of, models))
             contest = await self._leadership.contend(self._models)
-        for model in contest.lost:
-            self._stop_leading(model, "another scheduler leads")
+        self._stop_leading(contest.lost, "another scheduler leads")
         for model, term in contest.gained.items():
             self._leading[model] = self._tasks.start(self._lead(model, term), name=f"lead {model}")
         for model, error in contest.refused.items():
@@ -264,8 +263,7 @@ class Scheduler:
         while True:
             await self._run.changed.wait()
             leading = list(self._leading.values())
-            for model in self._leadership.drop_all():
-                self._stop_leading(model, "Redis was restarted or replaced")
+            self._stop_leading(self._leadership.drop_all(), "Redis was restarted or replaced")
             # The old leaders must have ended before connections to the new server open. If the server has lost its
             # newest data, it may give out the same term a second time, and would not refuse an old leader of that term.
             await end(leading)
@@ -319,17 +317,19 @@ class Scheduler:
             failures = failures + 1 if self._clock() - begin < RETRY_LAST_S else 1
             await asyncio.sleep(retry_s(failures))
 
-    def _stop_leading(self, model: str, why: str) -> None:
-        logs.warning("leadership lost", model=model, cause=why)
-        if model in self.leaders:
-            self.leaders[model].close()
-        self._leading.pop(model).cancel()
+    def _stop_leading(self, models: Sequence[str], why: str) -> None:
+        if models:
+            named = ", ".join(models[:LOST_NAMED_MAX])
+            logs.warning("leadership lost", models=len(models), named=named, cause=why)
+        for model in models:
+            if model in self.leaders:
+                self.leaders[model].close()
+            self._leading.pop(model).cancel()
 
     def _give_up_expired(self) -> None:
         """Stops all leaders when the leases could not be renewed in time: another scheduler may lead by now."""
         if self._leadership.expired():
-            for model in self._leadership.drop_all():
-                self._stop_leading(model, "not renewed in time")
+            self._stop_leading(self._leadership.drop_all(), "not renewed in time")
 
 
 def retry_s(failures: int) -> float:

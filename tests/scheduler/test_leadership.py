@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -363,6 +363,34 @@ async def told_times(caplog: pytest.LogCaptureFixture, event: str, loop: str, *,
     """Whether a loop of the scheduler has logged an event so often."""
     told = [vars(record)["fields"].get("loop") for record in caplog.records if record.getMessage() == event]
     return told.count(loop) >= at_least
+
+
+async def test_the_loss_of_many_models_is_one_line_of_the_log(
+    private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(private_server.url, "many")
+    for model in ("one", "other"):
+        await stage.publish(model)
+
+    async def is_leading() -> bool:
+        return len(scheduler.leaders) == 2
+
+    def lost() -> list[Any]:
+        return [vars(record)["fields"] for record in caplog.records if record.getMessage() == "leadership lost"]
+
+    async def is_told() -> bool:
+        return bool(lost())
+
+    async with stage.scheduler() as scheduler:
+        await stage.until(is_leading)
+        os.kill(private_server.pid, signal.SIGSTOP)
+        try:
+            await stage.until(is_told)
+        finally:
+            os.kill(private_server.pid, signal.SIGCONT)
+    await stage.close()
+
+    assert [{"models": 2, "named": "one, other", "cause": "not renewed in time"}] == lost()
 
 
 async def test_redis_without_memory_finishes_what_was_accepted(private_server: EmbeddedRedis) -> None:
