@@ -23,6 +23,8 @@ from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
 """Sequence records that are read in one round trip."""
+COUNTED_MAX = 1 << 53
+"""A counter that has come so far is one that cannot be read (common.lua)."""
 FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH, TENANT)
 """Fields that are read of each record."""
 
@@ -69,8 +71,14 @@ async def epochs_found(links: SharedLinks, keys: Keyspace) -> EpochsFound:
     """To be read when spare slots have been recalled, and before the live sequences are."""
     shards = keys.shard_ids()
     newest = await links.ask([("GET", keys.epoch(shard)) for shard in shards])
-    read = {shard: value_of(keys.epoch(shard), raw, int) for shard, raw in zip(shards, newest, strict=True) if raw}
+    read = {shard: value_of(keys.epoch(shard), raw, _counter) for shard, raw in zip(shards, newest, strict=True) if raw}
     return EpochsFound({shard: Epoch(epoch) for shard, epoch in read.items() if epoch is not None})
+
+
+def _counter(raw: bytes) -> int:
+    if (count := int(raw)) >= COUNTED_MAX:
+        raise ValueError(f"scripts begin anew at {count}")
+    return count
 
 
 async def owned_sequences(

@@ -24,7 +24,7 @@ from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Poll, StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
-from scheduler.rebuild import raise_fence
+from scheduler.rebuild import epochs_found, raise_fence
 from scheduler.service import Scheduler
 from shared.contract.ids import (
     ExecutorId,
@@ -314,6 +314,18 @@ async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
 
     assert 3 == len(before.live)
     assert 8 == len(before.waiting)
+
+
+@pytest.mark.parametrize(("written", "found"), [((1 << 53) - 1, True), (1 << 53, False)])
+async def test_a_counter_of_epochs_that_scripts_begin_anew_is_not_rebuilt_from(
+    stage: Stage, written: int, *, found: bool
+) -> None:
+    (shard,) = stage.keys.shard_ids()
+    await stage.commands.set(stage.keys.epoch(shard), written)
+
+    newest = (await epochs_found(stage.mesh.links, stage.keys)).newest
+
+    assert ({shard: written} if found else {}) == newest
 
 
 @pytest.mark.leaves_sequences

@@ -45,7 +45,11 @@ local function count_unreadable(key, cause)
   server.log(server.LOG_WARNING, 'seqmesh: value unreadable: ' .. key .. ': ' .. cause)
 end
 
--- Removes the value that a command failed at: a key of another type, or a counter that is no number.
+-- From here on Lua takes two numbers that follow each other for the same one.
+local COUNTED_MAX = 9007199254740992
+local PAST_COUNTING = { err = 'not an integer within 2^53' }
+
+-- Removes the value that a command failed at: a key of another type, or a counter that is no number, or too large a one.
 local function remove_unreadable(err, command, key, field)
   local is_number = string.find(err, 'not an integer', 1, true) or string.find(err, 'would overflow', 1, true)
   if is_number and command == 'HINCRBY' then
@@ -68,6 +72,8 @@ end
 local try
 function redis.call(command, ...)
   local reply = try(command, ...)
+  -- Sums of statistics (HINCRBY) may be larger: no script takes their reply.
+  if command == 'INCR' and type(reply) == 'number' and reply >= COUNTED_MAX then reply = PAST_COUNTING end
   if type(reply) ~= 'table' or not reply.err then return reply end
   remove_unreadable(reply.err, command, ...)
   return server.call(command, ...)

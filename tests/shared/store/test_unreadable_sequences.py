@@ -276,8 +276,10 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
 
 
 @pytest.mark.leaves_sequences
-@pytest.mark.parametrize("value", [GARBAGE, b"nan", b"-inf", b"1e400", b"7.5"])
-async def test_numbers_of_a_shard_that_are_none_begin_anew(mesh: ScriptedMesh, value: bytes) -> None:
+@pytest.mark.parametrize("value", [GARBAGE, b"nan", b"-inf", b"1e400", b"7.5", b"%d" % (1 << 53), b"%d" % (1 << 62)])
+async def test_numbers_of_a_shard_that_are_none_or_too_large_to_count_begin_anew(
+    mesh: ScriptedMesh, value: bytes
+) -> None:
     epochs = await both_live(mesh)
     shard, client = mesh.keys.shard_ids()[0], mesh.redis
     await client.set(mesh.keys.epoch(shard), value)
@@ -288,7 +290,8 @@ async def test_numbers_of_a_shard_that_are_none_begin_anew(mesh: ScriptedMesh, v
     step = mesh.submission(3, ONE, START)
     assert SubmitCode.WAITING == (await mesh.submit(step)).code
     epoch = await mesh.assign(3, ALICE, slot=2)
-    assert epoch > max(epochs.values())
+    assert max(epochs.values()) < epoch < 1 << 53
+    assert 1 == (await read_counts(mesh.redis, mesh.keys))["epoch"]
     assert [CommitCode.COMMITTED] == await committed(mesh, done(mesh, step, 1, epoch, flags=START))
 
 
