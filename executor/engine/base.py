@@ -297,7 +297,7 @@ class RunsAhead(Protocol):
 
     def begin(self, rows: Sequence[Row], want_state: Sequence[bool]) -> Callable[[], BatchResult]:
         """As `Engine.run`, but returns as soon as the device has its work, and what waits for the result. That is
-        called once, on another thread, while other calls are made of the engine.
+        called once, on another thread, while other calls are made of the engine, but before `close`.
         """
         ...
 

@@ -156,7 +156,7 @@ class EngineWorker:
             engine.limit_calls(call_limit_s)
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = thread or EngineThread(name)
-        self._waiting = EngineThread(f"{name} waits") if self._runs_ahead is not None else None
+        self._waiting: EngineThread | None = None
         self._lead = Lead()
         if isinstance(engine, RunsAgain):
             engine.run_again_on(self._thread.post)
@@ -189,7 +189,9 @@ class EngineWorker:
         """
         if self._pace is not None and self._pace.is_short and self._thread.is_idle:
             return made(self._watched, self._run, rows, want_state)
-        if self._waiting is not None and self._lead.pays:
+        if self._runs_ahead is not None and self._lead.pays:
+            if self._waiting is None:
+                self._waiting = EngineThread(f"{self.name} waits")
             return self._thread.start_with(self._waiting, lambda: self._watched(self._begin, rows, want_state))
         return self._start(self._run, rows, want_state)
 
@@ -322,8 +324,8 @@ class EngineWorker:
         """Lets the running batch end, then finalizes the model. Raises what its `finalize` does, and TimeoutError if it
         takes too long: then it is left behind, with what the model holds.
         """
-        closing = self._thread.start(self._engine.close)
-        self._stop()
+        closing = self._thread.start(self._close)
+        self._thread.stop()
         ended, _ = await asyncio.wait([closing], timeout=FINALIZE_LIMIT_S)
         if not ended:
             raise TimeoutError(f"its finalize has taken more than {FINALIZE_LIMIT_S:g} s, and is not waited for")
@@ -331,10 +333,11 @@ class EngineWorker:
 
     def close_now(self) -> None:
         """As `close`, for an engine on which nothing has run yet, called from a thread that may block."""
-        self._thread.run(self._engine.close)
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._waiting is not None:
-            self._thread.post(self._waiting.stop)
+        self._thread.run(self._close)
         self._thread.stop()
+
+    def _close(self) -> None:
+        if self._waiting is not None:
+            # Returns when the batches that were begun have ended.
+            self._waiting.run(self._waiting.stop)
+        self._engine.close()
