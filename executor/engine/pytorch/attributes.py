@@ -86,11 +86,13 @@ class FileChanges:
 
     kinds                   path of an attribute that forward changes -> its type
     problems, more_problems  before and behind those that the attributes themselves are
+    forks                   parts of it may run on threads that torch has for them (`torch.jit.fork`)
     """
 
     kinds: Mapping[str, Any]
     problems: tuple[str, ...] = ()
     more_problems: tuple[str, ...] = ()
+    forks: bool = False
 
     def of(self, module: torch.jit.ScriptModule) -> Changes:
         """The same of a module of that file."""
@@ -117,7 +119,7 @@ def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
         frozen = cast("Any", torch)._C._freeze_module(inner, [], True, False)  # noqa: FBT003, SLF001
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
-        return FileChanges({}, (f"what forward changes in the module cannot be told: {reason}",))
+        return FileChanges({}, (f"what forward changes in the module cannot be told: {reason}",), forks=True)
     return _Reading(inner, frozen).found()
 
 
@@ -163,6 +165,7 @@ class _Reading:
         self._written: list[tuple[str, str]] = []  # value that is written to, by which operator
         self._constants: list[str] = []
         self._unclear: list[str] = []
+        self._forks = False
         graph = frozen._get_method("forward").graph  # noqa: SLF001
         self._objects[next(iter(graph.inputs())).debugName()] = ""
         for node in _nodes(graph):
@@ -170,7 +173,7 @@ class _Reading:
 
     def found(self) -> FileChanges:
         kinds = {path: kind for path, kind in self._kept.items() if not self._only_reads(path, kind)}
-        return FileChanges(kinds, tuple(self._unclear), tuple(self._shared_writes()))
+        return FileChanges(kinds, tuple(self._unclear), tuple(self._shared_writes()), self._forks)
 
     def _only_reads(self, path: str, kind: Any) -> bool:
         """Whether a tensor is neither set nor written to."""
@@ -195,6 +198,7 @@ class _Reading:
 
     def _see(self, node: Any) -> None:
         inputs, outputs = list(node.inputs()), list(node.outputs())
+        self._forks |= node.kind() in ("prim::fork", "prim::CallMethod")
         match node.kind():
             case "prim::GetAttr" if (owner := self._objects.get(inputs[0].debugName())) is not None:
                 self._see_read(_joined(owner, node.s("name")), outputs[0])

@@ -141,9 +141,10 @@ class TorchEngine:
         return partial(self._ended, results, running)
 
     def _ended(self, results: list[RowResult | RowError | None], running: RunningBatch) -> BatchResult:
-        timings = running.end()
-        if self._switches.cache_cleaning and self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        with self._on_device():
+            timings = running.end()
+            if self._switches.cache_cleaning and self._device.type == "cuda":
+                torch.cuda.empty_cache()
         return BatchResult(results, timings)
 
     def _on_device(self) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ from torch.export.passes import move_to_device_pass
 from executor.engine.base import LoadRequest
 from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.pytorch.arena import StateArena
-from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
+from executor.engine.pytorch.attributes import Changes, FileChanges, program_changes, script_changes
 from executor.engine.pytorch.batch_trial import settle_batches
 from executor.engine.pytorch.binding import (
     Argument,
@@ -56,19 +56,25 @@ def load(request: LoadRequest) -> TorchEngine:
         torch.set_num_threads(threads)
     use_inter_op_threads(config)
     switches = switches_of(config)
+    path = model_file(request.model_dir / request.version, config.default_model_filename)
+    found = None if path.suffix == ".pt2" else script_changes(load_script(path, torch.device("cpu")))
     if device.type == "cpu":
-        return _engine(request, device, switches, fixed_threads, None)
-    streams = GpuStreams(device, shares_weights=switches.weight_sharing)
+        return _engine(request, path, found, switches, fixed_threads, None)
+    streams = GpuStreams(device, is_shared=switches.weight_sharing or (found is not None and found.forks))
     with streams.active():
-        return _engine(request, device, switches, fixed_threads, streams)
+        return _engine(request, path, found, switches, fixed_threads, streams)
 
 
 def _engine(
-    request: LoadRequest, device: torch.device, switches: Switches, fixed_threads: int, streams: GpuStreams | None
+    request: LoadRequest,
+    path: Path,
+    found: FileChanges | None,
+    switches: Switches,
+    fixed_threads: int,
+    streams: GpuStreams | None,
 ) -> TorchEngine:
-    config = request.config
-    path = model_file(request.model_dir / request.version, config.default_model_filename)
-    module, arguments, changes, unfit = _load_module(config, path, device)
+    config, device = request.config, torch.device(request.device)
+    module, arguments, changes, unfit = _load_module(config, path, found, device)
     note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=streams is not None)
     changes_itself = bool(changes.attributes or changes.problems)
     if streams is not None and not changes_itself:
@@ -105,13 +111,12 @@ def _engine(
 
 
 def _load_module(
-    config: ModelConfig, path: Path, device: torch.device
+    config: ModelConfig, path: Path, found: FileChanges | None, device: torch.device
 ) -> tuple[nn.Module, list[Argument], Changes, Mapping[str | int, str]]:
     """The module of a file on its device, the arguments of its forward, what its forward changes in it, and what is
-    known to be no output in what it returns.
+    known to be no output in what it returns. found: of TorchScript
     """
-    if path.suffix != ".pt2":
-        found = script_changes(load_script(path, torch.device("cpu")))
+    if found is not None:
         script = load_script(path, device)
         return script, script_arguments(script), found.of(script), {}
     program = load_program(path)

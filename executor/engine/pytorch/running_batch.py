@@ -9,8 +9,8 @@ them; and each engine has its own streams, so that one instance does not wait fo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -74,13 +74,17 @@ class HostBatch:
         return self._at - before
 
     def pieces(self, tensor: torch.Tensor, rows: int, spans: Spans) -> list[bytes]:
-        # Copies: the module may write to its own tensors in the next call.
-        raw = raw_of(tensor)
-        size = len(raw) // rows
-        return [bytes(raw[begin * size : end * size]) for begin, end in spans]
+        return _copied(tensor, rows, spans)
 
     def end(self) -> Timings:
         return Timings(self._input, self._infer, self._output)
+
+
+def _copied(tensor: torch.Tensor, rows: int, spans: Spans) -> list[bytes]:
+    # The module may write to its own tensors in the next call.
+    raw = raw_of(tensor)
+    size = len(raw) // rows
+    return [bytes(raw[begin * size : end * size]) for begin, end in spans]
 
 
 class GpuStreams:
@@ -90,11 +94,12 @@ class GpuStreams:
     copying    where copies to the host are queued
     """
 
-    def __init__(self, device: torch.device, *, shares_weights: bool) -> None:
-        """shares_weights: other instances use tensors of the module, and may move them. They all compute in one stream,
-        so that nothing moves while it is used
+    def __init__(self, device: torch.device, *, is_shared: bool) -> None:
+        """is_shared: everything is computed in the stream that each thread begins with, like all else that asks for it.
+        For a module that other instances use tensors of, and may move them: nothing moves while it is used. And for one
+        that forks: torch's own threads know of no other stream
         """
-        self.computing = torch.cuda.default_stream(device) if shares_weights else torch.cuda.Stream(device)
+        self.computing = torch.cuda.default_stream(device) if is_shared else torch.cuda.Stream(device)
         self.copying = self.computing
 
     def copy_beside(self) -> None:
@@ -103,13 +108,16 @@ class GpuStreams:
         """
         self.copying = torch.cuda.Stream(self.computing.device)
 
-    def active(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def active(self) -> Generator[None]:
         """What this thread gives the GPU meanwhile is queued in the stream of computations."""
-        return torch.cuda.stream(self.computing)
+        # The GPU first: who leaves a stream of another one sets up a context on the thread's own, which takes memory.
+        with torch.cuda.device(self.computing.device), torch.cuda.stream(self.computing):
+            yield
 
 
 class GpuBatch:
-    """See `RunningBatch`. Its methods but `end` are called while its streams are active."""
+    """See `RunningBatch`. Its methods are called while its streams are active."""
 
     def __init__(self, streams: GpuStreams) -> None:
         self._streams = streams
@@ -133,6 +141,8 @@ class GpuBatch:
         self._called = _marked(self._streams.computing)
 
     def pieces(self, tensor: torch.Tensor, rows: int, spans: Spans) -> list[bytes]:
+        if tensor.device != self._streams.computing.device:
+            return _copied(tensor, rows, spans)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._copies.append((host, tensor))
         raw = raw_of(host)
@@ -144,7 +154,8 @@ class GpuBatch:
     def output_done(self) -> None:
         assert self._began is not None and self._called is not None, "the module was called"
         copying = self._streams.copying
-        copying.wait_event(self._called)
+        # What was queued since the call is waited for too: states may have been made of what the module returned.
+        copying.wait_stream(self._streams.computing)
         with torch.cuda.stream(copying):
             for host, tensor in self._copies[self._due :]:
                 # Without `resolve_neg` torch would negate on the host, before the numbers are there.

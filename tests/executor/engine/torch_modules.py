@@ -201,6 +201,34 @@ class Doubled(nn.Module):
         return x * 2
 
 
+class Forks(nn.Module):
+    """A part of it is computed by another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Doubled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 0).any()):
+            return torch.jit.wait(torch.jit.fork(self.part, x))
+        return x
+
+
+class OwnMemory(nn.Module):
+    """Returns memory of its own, to which its next call writes."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.total[: x.size(0)]
+        own.add_(x)
+        return own
+
+
 class Placed(nn.Module):
     """Tells each row its position in the batch."""
 
