@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -27,19 +28,20 @@ ResultT = TypeVar("ResultT")
 
 
 class AsyncLink:
-    """One ModelStreamInfer call."""
+    """One ModelStreamInfer call. It is broken off also when its sequence is dropped without being closed."""
 
     def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._call: Any = stub.ModelStreamInfer(self._messages(), metadata=headers)
+        self._call: Any = stub.ModelStreamInfer(messages_of(self._outbox), metadata=headers)
+        # It holds the call, with gRPC's own task, and nothing of the call holds this link: the link goes first.
+        loop = asyncio.get_running_loop()
+        weakref.finalize(self, break_off_soon, loop, self._call, self._outbox).atexit = False
 
     def send(self, message: Any) -> None:
         self._outbox.put_nowait(message)
 
     def close(self) -> None:
-        self._call.cancel()
-        # Of a call that is over already, gRPC's own task still waits for the next message.
-        self._outbox.put_nowait(None)
+        break_off(self._call, self._outbox)
 
     async def receive(self, until: float) -> Any:
         """The next message. Raises LinkBroken when there is none until then."""
@@ -54,9 +56,22 @@ class AsyncLink:
             raise broken_by(None)
         return message
 
-    async def _messages(self) -> AsyncIterator[Any]:
-        while (message := await self._outbox.get()) is not None:
-            yield message
+
+async def messages_of(outbox: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while (message := await outbox.get()) is not None:
+        yield message
+
+
+def break_off(call: Any, outbox: asyncio.Queue[Any]) -> None:
+    call.cancel()
+    # Of a call that is over already, gRPC's own task still waits for the next message.
+    outbox.put_nowait(None)
+
+
+def break_off_soon(loop: asyncio.AbstractEventLoop, call: Any, outbox: asyncio.Queue[Any]) -> None:
+    """For Python's collector, which may run in any thread, and when the loop is over."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(break_off, call, outbox)
 
 
 class AsyncClient(GatewayChannels[grpc.aio.Channel]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,21 +22,25 @@ ResultT = TypeVar("ResultT")
 
 
 class BlockingLink:
-    """One ModelStreamInfer call. A thread reads it, and ends with it."""
+    """One ModelStreamInfer call. It is broken off also when its sequence is dropped without being closed.
+
+    A thread reads it, and ends with it. Neither that thread nor the call holds this link: the link goes first.
+    """
 
     def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call: Any = stub.ModelStreamInfer(iter(self._outbox.get, None), metadata=headers)
-        threading.Thread(target=self._read, daemon=True, name="seqmesh-client").start()
+        call = stub.ModelStreamInfer(iter(self._outbox.get, None), metadata=headers)
+        boxes = self._inbox, self._outbox
+        threading.Thread(target=read, args=(call, *boxes), daemon=True, name="seqmesh-client").start()
+        self._broken_off = weakref.finalize(self, call.cancel)
+        self._broken_off.atexit = False
 
     def send(self, message: Any) -> None:
         self._outbox.put(message)
 
     def close(self) -> None:
-        self._call.cancel()
-        # gRPC's own thread waits for the next message.
-        self._outbox.put(None)
+        self._broken_off()
 
     def receive(self, until: float) -> Any:
         """The next message. Raises LinkBroken when there is none until then."""
@@ -47,14 +52,18 @@ class BlockingLink:
             raise message
         return message
 
-    def _read(self) -> None:
-        try:
-            for message in self._call:
-                self._inbox.put(message)
-        except grpc.RpcError as error:
-            self._inbox.put(broken_by(error))
-        else:
-            self._inbox.put(broken_by(None))
+
+def read(call: Any, inbox: queue.SimpleQueue[Any], outbox: queue.SimpleQueue[Any]) -> None:
+    """Hands over what a call says, and its end."""
+    try:
+        for message in call:
+            inbox.put(message)
+    except grpc.RpcError as error:
+        inbox.put(broken_by(error))
+    else:
+        inbox.put(broken_by(None))
+    # gRPC's own thread waits for the next message to send.
+    outbox.put(None)
 
 
 class Client(GatewayChannels[grpc.Channel]):

@@ -37,6 +37,8 @@ class Place:
     @classmethod
     def of_token(cls, token: str) -> Place:
         """The place that a token names. Raises WrongToken."""
+        if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what a program kept for a token
+            raise WrongToken(f"a token is a text, and this is of type {type(token).__name__}")
         version, dot, body = token.partition(".")
         if not dot or version != VERSION:
             raise WrongToken(f"'{token[:20]}' is no token of this release: it does not begin with '{VERSION}.'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -95,8 +97,10 @@ def test_a_token_that_was_changed_or_cut_is_refused(place: Place, data: st.DataO
     assert (place, len(token) - 1) == (read, at)
 
 
-@pytest.mark.parametrize("token", ["", ".", "sm1.", "sm1", "sm2.AAAA", "sm1.AAAA", "sm1.ä", "sm1." + "A" * 4000])
-def test_what_is_no_token_is_refused(token: str) -> None:
+@pytest.mark.parametrize(
+    "token", ["", ".", "sm1.", "sm1", "sm2.AAAA", "sm1.AAAA", "sm1.ä", "sm1." + "A" * 4000, None, b"sm1.AAAA", 7]
+)
+def test_what_is_no_token_is_refused(token: Any) -> None:
     with pytest.raises(WrongToken, match="token"):
         Place.of_token(token)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -36,7 +37,7 @@ from seqmesh_client import (
 )
 from seqmesh_client.wire import pb
 from shared.contract.ids import sequence_id
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, wait
 
 SUM = Patience(step_s=PATIENCE_S, silence_s=5.0)
 
@@ -336,6 +337,34 @@ async def test_a_connection_that_broke_leaves_no_task_behind(plain: tuple[PlainS
         await asyncio.wait(left, timeout=PATIENCE_S)
 
     assert all(task.done() for task in left), left
+
+
+async def test_a_sequence_that_was_dropped_without_being_closed_leaves_no_task_behind(
+    plain: tuple[PlainServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor when it is in a circle, which Python's collector finds, in any thread."""
+    before = asyncio.all_tasks()
+    async with AsyncClient([plain[1]], strict=False) as client:
+        circle: list[Any] = [client.sequence("sum")]
+        await circle[0].step(STEP)
+        circle.append(circle)
+        left = asyncio.all_tasks() - before
+        del circle
+        await asyncio.to_thread(gc.collect)
+        await asyncio.wait(left, timeout=PATIENCE_S)
+
+    assert all(task.done() for task in left), left
+    assert [] == caplog.messages
+
+
+def test_a_blocking_sequence_that_was_dropped_leaves_no_thread_behind(plain: tuple[PlainServer, str]) -> None:
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if "ThreadPoolExecutor" not in one.name}
+
+    before = threads()
+    with Client([plain[1]], strict=False) as client:
+        client.sequence("sum").step(STEP)
+    wait(lambda: threads() <= before, "the client's threads end")
 
 
 @pytest.mark.parametrize("plain", [True], indirect=True)
