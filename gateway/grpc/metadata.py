@@ -44,7 +44,7 @@ def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[
 
     forward  keys that match this pattern become parameters
     raises   RequestError for such a key that already has a meaning as a parameter, and for what is no call's origin or
-             no tenant
+             no tenant, and for two tenants
     """
     trace: dict[str, str] = {}
     call: CallOrigin | None = None
@@ -60,7 +60,7 @@ def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[
         elif key == STATUS_ON_ERROR_KEY:
             status_on_error = value.lower() == "true"
         elif key == TENANT_HEADER:
-            tenant = tenant_of(value)
+            tenant = tenant_of(value, tenant)
         elif key == CALL_KEY:
             call = read_call(value)
     parameters = forwarded(texts, forward) if forward is not None else {}

@@ -38,7 +38,7 @@ class Headers:
 
 
 def read_headers(scope: Scope) -> Headers:
-    """The headers of a request. Raises RequestError for a length that is no number, and for what is no tenant."""
+    """The headers of a request. Raises RequestError for a length that is no number, and for what is not one tenant."""
     headers = Headers()
     trace: dict[str, str] = {}
     for name, value in scope["headers"]:
@@ -54,7 +54,7 @@ def read_headers(scope: Scope) -> Headers:
             case b"inference-session-id":
                 headers.session_id = _utf8("Inference-Session-Id", value)
             case b"seqmesh-tenant":
-                headers.tenant = tenant_of(value.decode("latin-1"))
+                headers.tenant = tenant_of(value.decode("latin-1"), headers.tenant)
             case b"traceparent" | b"tracestate":
                 trace[name.decode()] = value.decode("latin-1")
             case _:

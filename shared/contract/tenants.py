@@ -76,12 +76,17 @@ class Tenants(msgspec.Struct, frozen=True, dict=True):
 NO_TENANTS = Tenants()
 
 
-def tenant_of(value: str) -> str:
-    """The tenant that a header names. Raises RequestError for what is no name."""
+def tenant_of(value: str, named: str = "") -> str:
+    """The tenant that a header names. Raises RequestError for what is no name, and for two tenants of one request.
+
+    named  by the same header before, as by the client and by a proxy that did not take it away
+    """
     if not NAME.fullmatch(value):
         raise RequestError(
             f"the header '{TENANT_HEADER}' has to name a tenant: 1 to 64 letters, digits, '.', '_' or '-'"
         )
+    if named not in ("", value):
+        raise RequestError(f"the header '{TENANT_HEADER}' names two tenants, '{named}' and '{value}': name one")
     return value
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.grpc.metadata import NO_METADATA, CallMetadata, call_metadata, with_deadline
 from shared.contract.calls import CALL_KEY, CallOrigin, call_value
+from shared.contract.errors import RequestError
 
 
 def test_metadata_without_meaning_gives_the_shared_empty_value() -> None:
@@ -44,3 +47,11 @@ def test_a_call_of_a_model_is_read_with_the_deadline_of_its_rpc() -> None:
 
 def test_any_other_value_leaves_errors_in_the_stream() -> None:
     assert not call_metadata((("triton_grpc_error", "false"),)).status_on_error
+
+
+def test_two_tenants_of_one_call_are_refused() -> None:
+    acme, rival = ("seqmesh-tenant", "acme"), ("seqmesh-tenant", "rival")
+
+    assert "acme" == call_metadata((acme, acme)).tenant
+    with pytest.raises(RequestError, match="two tenants, 'acme' and 'rival'"):
+        call_metadata((acme, rival))

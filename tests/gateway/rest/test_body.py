@@ -10,6 +10,7 @@ import pytest
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.rest import body
 from gateway.rest.json_values import Json, parse_object
+from shared.contract.errors import RequestError
 
 
 @pytest.mark.parametrize(("size", "is_beside"), [(100, False), (body.BULKY_BYTES, True)])
@@ -31,3 +32,11 @@ async def test_a_bulky_document_does_not_hold_up_the_loop(
 
     assert {"a": "x" * size} == document
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
+
+
+def test_two_tenants_of_one_request_are_refused() -> None:
+    acme, rival = (b"seqmesh-tenant", b"acme"), (b"seqmesh-tenant", b"rival")
+
+    assert "acme" == body.read_headers({"headers": [acme, acme]}).tenant
+    with pytest.raises(RequestError, match="two tenants, 'acme' and 'rival'"):
+        body.read_headers({"headers": [acme, rival]})
