@@ -10,13 +10,13 @@ from shared.contract.errors import RequestError
 FILE_PREFIX = "file:"
 
 
-def load_parameters(parameters: Mapping[str, AnyMessage]) -> tuple[str, dict[str, bytes]]:
+def load_parameters(parameters: Mapping[str, AnyMessage]) -> tuple[str | None, dict[str, bytes]]:
     """The configuration and files that a load request sends to replace the repository's.
 
-    returns  the configuration's JSON, "" for none; path below the model's directory -> content, {} for none
+    returns  the configuration's JSON, None for none; path below the model's directory -> content, {} for none
     raises   RequestError for an unknown parameter, or one of the wrong type
     """
-    config_json = ""
+    config_json: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key == "config":

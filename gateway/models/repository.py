@@ -51,25 +51,27 @@ class RepositoryControl:
         lines = self._catalog.view.repository
         return [line for line in lines if line.state == "READY"] if ready_only else list(lines)
 
-    async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    async def load(
+        self, model: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
         """Loads (or reloads) a model on every executor; returns when it is READY.
 
-        config_json  replaces the repository's configuration
+        config_json  replaces the repository's configuration; None: nothing does
         files        path below the model's directory -> content, replaces the repository's files; needs `config_json`
-        raises       RequestError for a wrong name, or overrides that this gateway does not take; UnavailableError when
-                     models are not loaded on request; LoadError with an executor's reason: the executors then still
-                     serve what they served before
+        raises       RequestError for a wrong name, an empty configuration, or overrides that this gateway does not
+                     take; UnavailableError when models are not loaded on request; LoadError with an executor's
+                     reason: the executors then still serve what they served before
         """
         await self._check_mode()
         check_model_name(model)
-        if (config_json or files) and not self._takes_overrides:
+        if (config_json is not None or files) and not self._takes_overrides:
             raise RequestError(
                 f"failed to load '{model}', a configuration or files may not be brought to a gateway that listens "
                 "beyond loopback: restrict 'model-repository' (--restricted-api), or give it --allow-load-overrides",
                 Code.FORBIDDEN,
             )
-        check_files(model, files or {}, config_json)
-        await self._load(model, config_json, files or {})
+        check_overrides(model, files or {}, config_json)
+        await self._load(model, config_json or "", files or {})
         failure = await self._load_steps(model)
         lines = [line for line in self.index() if line.model == model]
         if not any(line.state == "READY" for line in lines):
@@ -234,9 +236,11 @@ def check_model_name(model: str) -> None:
         raise RequestError(f"invalid model name '{model}', model name must not contain path traversal characters")
 
 
-def check_files(model: str, files: Mapping[str, bytes], config_json: str) -> None:
-    """Refuses override files without a configuration, and those that would lie outside the model's directory."""
-    if files and not config_json:
+def check_overrides(model: str, files: Mapping[str, bytes], config_json: str | None) -> None:
+    """Refuses an empty configuration, files without one, and files that would lie outside the model's directory."""
+    if config_json == "":
+        raise RequestError(f"failed to load '{model}', failed to parse model configuration JSON: 'config' is empty")
+    if files and config_json is None:
         raise RequestError(
             f"failed to load '{model}', override files were provided, but the model config was not: a 'config' "
             "parameter must come with them"

@@ -114,8 +114,8 @@ def parameters_of(document: Json) -> Json:
     return members(document.get("parameters", {}))
 
 
-def load_parameters(parameters: Json) -> tuple[str, dict[str, bytes]]:
-    config_json = ""
+def load_parameters(parameters: Json) -> tuple[str | None, dict[str, bytes]]:
+    config_json: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if not isinstance(value, str):

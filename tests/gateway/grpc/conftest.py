@@ -130,7 +130,9 @@ class RepositoryTwin(RepositoryControl):
         entries = [RepositoryEntry("other", "2", "UNAVAILABLE", "unloaded"), RepositoryEntry("sum", "1", "READY")]
         return entries[1:] if ready_only else entries
 
-    async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    async def load(
+        self, model: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
         if model == "broken":
             raise LoadError("failed to load 'broken', failed to poll from model repository", Code.INTERNAL)
         self.done.append(("load", model, config_json, dict(files or {})))

@@ -345,7 +345,7 @@ async def test_load_and_unload_reach_the_repository(address: str, repository: An
         await client.unload_model("sum", unload_dependents=True)
 
     assert [
-        ("load", "sum", "", {}),
+        ("load", "sum", None, {}),
         ("load", "sum", config, {"1/model.py": b"code"}),
         ("unload", "sum"),
     ] == repository.done

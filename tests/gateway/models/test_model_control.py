@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.models.repository import behind, check_files, check_model_name, decisive_failure
+from gateway.grpc import repository as grpc_repository
+from gateway.grpc.pb import pb
+from gateway.models.repository import behind, check_model_name, check_overrides, decisive_failure
+from gateway.rest import models as rest_models
 from shared.contract.errors import RequestError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, LoadFailure
@@ -55,11 +58,22 @@ def test_names_that_may_mean_another_place_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../model.py", "1/../../model.py", "1\\model.py", "1/\0"])
 def test_files_stay_in_the_models_directory(name: str) -> None:
     with pytest.raises(RequestError, match="must not leave the model's directory"):
-        check_files("m", {name: b""}, "{}")
+        check_overrides("m", {name: b""}, "{}")
 
 
 def test_files_need_a_configuration() -> None:
-    check_files("m", {"1/model.py": b""}, "{}")
-    check_files("m", {}, "")
+    check_overrides("m", {"1/model.py": b""}, "{}")
+    check_overrides("m", {}, None)
     with pytest.raises(RequestError, match="but the model config was not"):
-        check_files("m", {"1/model.py": b""}, "")
+        check_overrides("m", {"1/model.py": b""}, None)
+
+
+def test_an_empty_configuration_is_one_that_was_given() -> None:
+    http, _ = rest_models.load_parameters({"config": ""})
+    grpc, _ = grpc_repository.load_parameters(
+        pb.RepositoryModelLoadRequest(parameters={"config": pb.ModelRepositoryParameter(string_param="")}).parameters
+    )
+
+    for given in http, grpc:
+        with pytest.raises(RequestError, match="'config' is empty"):
+            check_overrides("m", {}, given)
