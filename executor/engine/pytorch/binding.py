@@ -169,29 +169,29 @@ def _index(name: str) -> int | None:
     return int(index) if found and index.isascii() and index.isdigit() else None
 
 
-def unfit_returns(program: torch.export.ExportedProgram) -> dict[str | int, str]:
-    """The values that forward returns and that can be no output, by their keys in a dict, or else by their places ->
-    what they are.
+def returned_types(program: torch.export.ExportedProgram) -> dict[str | int, str]:
+    """The values that forward returns, by their keys in a dict, or else by their places -> the datatype that each has
+    as an output; of a value that can be none, what it is.
     """
     spec = program.call_spec.out_spec
     if spec is None:
         return {}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     # Of a tensor or a size the name of its node, of a constant itself.
-    leaves = iter([_unfit(values.get(one), one) for one in program.graph_signature.user_outputs])
+    leaves = iter([_returned_type(values.get(one), one) for one in program.graph_signature.user_outputs])
     keys, parts = ([0], [spec]) if spec.is_leaf() else (range(spec.num_children), spec.children())
     found: dict[str | int, str] = {}
     for key, part in zip(spec.context if spec.type is dict else keys, parts, strict=True):
         what = [next(leaves) for _ in range(part.num_leaves)]
-        if unfit := what[0] if part.is_leaf() else "a nested value":
-            found[key] = unfit
+        if kind := what[0] if part.is_leaf() else "a nested value":
+            found[key] = kind
     return found
 
 
-def _unfit(value: object, returned: object) -> str:
-    """What a returned value is that can be no output; "" if it can. value: that of the node, if `returned` names one"""
+def _returned_type(value: object, returned: object) -> str:
+    """As `returned_types`; "" if the graph does not tell. value: that of the node, if `returned` names one"""
     if isinstance(value, torch.Tensor):
-        return "" if value.dtype in DATATYPE else f"a tensor of {value.dtype}"
+        return DATATYPE.get(value.dtype, f"a tensor of {value.dtype}")
     if value is None and isinstance(returned, str):
         return ""
     return "None" if returned is None else "a number"

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
-from executor.engine.pytorch.binding import program_arguments, script_arguments, unfit_returns
-from executor.engine.pytorch.datatypes import datatype_of
+from executor.engine.pytorch.binding import program_arguments, returned_types, script_arguments
+from executor.engine.pytorch.datatypes import TORCH_TYPE, datatype_of
 from executor.engine.pytorch.kept_state import declared_states, refuse_problems
 from executor.engine.pytorch.signature import (
     Signature,
@@ -230,7 +230,7 @@ def _signature_of_graph(program: torch.export.ExportedProgram, config: dict[str,
 
 def _output_names(program: torch.export.ExportedProgram, state_outputs: Sequence[str]) -> list[str]:
     spec = program.call_spec.out_spec
-    if unfit := unfit_returns(program):
+    if unfit := {key: what for key, what in returned_types(program).items() if what not in TORCH_TYPE}:
         told = ", ".join(f"{what} as '{key}'" for key, what in unfit.items())
         raise LoadError(f"forward returns {told}; declare the model's inputs and outputs without it")
     if spec is not None and spec.type is dict:

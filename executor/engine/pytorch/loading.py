@@ -23,9 +23,9 @@ from executor.engine.pytorch.binding import (
     bind_arguments,
     bind_outputs,
     program_arguments,
+    returned_types,
     script_arguments,
     takes_dictionary,
-    unfit_returns,
 )
 from executor.engine.pytorch.completion import completed
 from executor.engine.pytorch.engine import TorchEngine
@@ -74,7 +74,7 @@ def _engine(
     streams: GpuStreams | None,
 ) -> TorchEngine:
     config, device = request.config, torch.device(request.device)
-    module, arguments, changes, unfit = _load_module(config, path, found, device)
+    module, arguments, changes, returned = _load_module(config, path, found, device)
     note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=streams is not None)
     changes_itself = bool(changes.attributes or changes.problems)
     if streams is not None and not changes_itself:
@@ -85,7 +85,7 @@ def _engine(
     forms = {} if keeps_apart else kept_forms(config, changes)
     firsts = first_states(config, changes, forms) if forms else {}
     places = bind_outputs(config, forms)
-    _refuse_unfit(config, places, unfit)
+    _check_returned(config, places, returned)
     bindings = bind_arguments(config, arguments, forms)
     if takes_dictionary(arguments):
         module = DictionaryForward(module)
@@ -113,8 +113,8 @@ def _engine(
 def _load_module(
     config: ModelConfig, path: Path, found: FileChanges | None, device: torch.device
 ) -> tuple[nn.Module, list[Argument], Changes, Mapping[str | int, str]]:
-    """The module of a file on its device, the arguments of its forward, what its forward changes in it, and what is
-    known to be no output in what it returns. found: of TorchScript
+    """The module of a file on its device, the arguments of its forward, what its forward changes in it, and what it is
+    known to return. found: of TorchScript
     """
     if found is not None:
         script = load_script(path, device)
@@ -124,16 +124,19 @@ def _load_module(
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = cast("nn.Module", program.module())
-    return module, program_arguments(program), program_changes(program, module), unfit_returns(program)
+    return module, program_arguments(program), program_changes(program, module), returned_types(program)
 
 
-def _refuse_unfit(config: ModelConfig, places: Mapping[str, int], unfit: Mapping[str | int, str]) -> None:
-    """Raises LoadError if the value that forward returns as an output or a state can be none."""
+def _check_returned(config: ModelConfig, places: Mapping[str, int], returned: Mapping[str | int, str]) -> None:
+    """Raises LoadError if a value that forward returns as an output or a state can be none, or has another datatype."""
+    declared = {state.output_name: state.datatype for state in config.states}
+    declared |= {spec.name: spec.datatype for spec in config.outputs}
     for name, place in places.items():
-        if what := unfit.get(name) or unfit.get(place):
+        what = returned.get(name) or returned.get(place)
+        if what and what != declared[name]:
             raise LoadError(
-                f"model '{config.name}': forward returns {what} as '{name}'; each value must be one tensor, of a "
-                "datatype that requests have"
+                f"model '{config.name}': forward returns {what} as '{name}'; "
+                f"it must be one tensor of {declared[name]}, as configured"
             )
 
 

@@ -827,7 +827,23 @@ def test_what_a_program_returns_and_is_no_output_is_refused_at_load(workshop: Wo
     bad_load(
         workshop,
         plain_config("unfit", "pytorch", inputs=inputs, outputs=outputs),
-        f"forward returns {what} as 'OUTPUT__{place}'; each value must be one tensor",
+        f"forward returns {what} as 'OUTPUT__{place}'; it must be one tensor of FP32",
+    )
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_output_of_another_datatype_than_the_program_returns_is_refused_at_load(
+    workshop: Workshop, *, named: bool
+) -> None:
+    """It was READY, and each request failed."""
+    name = "y" if named else "OUTPUT__0"
+    workshop.program("nested", torch_modules.Nested(named=named), (torch.zeros(2, 1),))
+    inputs, outputs = [TensorSpec("x", "FP32", (1,))], [TensorSpec(name, "FP64", (1,))]
+
+    bad_load(
+        workshop,
+        plain_config("nested", "pytorch", inputs=inputs, outputs=outputs),
+        f"forward returns FP32 as '{name}'; it must be one tensor of FP64",
     )
 
 
