@@ -223,20 +223,26 @@ def _drop_outdated(directory: Path) -> None:
     """Drops what methods imported, if any of it was changed: a load runs the code that is there. All of it, because
     modules hold one another; and else none, because the other instances of the version share it.
     """
-    loaders = (vars(sys.modules[name]).get("__loader__") for name in _siblings(directory, set(sys.modules)))
+    loaders = (vars(module).get("__loader__") for module in _siblings(directory, set(sys.modules)).values())
     if any(isinstance(loader, SourceLoader) and loader.is_outdated for loader in loaders):
         _drop_siblings(directory, set(sys.modules))
 
 
 def _drop_siblings(directory: Path, names: set[str]) -> None:
     for name in _siblings(directory, names):
-        del sys.modules[name]
+        sys.modules.pop(name, None)
 
 
-def _siblings(directory: Path, names: set[str]) -> list[str]:
+def _siblings(directory: Path, names: set[str]) -> dict[str, ModuleType]:
     """Of the modules of these names, those that methods imported from the directory."""
     below = f"{directory}{os.sep}"
-    return [name for name in names if not name.startswith(MODULE_PREFIX) and _lies_in(below, sys.modules[name])]
+    # Other threads import meanwhile, and drop what fails. Code forbids an import by None in a module's place.
+    modules = {name: module for name in names if (module := sys.modules.get(name)) is not None}
+    return {
+        name: module
+        for name, module in modules.items()
+        if not name.startswith(MODULE_PREFIX) and _lies_in(below, module)
+    }
 
 
 def _lies_in(below: str, module: ModuleType) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from executor.engine.base import ChecksReadiness, Engine, Row, RowError, RowResult
+from executor.engine.python import model
 from executor.engine.python.engine import PythonEngine
 from executor.workers.answers import answer
 from shared.contract.errors import Code, LoadError
@@ -710,6 +711,17 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert isinstance(first, PythonEngine)
     assert isinstance(second, PythonEngine)
     assert [False, True] == [first.is_ready(), second.is_ready()]
+
+
+def test_modules_that_vanish_or_are_forbidden_meanwhile_fail_no_load(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads import too: what fails there is dropped, as is the batch strategy of a model that is unloaded."""
+    monkeypatch.setitem(sys.modules, "forbidden", None)
+    workshop.python("echo", INSTANCE, counting="calls = 0", late="ONE = 1")
+
+    assert workshop.load(instance_config())
+    assert {} == model._siblings(workshop.directory, {"gone"})
 
 
 def test_a_change_is_seen_though_size_and_time_of_the_files_are_the_same(
