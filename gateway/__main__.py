@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from gateway.settings import GatewaySettings
-from shared.process import lifecycle, logs
+from shared.process import collector, lifecycle, logs
 from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("gateway"))
     schedule_by(settings.cpu_policy)
+    collector.look_seldom()
     # Imported here because it takes a while, in which a stop is to be heard.
     from gateway.service import serve  # noqa: PLC0415
 

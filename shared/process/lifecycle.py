@@ -29,6 +29,7 @@ from typing import Any
 import uvloop
 
 from shared.contract.errors import MeshError
+from shared.process import collector
 from shared.process.logs import Level, log
 from shared.process.machine import raise_open_files
 
@@ -45,7 +46,9 @@ class Stop:
     has_started  whether the service ends by itself when told to; before that it is cancelled
     """
 
-    def __init__(self) -> None:
+    def __init__(self, when_started: Callable[[], None] = lambda: None) -> None:
+        """when_started: called when the service has started"""
+        self._when_started = when_started
         self._event = asyncio.Event()
         self.reason = ""
         self.has_started = False
@@ -53,6 +56,7 @@ class Stop:
     def started(self) -> None:
         """From now on the service ends by itself when told to. Tells systemd so, where it waits for that."""
         self.has_started = True
+        self._when_started()
         if address := os.environ.get("NOTIFY_SOCKET"):
             tell_systemd(address)
 
@@ -145,7 +149,7 @@ def run(serve: Serve) -> int:
         runner.get_loop().set_exception_handler(tell_failure)
         # This timer is started only if the service is told to stop while it starts.
         with cut_off(0) as when_cancelled:
-            code = runner.run(serve_until_stopped(serve, when_cancelled.start))
+            code = runner.run(serve_until_stopped(serve, when_cancelled.start, collector.leave_what_stays))
         with cut_off(code) as when_ended:
             # The runner waits for the loop's threads, however long they take.
             when_ended.start()
@@ -183,12 +187,15 @@ def cut_off(code: int) -> Generator[threading.Timer]:
         timer.cancel()
 
 
-async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] = lambda: None) -> int:
+async def serve_until_stopped(
+    serve: Serve, when_cancelled: Callable[[], None] = lambda: None, when_started: Callable[[], None] = lambda: None
+) -> int:
     """As `run`, inside a running loop. The signal handlers are in place until it returns.
 
     when_cancelled  called when the service is told to stop while it starts
+    when_started    called when it has started
     """
-    stop = Stop()
+    stop = Stop(when_started)
     loop = asyncio.get_running_loop()
     this_task = asyncio.current_task()
     assert this_task is not None
