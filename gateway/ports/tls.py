@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import time
-from typing import Any, cast
 
 from hypercorn.config import Config
 
@@ -42,7 +41,10 @@ def tls_context(of: PortName, cert: str, key: str, ca: str, *, protocol: str, as
 def tell_end(of: PortName, cert: str, now_s: float) -> None:
     """Warns of a certificate (PEM) that clients do not accept at that time, or of whose life a tenth is left."""
     # The standard library tells this of its peers' certificates alone, but for this function of its own tests.
-    told = cast("Any", ssl)._ssl._test_decode_cert(cert)  # noqa: SLF001
+    decode = getattr(getattr(ssl, "_ssl", None), "_test_decode_cert", None)
+    if decode is None:
+        return
+    told = decode(cert)
     begin_s, end_s = ssl.cert_time_to_seconds(told["notBefore"]), ssl.cert_time_to_seconds(told["notAfter"])
     if now_s < begin_s:
         logs.warning("certificate is not valid yet", port=of.protocol, file=cert, begins=told["notBefore"])
