@@ -4,6 +4,8 @@ Most of a service's memory stays until the process ends: modules, classes, table
 for a while, the collector looks through all of it, and everybody waits: a gateway under load for 25 to 45 ms, twice in
 five seconds.
 
+Not for a process that runs the code of models: what a model leaves when it is unloaded may be large, and in circles.
+
 Source: the documentation of Python's module `gc`.
 """
 
@@ -23,7 +25,5 @@ def leave_what_stays() -> None:
 
 
 def look_seldom() -> None:
-    """Lets more objects be alive before the collector looks at the new ones. Not for a process that runs the code of
-    models: their garbage may be large.
-    """
+    """Lets more objects be alive before the collector looks at the new ones."""
     gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])

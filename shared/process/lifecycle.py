@@ -29,7 +29,6 @@ from typing import Any
 import uvloop
 
 from shared.contract.errors import MeshError
-from shared.process import collector
 from shared.process.logs import Level, log
 from shared.process.machine import raise_open_files
 
@@ -142,14 +141,17 @@ def end_when_told() -> None:
         signal.signal(expected, end_now)
 
 
-def run(serve: Serve) -> int:
-    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
+def run(serve: Serve, when_started: Callable[[], None] = lambda: None) -> int:
+    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure.
+
+    when_started  called when it has started
+    """
     raise_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(tell_failure)
         # This timer is started only if the service is told to stop while it starts.
         with cut_off(0) as when_cancelled:
-            code = runner.run(serve_until_stopped(serve, when_cancelled.start, collector.leave_what_stays))
+            code = runner.run(serve_until_stopped(serve, when_cancelled.start, when_started))
         with cut_off(code) as when_ended:
             # The runner waits for the loop's threads, however long they take.
             when_ended.start()

@@ -182,7 +182,7 @@ async def serve(tasks, stop):
     collector.look_seldom()
     print(gc.get_threshold()[0], later() is None, gc.collect() > 0, later() is None)
 
-run(serve)
+run(serve, collector.leave_what_stays)
 """
 
 
