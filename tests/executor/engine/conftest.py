@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import signal_stack
 from tests.executor.engine.model_workshop import Workshop
 
 
@@ -19,8 +20,10 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def workshop(tmp_path: Path, device: str) -> Iterator[Workshop]:
     made = Workshop(tmp_path, device)
-    yield made
-    made.close()
+    with signal_stack.kept():
+        yield made
+        made.close()
+        made.engines.clear()
 
 
 @pytest.fixture
