@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imported here because it takes a while, in which a stop is to be heard.
     from gateway.service import serve  # noqa: PLC0415
 
-    return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop), collector.leave_what_stays)
+    return lifecycle.run(
+        lambda tasks, stop: serve(settings, tasks, stop, on_ready=lambda _: collector.leave_what_stays())
+    )
 
 
 if __name__ == "__main__":

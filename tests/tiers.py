@@ -66,6 +66,7 @@ PROGRAMS = frozenset(
         "executor/models/test_configuration_choice.py",
         "executor/remote/test_repository.py",
         "executor/test_health.py",
+        "shared/process/test_collector.py",
         "shared/process/test_lifecycle.py",
         "shared/traces/test_tracing.py",
     }

@@ -45,9 +45,7 @@ class Stop:
     has_started  whether the service ends by itself when told to; before that it is cancelled
     """
 
-    def __init__(self, when_started: Callable[[], None] = lambda: None) -> None:
-        """when_started: called when the service has started"""
-        self._when_started = when_started
+    def __init__(self) -> None:
         self._event = asyncio.Event()
         self.reason = ""
         self.has_started = False
@@ -55,7 +53,6 @@ class Stop:
     def started(self) -> None:
         """From now on the service ends by itself when told to. Tells systemd so, where it waits for that."""
         self.has_started = True
-        self._when_started()
         if address := os.environ.get("NOTIFY_SOCKET"):
             tell_systemd(address)
 
@@ -141,17 +138,14 @@ def end_when_told() -> None:
         signal.signal(expected, end_now)
 
 
-def run(serve: Serve, when_started: Callable[[], None] = lambda: None) -> int:
-    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure.
-
-    when_started  called when it has started
-    """
+def run(serve: Serve) -> int:
+    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
     raise_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(tell_failure)
         # This timer is started only if the service is told to stop while it starts.
         with cut_off(0) as when_cancelled:
-            code = runner.run(serve_until_stopped(serve, when_cancelled.start, when_started))
+            code = runner.run(serve_until_stopped(serve, when_cancelled.start))
         with cut_off(code) as when_ended:
             # The runner waits for the loop's threads, however long they take.
             when_ended.start()
@@ -189,15 +183,12 @@ def cut_off(code: int) -> Generator[threading.Timer]:
         timer.cancel()
 
 
-async def serve_until_stopped(
-    serve: Serve, when_cancelled: Callable[[], None] = lambda: None, when_started: Callable[[], None] = lambda: None
-) -> int:
+async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] = lambda: None) -> int:
     """As `run`, inside a running loop. The signal handlers are in place until it returns.
 
     when_cancelled  called when the service is told to stop while it starts
-    when_started    called when it has started
     """
-    stop = Stop(when_started)
+    stop = Stop()
     loop = asyncio.get_running_loop()
     this_task = asyncio.current_task()
     assert this_task is not None

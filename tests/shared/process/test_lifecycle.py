@@ -163,35 +163,6 @@ def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str) -> No
     assert 0 == done.returncode
 
 
-COLLECTED = """
-import gc, weakref
-from shared.process import collector
-from shared.process.lifecycle import run
-
-class Ring:
-    def __init__(self):
-        self.itself = self
-
-async def serve(tasks, stop):
-    made = weakref.ref(Ring())
-    gc.disable()
-    before = gc.get_freeze_count()
-    stop.started()
-    print(before, gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1_000, made() is None)
-    later = weakref.ref(Ring())
-    collector.look_seldom()
-    print(gc.get_threshold()[0], later() is None, gc.collect() > 0, later() is None)
-
-run(serve, collector.leave_what_stays)
-"""
-
-
-def test_what_is_there_when_a_service_has_started_is_left_and_later_garbage_is_found() -> None:
-    done = subprocess.run([sys.executable, "-c", COLLECTED], timeout=60, check=True, capture_output=True, text=True)
-
-    assert ["0 True True True", "10000 False True True"] == done.stdout.splitlines()
-
-
 async def test_a_failing_task_is_logged_by_name_and_ends_the_service_with_1(caplog: pytest.LogCaptureFixture) -> None:
     story: list[str] = []
 

@@ -1,0 +1,31 @@
+"""What a service is made of is not looked at by the collector, and what comes later is, seldom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+COLLECTED = """
+import gc, weakref
+import gateway.service
+from shared.process import collector
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+made = weakref.ref(Ring())
+gc.disable()
+before = gc.get_freeze_count()
+collector.leave_what_stays()
+print(before, gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1_000, made() is None)
+later = weakref.ref(Ring())
+collector.look_seldom()
+print(gc.get_threshold()[0], later() is None, gc.collect() > 0, later() is None)
+"""
+
+
+def test_what_is_there_when_a_service_has_started_is_left_and_later_garbage_is_found() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTED], timeout=60, check=True, capture_output=True, text=True)
+
+    assert ["0 True True True", "10000 False True True"] == done.stdout.splitlines()
