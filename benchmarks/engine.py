@@ -119,14 +119,14 @@ def _check(result: BatchResult) -> None:
             raise AssertionError(f"the engine failed: {row}")
 
 
-async def _microseconds(way: Way, batches: int) -> float:
+async def _microseconds(way: Way) -> float:
     """A batch's mean time."""
     began = time.perf_counter()
-    await way(batches)
-    return (time.perf_counter() - began) / batches * 1e6
+    await way(BATCHES)
+    return (time.perf_counter() - began) / BATCHES * 1e6
 
 
-async def measure(device: torch.device, hidden_size: int, directory: Path, batches: int) -> dict[str, list[float]]:
+async def measure(device: torch.device, hidden_size: int, directory: Path) -> dict[str, list[float]]:
     """Microseconds of a batch, by way and round."""
     module = seeded_lstm(hidden_size)
     engine = ServedEngine(module, device, hidden_size, directory)
@@ -142,7 +142,7 @@ async def measure(device: torch.device, hidden_size: int, directory: Path, batch
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, way in ways.items():
-            found[name].append(await _microseconds(way, batches))
+            found[name].append(await _microseconds(way))
     await engine.close()
     return found
 
@@ -154,7 +154,7 @@ def measure_engine(*, device: str, quick: bool, out: Path) -> None:
     for hidden_size in HIDDEN_SIZES[:1] if quick else HIDDEN_SIZES:
         with tempfile.TemporaryDirectory(prefix="seqmesh-engine-") as directory, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            found = uvloop.run(measure(torch.device(device), hidden_size, Path(directory), BATCHES))
+            found = uvloop.run(measure(torch.device(device), hidden_size, Path(directory)))
         bare = statistics.median(found["bare loop"])
         for name, times in found.items():
             middle = statistics.median(times)

@@ -36,37 +36,28 @@ class EngineThread:
         """Makes a call after the calls before it; an exception goes to the future. A call whose future is cancelled
         before its turn is not made.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        self._open += 1
-
-        def make() -> None:
-            conclusion = (future.cancel, None) if future.cancelled() else _outcome(future, call, *arguments, **named)
-            self._tell(loop, future, *conclusion)
-
-        self._calls.put(make)
-        return future
+        return self._given(lambda future: self._tell(future, *_outcome(future, call, *arguments, **named)))
 
     def start_with(self, other: EngineThread, call: Callable[[], Callable[[], R]]) -> asyncio.Future[R]:
         """As `start`, for a call that begins something: it returns a second call, which the other thread makes, while
         this one goes on. The future is that of the second call.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        self._open += 1
 
-        def make() -> None:
-            if future.cancelled():
-                self._tell(loop, future, future.cancel, None)
-                return
+        def begin(future: asyncio.Future[R]) -> None:
             try:
                 second = call()
             except BaseException as failure:  # noqa: BLE001 - as below
-                self._tell(loop, future, future.set_exception, failure)
+                self._tell(future, future.set_exception, failure)
             else:
-                other.post(lambda: self._tell(loop, future, *_outcome(future, second)))
+                other.post(lambda: self._tell(future, *_outcome(future, second)))
 
-        self._calls.put(make)
+        return self._given(begin)
+
+    def _given(self, make: Callable[[asyncio.Future[R]], None]) -> asyncio.Future[R]:
+        """What is to be made on the thread, unless its future is cancelled before."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._open += 1
+        self._calls.put(lambda: self._tell(future, future.cancel, None) if future.cancelled() else make(future))
         return future
 
     def run(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
@@ -94,16 +85,10 @@ class EngineThread:
         while (call := self._calls.get()) is not None:
             call()
 
-    def _tell(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        future: asyncio.Future[Any],
-        set_outcome: Callable[[Any], object],
-        outcome: object,
-    ) -> None:
+    def _tell(self, future: asyncio.Future[Any], set_outcome: Callable[[Any], object], outcome: object) -> None:
         # RuntimeError: the loop is closed, so no task waits.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._conclude, future, set_outcome, outcome)
+            future.get_loop().call_soon_threadsafe(self._conclude, future, set_outcome, outcome)
 
     def _conclude(self, future: asyncio.Future[Any], set_outcome: Callable[[Any], object], outcome: object) -> None:
         self._open -= 1

@@ -22,15 +22,8 @@ from executor.engine import shapes
 from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, on_device, tensor_of
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
-from executor.engine.pytorch.state_values import (
-    Pieces,
-    Texts,
-    Value,
-    description,
-    gathered,
-    row_tensors,
-    tensor_problem,
-)
+from executor.engine.pytorch.running_batch import Pieces
+from executor.engine.pytorch.state_values import Texts, Value, description, gathered, row_tensors, tensor_problem
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec

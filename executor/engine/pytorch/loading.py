@@ -75,7 +75,7 @@ def _engine(
 ) -> TorchEngine:
     config, device = request.config, torch.device(request.device)
     module, arguments, changes, returned = _load_module(config, path, found, device)
-    note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=streams is not None)
+    note_without_effect(config, is_script=found is not None, on_gpu=streams is not None)
     changes_itself = bool(changes.attributes or changes.problems)
     if streams is not None and not changes_itself:
         streams.copy_beside()

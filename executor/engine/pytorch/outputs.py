@@ -13,8 +13,9 @@ from executor.engine.base import Row
 from executor.engine.batch_tensors import scattered_shape
 from executor.engine.pytorch.arena import text_shape
 from executor.engine.pytorch.call import BatchFailedError, Layout
-from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
-from executor.engine.pytorch.state_values import Pieces, Texts
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
+from executor.engine.pytorch.running_batch import Pieces
+from executor.engine.pytorch.state_values import Texts
 from executor.engine.ragged import request_shapes
 from shared.contract.errors import Code
 from shared.contract.model_config import ModelConfig, TensorSpec
@@ -43,7 +44,7 @@ class Outputs:
                 continue
             value = self.value(returned, spec.name)
             if spec.name in self._cut_by:
-                columns[spec.name] = self._scattered(spec, value, batch)
+                columns[spec.name] = self._scattered(spec, value, batch, pieces)
             elif spec.datatype == "BYTES":
                 columns[spec.name] = self._text_column(spec, value, counts, total)
             else:
@@ -106,7 +107,7 @@ class Outputs:
             return [Tensor(name, datatype, row_shape, raw) for raw in raws]
         return [Tensor(name, datatype, (count, *shape), raw) for count, raw in zip(counts, raws, strict=True)]
 
-    def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
+    def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row], pieces: Pieces) -> list[Tensor]:
         """Each row's part of an output of the whole batch, in which the parts lie one after the other."""
         source = self._cut_by[spec.name]
         if any(source not in row.inputs for row in batch if not row.null):
@@ -116,18 +117,21 @@ class Outputs:
             )
         cut = [scattered_shape(spec.dims, shape, batched=self._batched) for shape in request_shapes(source, batch)]
         counts = [element_count(shape) for shape in cut]
-        raws = self._cut_strings(spec, value, counts) if spec.datatype == "BYTES" else self._cut(spec, value, counts)
+        if spec.datatype == "BYTES":
+            raws = self._cut_strings(spec, value, counts)
+        else:
+            raws = self._cut(spec, value, counts, pieces)
         return [Tensor(spec.name, spec.datatype, shape, raw) for shape, raw in zip(cut, raws, strict=True)]
 
-    def _cut(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
+    def _cut(self, spec: TensorSpec, value: Any, counts: Sequence[int], pieces: Pieces) -> list[bytes]:
         expected = f"{spec.datatype} with {sum(counts)} elements"
         if not isinstance(value, torch.Tensor):
             raise self._wrong(spec.name, expected, type(value).__name__)
         if value.dtype is not TORCH_TYPE[spec.datatype] or value.numel() != sum(counts):
             got = f"{DATATYPE.get(value.dtype, value.dtype)} {shape_text(value.shape)}"
             raise self._wrong(spec.name, expected, got)
-        raw, size = raw_of(value), value.element_size()
-        return [bytes(raw[begin * size : end * size]) for begin, end in _spans(counts)]
+        # An element is a row.
+        return pieces(value.reshape(-1), max(1, value.numel()), _spans(counts))
 
     def _cut_strings(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
         if not isinstance(value, list):

@@ -9,7 +9,7 @@ them; and each engine has its own streams, so that one instance does not wait fo
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from executor.engine.pytorch.datatypes import raw_of
 
 Spans = Iterable[tuple[int, int]]
 """Which rows of a tensor each piece has: the first one, and the one behind the last."""
+
+Pieces = Callable[[torch.Tensor, int, Spans], list[bytes]]
+"""See `RunningBatch.pieces`."""
 
 
 class RunningBatch(Protocol):
@@ -122,7 +125,7 @@ class GpuBatch:
     def __init__(self, streams: GpuStreams) -> None:
         self._streams = streams
         self._at = self._input = 0
-        self._began = self._called = self._over = None
+        self._began = self._called = None
         self._calls: list[tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
         # What is copied must not be freed before that: its memory would be used for the next batch.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -161,12 +164,12 @@ class GpuBatch:
                 # Without `resolve_neg` torch would negate on the host, before the numbers are there.
                 host.copy_(tensor.resolve_neg(), non_blocking=True)
         self._due = len(self._copies)
-        self._over = _marked(copying)
-        self._calls.append((self._began, self._called, self._over))
+        self._calls.append((self._began, self._called, _marked(copying)))
 
     def end(self) -> Timings:
-        if self._over is not None:
-            self._over.synchronize()
+        if self._calls:
+            *_, over = self._calls[-1]
+            over.synchronize()
         self._copies.clear()
         infer_ms = sum(began.elapsed_time(called) for began, called, _ in self._calls)
         output_ms = sum(called.elapsed_time(copied) for _, called, copied in self._calls)

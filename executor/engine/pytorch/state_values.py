@@ -10,6 +10,7 @@ import torch
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
 from executor.engine.pytorch.places import NULL_PLACE, Places
+from executor.engine.pytorch.running_batch import Pieces
 from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor, shape_text
 
@@ -26,9 +27,6 @@ class Texts(list[str]):
         """The same as the one row of a batch."""
         return Texts(self, (1, *self.shape))
 
-
-Pieces = Callable[[torch.Tensor, int, Iterable[tuple[int, int]]], list[bytes]]
-"""See `running_batch.RunningBatch.pieces`."""
 
 Value = torch.Tensor | list[str]
 """The value of one state for a whole batch, as a model takes and returns it; strings row after row."""

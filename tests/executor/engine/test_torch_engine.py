@@ -17,7 +17,7 @@ from executor.engine.pytorch import arena
 from executor.engine.pytorch.arena import FixedState, StateArena
 from executor.engine.pytorch.call import Layout
 from executor.engine.pytorch.outputs import Outputs
-from executor.engine.pytorch.state_values import Pieces
+from executor.engine.pytorch.running_batch import Pieces
 from shared.contract.errors import LoadError, ModelError
 from shared.contract.model_config import (
     ControlKind,
