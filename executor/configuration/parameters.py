@@ -127,8 +127,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         "`on` or `off`",
         "on",
         "A batch that is not full waits for sequences that are about to come back, where that raises the throughput. "
-        "Never longer than half of the time that a batch takes, and never where the configuration gives a queue delay, "
-        "a slot utilization, or preferred sizes other than `max_batch_size`.",
+        "Never longer than four fifths of the time that a batch takes, and never where the configuration gives a queue "
+        "delay, a slot utilization, or preferred sizes other than `max_batch_size`.",
     ),
     of_sequences(
         "orphan_grace_microseconds",

@@ -3,8 +3,8 @@
 Callers that wait for their answers send the next step soon after it. If a batch begins as soon as any step is ready,
 sequences fall into groups that take turns, and every batch stays part-filled: while one group computes, the steps of
 the other come in just too late. So an instance learns how long its batches take, e, and how soon sequences come back
-after their batch. With k steps ready and m more expected within w, it waits while that raises the throughput:
-(k + m) / (e + w) > k / e, by a margin.
+after their batch. With k steps ready and m more expected within w, it waits while (k + m) / (e + w) is more, by a
+margin, than what is to be had without waiting: k / e, or n / 2e where groups of n sequences in all take turns.
 
 A sequence that ended is expected back as its successor: the slot that it leaves is given to a sequence from the
 backlog, if there is one.
@@ -27,9 +27,9 @@ import msgspec
 from shared.contract.ids import SequenceId
 from shared.contract.model_config import Direct, ModelConfig, Oldest
 
-HOLD_SHARE_MAX = 0.5
+HOLD_SHARE_MAX = 0.8
 """Longest wait for a batch, as a share of the time that a batch takes."""
-MARGIN = 1.1
+MARGIN = 1.05
 """A wait must promise this many times the throughput."""
 BATCH_US_MIN = 1_000
 """Batches that take less are not held: an event loop cannot wait so exactly, and nothing would be saved."""
@@ -161,11 +161,13 @@ class Gathering:
         self._forget_late(now_us)
         since_us = self.hold.since_us if self.hold is not None else now_us
         longest_us = since_us + HOLD_SHARE_MAX * self.batch_us - now_us
-        best, best_us = MARGIN * ready / max(1.0, self.batch_us), 0
         if longest_us < 1 or not (self.away or self.ended):
             return 0
         waits_us = [int(longest_us * part / WAITS) for part in range(1, WAITS + 1)]
-        for wait_us, expected in zip(waits_us, self._expected(waits_us, now_us), strict=True):
+        *within, ever = self._expected([*waits_us, int(self.batch_us)], now_us)
+        in_turns = min(ready + ever, 2 * self.rows) / 2
+        best, best_us = MARGIN * max(ready, in_turns) / self.batch_us, 0
+        for wait_us, expected in zip(waits_us, within, strict=True):
             rate = (ready + min(self.rows - ready, expected)) / (self.batch_us + wait_us)
             if rate > best:
                 best, best_us = rate, wait_us

@@ -110,10 +110,18 @@ def test_as_many_callers_as_rows_fill_the_batches(strategy: Callable[[], SlotSte
     assert sum(full.batches[50:]) / len(full.batches[50:]) > 3.8
 
 
-@pytest.mark.parametrize("callers", [1, 2, 8])
-def test_others_are_no_slower(callers: int) -> None:
+@pytest.mark.parametrize(("callers", "least"), [(2, 1.15), (3, 1.1), (4, 1.1)])
+def test_callers_that_take_half_of_a_batch_to_come_back_are_waited_for(callers: int, least: float) -> None:
+    plain, gathering = (Played(oldest(), callers, (2_000, 4_000), gathers=gathers) for gathers in (False, True))
+
+    assert gathering.play(10) >= least * plain.play(10)
+
+
+@pytest.mark.parametrize("think_us", [(200, 600), (800, 1_600), (1_500, 3_000), (2_500, 5_000), (1_000, 8_000)])
+@pytest.mark.parametrize("callers", range(1, 10))
+def test_others_are_no_slower(callers: int, think_us: tuple[int, int]) -> None:
     """Nobody is waited for who does not come, and a caller alone never waits."""
-    plain, gathering = (Played(oldest(), callers, (800, 1600), gathers=gathers) for gathers in (False, True))
+    plain, gathering = (Played(oldest(), callers, think_us, gathers=gathers) for gathers in (False, True))
 
     before, after = plain.play(10), gathering.play(10)
 
@@ -232,7 +240,7 @@ def test_the_time_for_which_a_batch_was_staged_is_not_its_own() -> None:
 def test_a_sequence_that_is_gone_is_not_waited_for() -> None:
     gathering = known(900)
     gathering.away[SequenceId("m||i1")] = 0
-    assert gathering.wait_until(1, 10) == 1_010, "the shortest of the waits that are compared in which it comes"
+    assert gathering.wait_until(1, 10) == 1_610, "the shortest of the waits that are compared in which it comes"
 
     gathering.away.clear()
 

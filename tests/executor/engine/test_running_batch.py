@@ -69,6 +69,7 @@ def told(result: BatchResult) -> list[object]:
 def test_batches_that_are_begun_before_others_have_ended_give_what_they_give_one_by_one(
     workshop: Workshop, module: torch.nn.Module, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    workshop.device = "cpu"
     workshop.script(config.name, module)
     batches = [batch(0, 1, 2, -5), batch(1, 3, 4), batch(2, 5, -6, 7)]
     wants = [[True] * len(rows) for rows in batches]
