@@ -27,6 +27,7 @@ from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import SystemSharedMemory
 from gateway.settings import GatewaySettings
 from shared.origins import Origins
+from shared.process.cpu_policy import waited_s
 from shared.process.lifecycle import Stop
 
 
@@ -94,6 +95,12 @@ def gauges_of(parts: GatewayParts, http: Share, grpc: GrpcServer) -> list[Gauge]
             "counter",
             "Round trips in which this gateway sent requests or withdrawals, and Redis answered",
             lambda: parts.dispatch.round_trips,
+        ),
+        Gauge(
+            "seqmesh_gateway_cpu_wait_seconds_total",
+            "counter",
+            "Time for which this gateway had something to do and no processor to do it on (Linux alone)",
+            waited_s,
         ),
         Gauge(
             "seqmesh_gateway_http_connections",

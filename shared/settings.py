@@ -159,7 +159,8 @@ class MeshSettings:
     cpu_policy: CpuPolicy = setting(
         "batch",
         help="How the kernel shares processors. batch: a process that is woken waits until a processor is free, so "
-        "steps travel in larger groups (Linux' SCHED_BATCH). normal: as the process was started.",
+        "steps travel in larger groups (Linux' SCHED_BATCH). normal: as the process was started; for processors on "
+        "which other programs compute all the time.",
         group="Service",
     )
 

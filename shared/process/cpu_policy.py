@@ -12,11 +12,17 @@ Source: sched(7) of Linux, "SCHED_BATCH". The measurements: docs/decisions/0064-
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Literal
 
 from shared.process import logs
 
 CpuPolicy = Literal["batch", "normal"]
+
+SCHEDULED = Path("/proc/self/schedstat")
+"""Of the process's first thread: ns on a processor, ns ready and waiting for one, and how often it ran. Source: Linux'
+documentation, "Scheduler Statistics".
+"""
 
 
 def schedule_by(policy: CpuPolicy) -> None:
@@ -31,3 +37,14 @@ def schedule_by(policy: CpuPolicy) -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError as refusal:
         logs.warning("cpu policy not set", policy=policy, cause=str(refusal), remedy="--cpu-policy normal")
+
+
+def waited_s() -> float:
+    """How long the first thread of this process was ready to run and waited for a processor; 0.0 where the system does
+    not say.
+    """
+    try:
+        _, waiting_ns, _ = SCHEDULED.read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(waiting_ns) / 1e9

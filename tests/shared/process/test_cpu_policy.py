@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from shared.process import cpu_policy
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="SCHED_BATCH is a policy of Linux"),
@@ -64,3 +67,28 @@ os.sched_setscheduler = refuse
     assert "cpu policy not set" in logged
     assert "Operation not permitted" in logged
     assert "--cpu-policy normal" in logged
+
+
+def test_a_process_tells_how_long_it_has_waited_for_a_processor() -> None:
+    """Two processes compute on one processor: each of them waits."""
+    code = """
+import os, time
+from shared.process.cpu_policy import waited_s
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+before, child = waited_s(), os.fork()
+until_s = time.monotonic() + 0.3
+while time.monotonic() < until_s: pass
+if not child: os._exit(0)
+os.waitpid(child, 0)
+print(waited_s() - before > 0.05)
+"""
+    assert b"True\n" == subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+
+
+def test_a_system_that_does_not_say_it_reads_as_no_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for told in (None, "", "what?"):
+        if told is not None:
+            (tmp_path / "schedstat").write_text(told)
+        monkeypatch.setattr(cpu_policy, "SCHEDULED", tmp_path / "schedstat")
+
+        assert cpu_policy.waited_s() == 0.0
