@@ -58,6 +58,10 @@ REMEDY = (
 )
 
 
+UNREADABLE = "Bad file format reading the append only file"
+"""What the server says of data that it cannot read, before it ends."""
+
+
 class ServerNotFoundError(click.ClickException):
     """No Redis-compatible server program on this machine; the message says what to do."""
 
@@ -219,6 +223,16 @@ def serves(path: Path, pid: int) -> bool:
     except OSError:
         return False
     return answer.endswith(b"+PONG\r\n") and b"\r\nprocess_id:%d\r\n" % pid in answer
+
+
+def ending_remedy(log: str) -> str:
+    """What to do about a server that ended, by the end of its log; "" if the log says it best itself."""
+    if UNREADABLE not in log:
+        return ""
+    return (
+        "redis cannot read its data: a newer server has written them, or they are damaged. Start the mesh with the "
+        "server that wrote them, or give another --data-dir and begin anew"
+    )
 
 
 def log_tail(path: Path) -> str:

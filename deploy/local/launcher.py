@@ -34,12 +34,13 @@ from urllib.parse import quote
 from deploy.local.child_logs import LogFile
 from deploy.local.control import control_served
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, state_path, write_state
-from deploy.local.embedded import serves, socket_path, socket_url
+from deploy.local.embedded import ending_remedy, serves, socket_path, socket_url
 from deploy.local.plans import ChildPlan, ServiceCommand, number_of_gateways, plan, refuse_taken_ports, service_command
 from deploy.local.private_files import make_private, private_files
 from deploy.local.readiness import NO_EXECUTOR, reachable, unreadiness
 from deploy.local.settings import UpSettings
 from deploy.local.supervision import (
+    SERVER,
     Action,
     Event,
     Exited,
@@ -190,7 +191,10 @@ class Launcher:
             case UserNotice(text):
                 say(text)
             case ShowLog(name):
-                say(f"the end of {self._plans[name].state.log}:\n{self._log_files[name].tail()}")
+                end = self._log_files[name].tail()
+                say(f"the end of {self._plans[name].state.log}:\n{end}")
+                if self._plans[name].state.service == SERVER and (remedy := ending_remedy(end)):
+                    say(remedy)
             case Finish(code):
                 self._exit_code = code
 

@@ -322,6 +322,20 @@ def test_a_mesh_that_cannot_start_ends_with_the_childs_reason_and_code_1(launch:
     assert launcher.process.wait(30) == 1
 
 
+def test_data_of_a_newer_server_are_told_from_a_server_that_only_ends(launch: Launch, tmp_path: Path) -> None:
+    written = tmp_path / "mesh" / "redis" / "appendonlydir"
+    written.mkdir(parents=True)
+    (written / "appendonly.aof.manifest").write_text("file appendonly.aof.1.base.rdb seq 1 type b\n")
+    (written / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS9999" + bytes(64))
+
+    launcher = launch()
+
+    launcher.reads_until("giving up")
+    launcher.reads_until("redis cannot read its data: a newer server has written them")
+    assert launcher.process.wait(30) == 1
+    assert (written / "appendonly.aof.1.base.rdb").read_bytes().startswith(b"REDIS9999")
+
+
 def test_a_second_ctrl_c_kills_a_child_that_does_not_stop(launch: Launch) -> None:
     launcher = launch(FAKE_STUBBORN="gateway-1")
     launcher.reads_until("ready: ")
