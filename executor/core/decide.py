@@ -351,7 +351,7 @@ def step_ended(state: OwnedSequences, event: StepEnded, now_us: int) -> list[Exe
 
 def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
     """Notes how long a batch took, and whose next steps are expected."""
-    gathering.ran(batch.began_us, now_us)
+    gathering.ran(sum(member is not None for member in batch.members), batch.began_us, now_us)
     for member in batch.members:
         if member is None or member.owned.phase is not OwnedPhase.READY or member.owned.steps:
             continue

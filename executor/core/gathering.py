@@ -2,9 +2,10 @@
 
 Callers that wait for their answers send the next step soon after it. If a batch begins as soon as any step is ready,
 sequences fall into groups that take turns, and every batch stays part-filled: while one group computes, the steps of
-the other come in just too late. So an instance learns how long its batches take, e, and how soon sequences come back
-after their batch. With k steps ready and m more expected within w, it waits while (k + m) / (e + w) is more, by a
-margin, than what is to be had without waiting: k / e, or n / 2e where groups of n sequences in all take turns.
+the other come in just too late. So an instance learns how long its batches take, e, which depends on their rows, and
+how soon sequences come back after their batch. With k steps ready and m more expected within w, it waits while
+(k + m) / (e + w) is more, by a margin, than what is to be had without waiting: k / e, or n / 2e where groups of n
+sequences in all take turns.
 
 A sequence that ended is expected back as its successor: the slot that it leaves is given to a sequence from the
 backlog, if there is one.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import add
@@ -33,8 +34,8 @@ MARGIN = 1.05
 """A wait must promise this many times the throughput."""
 BATCH_US_MIN = 1_000
 """Batches that take less are not held: an event loop cannot wait so exactly, and nothing would be saved."""
-WEIGHT = 0.1
-"""Of the latest batch in the time that a batch takes."""
+BATCHES = 32
+"""Latest batches whose times are remembered."""
 RETURNS = 64
 """Latest returns that are remembered."""
 WAITS = 8
@@ -79,6 +80,47 @@ class Returns:
         return expected
 
 
+class BatchTimes:
+    """How long a batch takes, by its rows: a line through the medians of smaller and larger ones of the latest batches.
+    Medians, because one batch that compiles a kernel takes a thousand times as long as the others.
+
+    usual_us  median of all; 0.0 before the second: the first may be the one that compiles
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[int, int]] = deque(maxlen=BATCHES)
+        self._row_us = 0.0
+        self._fixed_us = 0.0
+        self.usual_us = 0.0
+
+    def learn(self, rows: int, took_us: int) -> None:
+        """A batch of so many rows has ended."""
+        self._latest.append((rows, took_us))
+        if len(self._latest) < 2:
+            return
+        mean, self.usual_us = _middle(self._latest)
+        self._row_us, self._fixed_us = 0.0, self.usual_us
+        small = [batch for batch in self._latest if batch[0] < mean]
+        if not small:
+            return
+        few, few_us = _middle(small)
+        many, many_us = _middle([batch for batch in self._latest if batch[0] >= mean])
+        if many_us > few_us:
+            # Not steeper than in proportion to the rows: no batch takes less than nothing.
+            self._row_us = min((many_us - few_us) / (many - few), many_us / many)
+            self._fixed_us = many_us - self._row_us * many
+
+    def of(self, rows: float) -> float:
+        """Microseconds that a batch of so many rows takes."""
+        return self._fixed_us + self._row_us * rows
+
+
+def _middle(batches: Collection[tuple[int, int]]) -> tuple[float, float]:
+    """Mean number of rows, and median time: of two, the shorter one."""
+    rows, times_us = zip(*batches, strict=True)
+    return sum(rows) / len(rows), sorted(times_us)[(len(rows) - 1) // 2]
+
+
 class Hold(msgspec.Struct, frozen=True):
     """A batch that waits for more rows. rows: when it began to wait"""
 
@@ -104,7 +146,7 @@ class Gathering:
     """What one instance has learned, and whom it expects.
 
     rows      most rows of a batch
-    batch_us  how long a batch takes; 0.0 before the first
+    times     how long its batches take
     away      sequences that were answered and have no step here since: when their batch ended; in this order
     ended     when sequences ended that have had no successor since
     hold      set while a batch waits
@@ -112,7 +154,7 @@ class Gathering:
     """
 
     rows: int
-    batch_us: float = 0.0
+    times: BatchTimes = field(default_factory=BatchTimes)
     away: OrderedDict[SequenceId, int] = field(default_factory=OrderedDict[SequenceId, int])
     ended: deque[int] = field(default_factory=deque[int])
     returns: Returns = field(default_factory=Returns)
@@ -120,10 +162,10 @@ class Gathering:
     hold: Hold | None = None
     free_us: int = 0
 
-    def ran(self, began_us: int, now_us: int) -> None:
+    def ran(self, rows: int, began_us: int, now_us: int) -> None:
         """Learns from a batch that has ended how long one takes. A staged batch ran only after the one before it."""
-        took_us, self.free_us = now_us - max(began_us, self.free_us), now_us
-        self.batch_us += (took_us - self.batch_us) * (WEIGHT if self.batch_us else 1.0)
+        self.times.learn(rows, now_us - max(began_us, self.free_us))
+        self.free_us = now_us
 
     def left(self, sequence: SequenceId, now_us: int) -> None:
         """A step of a sequence is answered, and there is none behind it. Of very many, the latest are remembered."""
@@ -144,7 +186,7 @@ class Gathering:
 
     def wait_until(self, ready: int, now_us: int) -> int | None:
         """Until when a batch of so many rows should wait for more; None if it should run."""
-        wait_us = self._best_wait(ready, now_us) if ready < self.rows and self.batch_us >= BATCH_US_MIN else 0
+        wait_us = self._best_wait(ready, now_us) if ready < self.rows and self.times.usual_us >= BATCH_US_MIN else 0
         if wait_us == 0:
             return None
         if self.hold is None:
@@ -160,18 +202,22 @@ class Gathering:
         """The wait after which the batch is expected to have run the most rows for its time; 0 for none."""
         self._forget_late(now_us)
         since_us = self.hold.since_us if self.hold is not None else now_us
-        longest_us = since_us + HOLD_SHARE_MAX * self.batch_us - now_us
+        longest_us = since_us + HOLD_SHARE_MAX * self.times.of(ready) - now_us
         if longest_us < 1 or not (self.away or self.ended):
             return 0
         waits_us = [int(longest_us * part / WAITS) for part in range(1, WAITS + 1)]
-        *within, ever = self._expected([*waits_us, int(self.batch_us)], now_us)
+        *within, ever = self._expected([*waits_us, int(self.times.usual_us)], now_us)
         in_turns = min(ready + ever, 2 * self.rows) / 2
-        best, best_us = MARGIN * max(ready, in_turns) / self.batch_us, 0
+        best, best_us = MARGIN * max(self._rate(ready), self._rate(in_turns)), 0
         for wait_us, expected in zip(waits_us, within, strict=True):
-            rate = (ready + min(self.rows - ready, expected)) / (self.batch_us + wait_us)
+            rate = self._rate(ready + min(self.rows - ready, expected), wait_us)
             if rate > best:
                 best, best_us = rate, wait_us
         return best_us
+
+    def _rate(self, rows: float, wait_us: int = 0) -> float:
+        """Rows for each microsecond of a batch, and of the wait before it."""
+        return rows / (wait_us + self.times.of(rows))
 
     def _expected(self, waits_us: Sequence[int], now_us: int) -> Iterable[float]:
         """How many sequences will have come after each wait."""
@@ -181,7 +227,7 @@ class Gathering:
 
     def _forget_late(self, now_us: int) -> None:
         """What has not come back within the time of a batch is not expected any more."""
-        oldest_us = now_us - self.batch_us
+        oldest_us = now_us - self.times.usual_us
         while self.away and self.away[next(iter(self.away))] < oldest_us:
             self.away.popitem(last=False)
             self.returns.learn(NEVER)

@@ -30,6 +30,7 @@ ONLY = InstanceIndex(0)
 class Played:
     """Closed-loop callers before one instance, on virtual time.
 
+    batch_us  how long a batch of so many rows takes, by its number
     batches   rows of each batch
     waits_us  how long each batch waited after its first step was ready and the instance was free
     """
@@ -37,6 +38,7 @@ class Played:
     def __init__(self, strategy: SlotSteps[QueuedStep], callers: int, think_us: tuple[int, int], *, gathers: bool):
         gathering = [Gathering(ROWS)] if gathers else []
         self.state = OwnedSequences(Recovery(), [strategy], gathering=gathering)
+        self.batch_us: Callable[[int, int], int] = lambda _rows, _number: BATCH_US
         self.batches: list[int] = []
         self.waits_us: list[int] = []
         self._chance = random.Random(7)
@@ -71,8 +73,8 @@ class Played:
                 if isinstance(batch, Wait):
                     look_us = batch.until_us
                     continue
-                running, free_us = batch, now_us + BATCH_US
                 self.batches.append(sum(member is not None for member in batch.members))
+                running, free_us = batch, now_us + self.batch_us(self.batches[-1], len(self.batches))
                 self.waits_us.append(now_us - could_us if could_us is not None else 0)
                 could_us = None
         return sum(self.batches) / seconds
@@ -128,6 +130,24 @@ def test_others_are_no_slower(callers: int, think_us: tuple[int, int]) -> None:
     assert after >= 0.99 * before
     if callers == 1:
         assert {0} == set(gathering.waits_us)
+
+
+@pytest.mark.parametrize("think_us", [(800, 1_600), (2_500, 5_000), (5_000, 10_000)])
+@pytest.mark.parametrize("callers", [2, 4, 6])
+def test_a_model_that_computes_row_by_row_is_no_slower(callers: int, think_us: tuple[int, int]) -> None:
+    """Its larger batches take longer, so that waiting for rows saves nothing."""
+    plain, gathering = (Played(oldest(), callers, think_us, gathers=gathers) for gathers in (False, True))
+    plain.batch_us = gathering.batch_us = lambda rows, _number: rows * BATCH_US
+
+    assert gathering.play(20) >= 0.98 * plain.play(20)
+
+
+def test_a_batch_that_compiles_the_model_makes_no_other_wait() -> None:
+    plain, gathering = (Played(oldest(), 3, (1_000, 60_000), gathers=gathers) for gathers in (False, True))
+    plain.batch_us = gathering.batch_us = lambda _rows, number: 30_000_000 if number == 1 else BATCH_US
+
+    assert gathering.play(50) >= 0.98 * plain.play(50)
+    assert max(gathering.waits_us) <= BATCH_US
 
 
 def test_callers_that_think_for_long_are_not_waited_for() -> None:
@@ -220,7 +240,9 @@ class Slots:
 
 
 def known(*returns_us: int) -> Gathering:
-    gathering = Gathering(ROWS, batch_us=8_000.0)
+    gathering = Gathering(ROWS)
+    for _ in range(2):
+        gathering.times.learn(1, 8_000)
     # As often as it takes to forget what was assumed.
     for _ in range(RETURNS):
         for return_us in returns_us:
@@ -230,11 +252,12 @@ def known(*returns_us: int) -> Gathering:
 
 def test_the_time_for_which_a_batch_was_staged_is_not_its_own() -> None:
     gathering = Gathering(ROWS)
-    gathering.ran(1_000, 6_000)
+    gathering.ran(1, 1_000, 6_000)
+    gathering.ran(1, 2_000, 11_000)
 
-    gathering.ran(2_000, 11_000)
+    gathering.ran(1, 3_000, 16_000)
 
-    assert 5_000 == gathering.batch_us
+    assert 5_000 == gathering.times.usual_us
 
 
 def test_a_sequence_that_is_gone_is_not_waited_for() -> None:

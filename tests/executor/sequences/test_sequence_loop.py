@@ -917,8 +917,8 @@ class TestGathering:
             await until(lambda: on.commits.outcome(1, 2) is not None)
             # A second is nothing beside the time of a batch that it has learned, and everybody came back by then.
             (learned,) = on.model.state.gathering
-            learned.batch_us = 100e6
             for _ in range(RETURNS):
+                learned.times.learn(2, 100_000_000)
                 learned.returns.learn(1_000_000)
 
             on.step(2, correlation_id=1, slot=0)
