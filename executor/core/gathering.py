@@ -41,7 +41,7 @@ RETURNS = 64
 WAITS = 8
 """Waits of different lengths that are compared."""
 AWAY_BATCHES = 16
-"""Batches whose sequences are remembered as away. While batches are full, nobody asks who is late."""
+"""Batches whose sequences are remembered as away, or ended. While batches are full, nobody asks who is late."""
 NEVER = 1 << 62
 ASSUMED_US = (2_000, 5_000, 10_000)
 """Returns that are assumed until there are others."""
@@ -173,6 +173,12 @@ class Gathering:
         if len(self.away) > AWAY_BATCHES * self.rows:
             self.away.popitem(last=False)
 
+    def over(self, now_us: int) -> None:
+        """A sequence has ended. Of very many, the latest are remembered."""
+        self.ended.append(now_us)
+        if len(self.ended) > AWAY_BATCHES * self.rows:
+            self.ended.popleft()
+
     def came(self, sequence: SequenceId, now_us: int) -> None:
         """A step of a sequence has come that was here before."""
         left_us = self.away.pop(sequence, None)
@@ -194,9 +200,11 @@ class Gathering:
         return now_us + wait_us
 
     def begun(self, rows: int) -> int | None:
-        """A batch of so many rows begins. Returns how many it has gained by waiting; None if it did not wait."""
+        """A batch of so many rows begins. Returns how many it has gained by waiting, where not more of them have left
+        meanwhile; None if it did not wait.
+        """
         hold, self.hold = self.hold, None
-        return rows - hold.rows if hold is not None else None
+        return max(0, rows - hold.rows) if hold is not None else None
 
     def _best_wait(self, ready: int, now_us: int) -> int:
         """The wait after which the batch is expected to have run the most rows for its time; 0 for none."""

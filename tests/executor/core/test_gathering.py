@@ -12,12 +12,12 @@ import pytest
 from executor.core.actions import BatchMember
 from executor.core.batching import Wait
 from executor.core.decide import decide, next_batch
-from executor.core.events import BatchDone, OwnershipOver, RowEnd
+from executor.core.events import BatchDone, CheckpointFetched, OwnershipOver, RowEnd
 from executor.core.gathering import AWAY_BATCHES, HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, gathers
 from executor.core.recovery import Recovery
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
-from executor.core.state import OwnedSequences, QueuedStep
-from shared.contract.ids import Epoch, InstanceIndex, SequenceId
+from executor.core.state import Checkpoint, OwnedSequences, QueuedStep
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId, StepNumber
 from shared.contract.messages import StepFlag
 from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching
 from tests.executor.core.owner import step
@@ -286,6 +286,31 @@ def test_of_very_many_sequences_that_are_away_the_latest_are_remembered() -> Non
         gathering.left(SequenceId(f"m||i{number}"), number)
 
     assert (most, 9 * most) == (len(gathering.away), next(iter(gathering.away.values())))
+
+
+def test_of_very_many_sequences_that_ended_the_latest_are_remembered() -> None:
+    """Those that came with their state, and end here, have no successor here: it may start elsewhere."""
+    state = OwnedSequences(Recovery(), [oldest()], gathering=[gathering := Gathering(ROWS)])
+    most = AWAY_BATCHES * gathering.rows
+    for number in range(2 * most):
+        decide(state, step(2, sequence=(name := SequenceId(f"m||i{number}")), flags=StepFlag.END, committed=1), number)
+        found = Checkpoint(Epoch(1), StepNumber(1), StepNumber(1), StepNumber(1), None)
+        decide(state, CheckpointFetched(state.by_id[name], found), number)
+        batch = next_batch(state, ONLY, number, was_busy=False)
+        assert not isinstance(batch, Wait)
+        decide(state, BatchDone(batch, [RowEnd.DONE]), number)
+        decide(state, OwnershipOver(name, Epoch(1)), number)
+
+    assert (most, most) == (len(gathering.ended), gathering.ended[0])
+
+
+def test_a_batch_whose_rows_have_left_meanwhile_has_gained_none() -> None:
+    """What counts the gained rows never falls."""
+    gathering = known(900)
+    gathering.away[SequenceId("m||i1")] = 0
+    gathering.wait_until(2, 10)
+
+    assert 0 == gathering.begun(1)
 
 
 def test_what_a_batch_gained_is_told_once() -> None:
