@@ -80,14 +80,20 @@ class Outputs:
         """The output's row shape as the client sees it."""
         dims = shapes.declared_by_model(spec)
         expected = f"{spec.datatype} {shape_text((total, *dims) if self._batched else dims)}"
-        if not isinstance(value, torch.Tensor):
-            raise self._wrong(spec.name, expected, type(value).__name__)
-        shape = tuple(value.shape)
+        shape = tuple(self._strided(spec, value, expected).shape)
         row_shape = shape[1:] if self._batched else shape
         leading = not self._batched or (len(shape) > 0 and shape[0] == total)
         if value.dtype is not TORCH_TYPE[spec.datatype] or not leading or not shapes.fits(row_shape, dims):
             raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shape_text(shape)}")
         return shapes.for_client(spec, row_shape)
+
+    def _strided(self, spec: TensorSpec, value: Any, expected: str) -> torch.Tensor:
+        """The value, if it is a tensor that has its elements one by one: no sparse one."""
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(spec.name, expected, type(value).__name__)
+        if value.layout is not torch.strided:
+            raise self._wrong(spec.name, expected, f"a tensor of the layout {value.layout}")
+        return value
 
     def _sliced(
         self,
@@ -125,13 +131,12 @@ class Outputs:
 
     def _cut(self, spec: TensorSpec, value: Any, counts: Sequence[int], pieces: Pieces) -> list[bytes]:
         expected = f"{spec.datatype} with {sum(counts)} elements"
-        if not isinstance(value, torch.Tensor):
-            raise self._wrong(spec.name, expected, type(value).__name__)
-        if value.dtype is not TORCH_TYPE[spec.datatype] or value.numel() != sum(counts):
-            got = f"{DATATYPE.get(value.dtype, value.dtype)} {shape_text(value.shape)}"
+        tensor = self._strided(spec, value, expected)
+        if tensor.dtype is not TORCH_TYPE[spec.datatype] or tensor.numel() != sum(counts):
+            got = f"{DATATYPE.get(tensor.dtype, tensor.dtype)} {shape_text(tensor.shape)}"
             raise self._wrong(spec.name, expected, got)
         # An element is a row.
-        return pieces(value.reshape(-1), max(1, value.numel()), _spans(counts))
+        return pieces(tensor.reshape(-1), max(1, tensor.numel()), _spans(counts))
 
     def _cut_strings(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
         if not isinstance(value, list):

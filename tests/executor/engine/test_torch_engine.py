@@ -594,6 +594,11 @@ def test_state_is_returned_only_where_it_is_wanted(workshop: Workshop) -> None:
     [
         (torch_modules.HalfPrecision, ["y"], r"wrong output 'y': expected FP32 [1,2], got FP16 [1,2]"),
         (torch_modules.Shorter, ["y"], r"wrong output 'y': expected FP32 [1,2], got FP32 [0,2]"),
+        (
+            torch_modules.Sparse,
+            ["y"],
+            "wrong output 'y': expected FP32 [1,2], got a tensor of the layout torch.sparse_coo",
+        ),
         (torch_modules.Doubled, ["y", "z"], "wrong output 'z': expected a value at position 1, got 1 values"),
     ],
 )

@@ -244,6 +244,13 @@ class HalfPrecision(nn.Module):
         return x.half()
 
 
+class Sparse(nn.Module):
+    """Returns a tensor that has only its numbers beside zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to_sparse()
+
+
 class Shorter(nn.Module):
     """Returns one row too few."""
 
