@@ -88,3 +88,44 @@ def test_prometheus_own_tool_finds_no_fault(check: tuple[str, ...]) -> None:
 def test_every_alert_is_made_to_fire_by_a_test_of_the_rules() -> None:
     text = (PROMETHEUS / "alerts_test.yaml").read_text()
     assert [] == [rule["alert"] for rule in rules() if f'"{rule["alert"]}"' not in text]
+
+
+def shown(where: str, series: dict[str, str], expected: dict[str, float], directory: Path) -> None:
+    """Asserts what the last expression of a panel makes of series with a sample every 15 s, in the sixth minute."""
+    expression = dict(expressions())[where].replace("$__rate_interval", "1m").replace("$model", "m")
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [{"expr": expression, "eval_time": "5m", "exp_samples": samples}],
+    }
+    asked = directory / "test.yaml"
+    asked.write_text(yaml.safe_dump({"tests": [test]}))
+    ran = subprocess.run([str(PROMTOOL), "test", "rules", asked], capture_output=True, text=True, check=False)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
+@pytest.mark.parametrize("label", ["instance", "pod"])
+def test_two_gateways_that_count_the_same_are_shown_once(label: str, tmp_path: Path) -> None:
+    """In Kubernetes a gateway has the label `pod`, too."""
+    series = {f'nv_inference_request_success{{model="m",{label}="{gateway}"}}': "0+15x40" for gateway in "ab"}
+    shown("seqmesh-overview: Requests a second", series, {'{model="m"}': 1}, tmp_path)
+
+
+def test_every_figure_of_the_mesh_is_shown_once_however_many_gateways_show_it() -> None:
+    for where, expression in expressions():
+        assert "without (instance)" not in expression, where
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
+def test_batches_of_one_row_are_shown_as_that(tmp_path: Path) -> None:
+    """Within its lowest bucket a quantile is taken as a part of it."""
+    series = {f'seqmesh_batch_size_bucket{{model="m",le="{bound}"}}': "0+15x40" for bound in ("1.0", "2.0", "+Inf")}
+    shown("seqmesh-model: Rows of a batch", series, {'{model="m"}': 1}, tmp_path)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
+def test_alerts_of_others_are_not_shown(tmp_path: Path) -> None:
+    series = {f'ALERTS{{alertstate="firing",alertname="{name}"}}': "1x40" for name in ("SeqmeshNoLeader", "DiskFull")}
+    shown("seqmesh-overview: Firing alerts", series, {"{}": 1}, tmp_path)

@@ -31,8 +31,8 @@ from tests.monitoring_files import PROMETHEUS, SELDOM, expressions, metrics_of
 MODEL = "slow_sum"
 untyped: Any = parser
 SERVER = shutil.which("prometheus")
-MAY_BE_EMPTY = (">", "<", "=~", " == ")
-"""Expressions with a comparison show nothing while all is well."""
+MAY_BE_EMPTY = (">", "<", "=~", " == ", "absent(")
+"""Expressions with a comparison, or that ask what is missing, show nothing while all is well."""
 
 
 def families(mesh: RunningMesh, gateway: int = 0) -> dict[str, Metric]:

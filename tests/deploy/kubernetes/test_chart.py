@@ -150,11 +150,20 @@ FOREIGN = {
         metadata=METADATA,
         spec=closed(
             selector=closed(matchLabels={"type": "object"}),
-            endpoints={"type": "array", "items": closed(port=TEXT, path=TEXT, interval=TEXT)},
+            endpoints={
+                "type": "array",
+                "items": closed(
+                    port=TEXT,
+                    path=TEXT,
+                    interval=TEXT,
+                    relabelings={"type": "array", "items": closed(targetLabel=TEXT, replacement=TEXT)},
+                ),
+            },
         ),
     ),
 }
 """Kinds that are not Kubernetes' own: what of them the chart uses, and nothing else."""
+(SCRAPED,) = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())["scrape_configs"]
 
 
 @ALL
@@ -290,6 +299,8 @@ def test_what_selects_finds_the_pods_of_one_workload(values: dict[str, Any]) -> 
                 labels = spec["selector"]["matchLabels"].items()
                 services = [x for x in found if x["kind"] == "Service" and labels <= x["metadata"]["labels"].items()]
                 assert [name] == [x["metadata"]["name"] for x in services]
+                (endpoint,) = spec["endpoints"]
+                assert [{"targetLabel": "job", "replacement": SCRAPED["job_name"]}] == endpoint["relabelings"]
             case _:
                 assert one["kind"] in {"Secret", "ServiceAccount"}
 
