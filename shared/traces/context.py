@@ -28,8 +28,11 @@ from shared.process import logs
 
 TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 TRACESTATE_MEMBER = re.compile(
-    r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+    r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+    r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
+"""As in the first level of the standard. OpenTelemetry's SDK logs what else clients send, and drops it."""
+TRACESTATE_MEMBERS_MAX = 32
 TRACESTATE_CHARS_MAX = 512
 """Length that the standard asks every service to pass on; a longer tracestate is dropped."""
 SAMPLED_FLAG = 1
@@ -82,7 +85,9 @@ def _trace_state(headers: Mapping[str, str]) -> str:
         return ""
     members = [member.strip(" \t") for member in text.split(",")]
     named = [member for member in members if member]
-    return text if named and all(TRACESTATE_MEMBER.fullmatch(member) for member in named) else ""
+    if not 0 < len(named) <= TRACESTATE_MEMBERS_MAX:
+        return ""
+    return text if all(TRACESTATE_MEMBER.fullmatch(member) for member in named) else ""
 
 
 def sequence_trace_id(sequence: SequenceId) -> int:

@@ -93,18 +93,18 @@ class BoundedExporter(SpanExporter):
             return True
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
         finally:
             with self._lock:
                 self._waiting -= len(spans)
-        self._judge(len(spans), succeeded=result is SpanExportResult.SUCCESS)
+                if result is not SpanExportResult.SUCCESS:
+                    self.lost += len(spans)
+        self._judge(succeeded=result is SpanExportResult.SUCCESS)
         return result
 
-    def _judge(self, spans: int, *, succeeded: bool) -> None:
-        if not succeeded:
-            with self._lock:
-                self.lost += spans
+    def _judge(self, *, succeeded: bool) -> None:
         # Only a change from sending to failing, or back, is logged.
         if self._closed or succeeded is not self._failing:
             return
@@ -114,6 +114,12 @@ class BoundedExporter(SpanExporter):
         else:
             logs.warning("spans are exported again", exporter=self._name, lost=self.lost - self._lost_before)
             self._lost_before = self.lost
+
+    @property
+    def unsent(self) -> int:
+        """Spans that were lost, and those that wait."""
+        with self._lock:
+            return self.lost + self._waiting
 
     def shutdown(self) -> None:
         """Aborts the export that is under way. Safe to call twice: the SDK calls it too, once its thread has ended."""
@@ -159,8 +165,8 @@ class SdkSink:
         # export.
         _run_until(deadline, [processor.shutdown for processor in self._processors])
         _run_until(deadline + ABORT_S, [exporter.shutdown for exporter in self._exporters])
-        if self.lost:
-            logs.warning("spans were lost", spans=self.lost)
+        if unsent := sum(exporter.unsent for exporter in self._exporters):
+            logs.warning("spans were lost", spans=unsent)
 
     def _readable(self, span: FinishedSpan) -> ReadableSpan:
         state = TraceState.from_header([span.trace_state]) if span.trace_state else None

@@ -54,6 +54,7 @@ from dataclasses import dataclass, field
 
 from shared.contract.endpoints import Endpoint
 from shared.contract.ids import Epoch, SequenceId, model_of
+from shared.process import logs
 from shared.traces.context import (
     ClientContext,
     Sampler,
@@ -435,10 +436,14 @@ def setup(service: str, instance: str) -> Tracing:
     exporters = exporters_from(os.environ)
     if not exporters:
         return Tracing()
-    # The SDK costs 100 ms and 20 MB: a mesh that is not traced does not even import it.
-    from shared.traces.export import open_sink  # noqa: PLC0415
+    try:
+        # The SDK costs 100 ms and 20 MB: a mesh that is not traced does not even import it.
+        from shared.traces.export import open_sink  # noqa: PLC0415
 
-    sink = open_sink(exporters, service, instance)
+        sink = open_sink(exporters, service, instance)
+    except Exception as error:  # noqa: BLE001 - of any class: the SDK and its exporters read the variables themselves
+        logs.warning("variables of tracing are refused, no spans are sent", cause=f"{type(error).__name__}: {error}")
+        return Tracing()
     return Tracing(sink, sampler_from(os.environ)) if sink is not None else Tracing()
 
 

@@ -29,6 +29,7 @@ CLIENT_TRACE, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b
 CLIENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01", "tracestate": "vendor=x"}
 CLIENT_UNSAMPLED = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-00"}
 SEQUENCE = sequence_id("running_sum", "", 42)
+MANY = ",".join(f"k{one}=v" for one in range(33))
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COLLECTORS = ("otel-collector.yaml", "otel-collector.viewer.yaml")
 
@@ -377,7 +378,9 @@ def test_a_context_of_a_later_version_of_the_standard_is_understood() -> None:
     assert int(CLIENT_SPAN, 16) == kept.spans[-1].parent_id
 
 
-@pytest.mark.parametrize("state", ["=", "a", "A=1", "x" * 600, "\ud800=1", "a=1,,=", "a=\n", ",,"])
+@pytest.mark.parametrize(
+    "state", ["=", "a", "A=1", "x" * 600, "\ud800=1", "a=1,,=", "a=\n", ",,", "1a=x", "a@1=x", MANY]
+)
 def test_a_malformed_tracestate_is_left_behind_and_the_context_kept(state: str) -> None:
     kept = Kept()
     Tracing(kept).begin_step(None, "m", start=False, trace_headers={**CLIENT, "tracestate": state}).end()
@@ -593,7 +596,21 @@ def test_a_silent_collector_costs_bounded_memory_and_delays_neither_spans_nor_th
     subject.shutdown(timeout_s=0.2)
     # The exporter's own timeout is 10 s, the SDK's shutdown waits for 30 s.
     assert time.monotonic() - begun < 5
-    assert "spans were lost" in caplog.messages
+    assert {"spans": 200 * 7} == fields(caplog)[-1], "those that were dropped, and those that still waited"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("TIMEOUT", "soon"), ("COMPRESSION", "much"), ("ENDPOINT", "http://[::1")],
+)
+def test_a_service_starts_without_spans_where_the_sdk_refuses_a_variable(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", text)
+
+    assert not tracing.setup("gateway", "gateway-1").enabled
+    assert ["variables of tracing are refused, no spans are sent"] == caplog.messages
 
 
 @pytest.fixture
