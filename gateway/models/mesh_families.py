@@ -277,7 +277,11 @@ REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (
 )
 COMMANDS: Sequence[tuple[str, str, Callable[[CommandUse], float]]] = (
     ("seqmesh_redis_commands_total", "Commands that Redis has run; fcall: the mesh's scripts", lambda use: use.calls),
-    ("seqmesh_redis_command_seconds_total", "Time of Redis for these commands", lambda use: use.us / 1e6),
+    (
+        "seqmesh_redis_command_seconds_total",
+        "Time of Redis for these commands; fcall: with the commands that the scripts run, which are counted alone, too",
+        lambda use: use.us / 1e6,
+    ),
 )
 
 
@@ -297,6 +301,8 @@ def redis_families(told: RedisFigures | None, of_mesh: Counts) -> list[Family]:
     for name, text, value in REDIS:
         if (figure := value(told)) is not None:
             families.append(Family(name, "gauge", text, [Sample("", {}, figure)]))
+    text = "Processor time of Redis' thread that runs the commands; at one second a second it is full"
+    families.append(Family("seqmesh_redis_cpu_seconds_total", "counter", text, [Sample("", {}, told.cpu_s)]))
     for name, text, of in COMMANDS:
         samples = [Sample("", {"command": command}, of(use)) for command, use in sorted(told.commands.items())]
         families.append(Family(name, "counter", text, samples))

@@ -1,4 +1,4 @@
-"""What Redis tells of itself: memory, clients, the time of its commands. Read at each scrape, with one command."""
+"""What Redis tells of itself: memory, clients, processor, time of commands. Read at each scrape, with one command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from redis.exceptions import NoPermissionError
 from shared.store.commands import Redis
 from shared.store.redis_client import NO_EVICTION
 
-SECTIONS = ("server", "clients", "memory", "persistence", "commandstats")
+SECTIONS = ("server", "clients", "memory", "persistence", "cpu", "commandstats")
 COMMAND = "cmdstat_"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandUse:
-    """One command since the server began: how often it was run, and the server's time for it."""
+    """One command since the server began: how often it was run, and the server's time for it.
+
+    A script's commands count by themselves, and their time in the script's as well.
+    """
 
     calls: int
     us: int
@@ -28,6 +31,7 @@ class RedisFigures:
     """One reading.
 
     memory_max   bytes beyond which the server refuses new work; 0: no bound
+    cpu_s        processor time of the thread that runs the commands
     log_written  whether the append-only file was written the last time; None: the server keeps none
     log_rewritten  whether the last attempt to write it anew, without what is over, succeeded; None: as above
     evicts       whether the server drops keys where it has no memory left: live sequences, then
@@ -37,6 +41,7 @@ class RedisFigures:
     memory_max: int
     clients: int
     uptime_s: int
+    cpu_s: float
     log_written: bool | None
     log_rewritten: bool | None
     evicts: bool = False
@@ -59,12 +64,15 @@ def figures_of(info: Mapping[str, Any]) -> RedisFigures:
             command = name.removeprefix(COMMAND).partition("|")[0]
             before = commands.get(command, CommandUse(0, 0))
             commands[command] = CommandUse(before.calls + int(told["calls"]), before.us + int(told["usec"]))
+    # Systems other than Linux know the whole process alone.
+    thread = "_main_thread" if "used_cpu_user_main_thread" in info else ""
     keeps_log = bool(int(info.get("aof_enabled", 0)))
     return RedisFigures(
         memory_used=int(info["used_memory"]),
         memory_max=int(info.get("maxmemory", 0)),
         clients=int(info["connected_clients"]),
         uptime_s=int(info["uptime_in_seconds"]),
+        cpu_s=float(info[f"used_cpu_user{thread}"]) + float(info[f"used_cpu_sys{thread}"]),
         log_written=info["aof_last_write_status"] == "ok" if keeps_log else None,
         log_rewritten=info["aof_last_bgrewrite_status"] == "ok" if keeps_log else None,
         evicts=info.get("maxmemory_policy", NO_EVICTION) != NO_EVICTION,

@@ -45,7 +45,7 @@ its own; they are added up over all executors. A counter of a model begins at 0 
 PLAIN = ModelConfig("m", "python", "", 8, (), ())
 STATE = (StateSpec("in", "out", "FP32", (1,)),)
 GPU = GpuReport("u", utilization=0.5, memory_total=2, memory_used=1, power_usage=1, power_limit=2, energy=3)
-FIGURES = RedisFigures(1, 1, 1, 1, log_written=True, log_rewritten=True, commands={"fcall": CommandUse(1, 1)})
+FIGURES = RedisFigures(1, 1, 1, 1, 1, log_written=True, log_rewritten=True, commands={"fcall": CommandUse(1, 1)})
 REPORT = ExecutorReport("e", "h", HostReport(0.5, 2, 1))
 
 

@@ -149,6 +149,8 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     info |= {
         "aof_last_write_status": "err",
         "aof_last_bgrewrite_status": "err",
+        "used_cpu_user": 3.0,
+        "used_cpu_sys": 1.0,
         "cmdstat_fcall": {"calls": 2, "usec": 500_000},
     }
     info |= {"cmdstat_config|get": {"calls": 1, "usec": 1}, "cmdstat_config|set": {"calls": 2, "usec": 2}}
@@ -162,6 +164,9 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     assert {"": 0.0} == values(families, "seqmesh_redis_log_rewritten")
     assert {"fcall": 0.5, "config": 3e-6} == values(families, "seqmesh_redis_command_seconds_total")
     assert {"fcall": 2, "config": 3} == values(families, "seqmesh_redis_commands_total")
+    assert {"": 4.0} == values(families, "seqmesh_redis_cpu_seconds_total")
+    of_thread = {"used_cpu_user_main_thread": 2.0, "used_cpu_sys_main_thread": 0.5}
+    assert {"": 2.5} == values(redis_families(figures_of(info | of_thread), {}), "seqmesh_redis_cpu_seconds_total")
     assert [] == redis_families(None, {})
     without = redis_families(figures_of({**info, "aof_enabled": 0}), {})
     assert not {"seqmesh_redis_log_written", "seqmesh_redis_log_rewritten"} & {family.name for family in without}
