@@ -24,6 +24,7 @@ from tests.markdown_pages import ROOT
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(UNITS.glob("*.service"))
 KINDS = (GatewaySettings, ExecutorSettings)
+GUIDE = (ROOT / "docs" / "start" / "systemd.md").read_text()
 PROGRAM = "/opt/seqmesh/bin/seqmesh"
 EXPOSURE_MAX = 15
 """Of 100: what `systemd-analyze security` calls OK ends at 50. The GPU's drop-in is open for its devices."""
@@ -108,6 +109,27 @@ def test_a_start_is_over_when_the_service_says_so_however_long_it_takes(unit: Pa
     """So `systemctl restart` of one service after the other never leaves two of them starting at once."""
     assert ["notify"] == values_of(unit, "Type")
     assert ["infinity"] == values_of(unit, "TimeoutStartSec")
+
+
+@EACH
+def test_a_redis_of_this_machine_ends_after_the_services_whatever_it_is_called(unit: Path) -> None:
+    (after,) = values_of(unit, "After")
+    names_of_redis = {f"{server}{suffix}.service" for server in ("redis", "valkey") for suffix in ("", "-server")}
+    assert names_of_redis <= set(after.split())
+
+
+def test_the_template_for_several_gateways_differs_by_its_flags_alone() -> None:
+    (script,) = re.findall(r"^sed '(.+)' deploy", GUIDE, re.MULTILINE)
+    unit = UNITS / "seqmesh-gateway.service"
+    template = subprocess.run(["sed", script, unit], capture_output=True, text=True, check=True).stdout
+
+    flags = " --reuse-port --metrics-port=%i"
+    started = f"ExecStart={PROGRAM} gateway"
+    assert unit.read_text().replace(started, started + flags) == template
+
+
+def test_files_that_may_have_secrets_are_for_root_alone() -> None:
+    assert {"0600"} == set(re.findall(r"^install -m (\d+) ", GUIDE, re.MULTILINE))
 
 
 def test_variables_are_settings() -> None:
