@@ -7,6 +7,7 @@ and versions of the repository, scripts, commands of the server, and words of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from gateway.models.exposition import Family, ShownExemplar, bound_text
@@ -146,12 +147,7 @@ def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Famil
             "Sequences that began",
             lambda each: [({}, each.line.begun[each.version])],
         ),
-        _counter(
-            models,
-            "seqmesh_sequences_ended_total",
-            "Sequences that are over, by reason",
-            lambda each: [({"reason": reason}, each.line.over[each.version, reason]) for reason in ENDS.values()],
-        ),
+        _ended(models),
         _counter(
             models,
             "seqmesh_steps_total",
@@ -192,6 +188,25 @@ Labelled = Sequence[tuple[Mapping[str, str], float]]
 def _counter(models: Sequence[Shown], name: str, text: str, of: Callable[[Shown], Labelled]) -> Family:
     samples = [Sample("", {**each.labels, **labels}, value) for each in models for labels, value in of(each)]
     return Family(name, "counter", text, samples)
+
+
+def _ended(models: Sequence[Shown]) -> Family:
+    """Sequences are lost with a version that is replaced: what was lost is told of versions that are gone, too."""
+    served = _counter(
+        models,
+        "seqmesh_sequences_ended_total",
+        "Sequences that are over, by reason; lost: also of versions that are served no more",
+        lambda each: [({"reason": reason}, each.line.over[each.version, reason]) for reason in ENDS.values()],
+    )
+    versions = {(each.statistics.name, each.version) for each in models}
+    lines = {each.statistics.name: each.line for each in models}
+    gone = [
+        Sample("", {"model": model, "version": version, "reason": reason}, count)
+        for model, line in lines.items()
+        for (version, reason), count in line.over.items()
+        if reason == "lost" and (model, version) not in versions
+    ]
+    return replace(served, samples=[*served.samples, *gone])
 
 
 def _by(each: Shown, label: str, field: str, values: Sequence[str]) -> Labelled:

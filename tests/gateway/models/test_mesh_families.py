@@ -126,6 +126,19 @@ def test_sequences_and_steps_are_counted_by_what_became_of_them() -> None:
     assert {"": 0.0} == values(sequence_families(models({}), ()), "seqmesh_model_has_leader")
 
 
+def test_what_was_lost_with_a_version_is_told_when_that_is_gone() -> None:
+    """So the alert sees it: the sequences are lost as another version takes its place."""
+    line = WaitingLine()
+    for name in ("over_o:0", "over_o:0", "over_e:0", "over_o:1"):
+        line.add(name, 1)
+
+    (family,) = [one for one in sequence_families(models({}, line=line), []) if one.name.endswith("ended_total")]
+
+    lost = {one.labels["version"]: one.value for one in family.samples if one.labels["reason"] == "lost"}
+    assert {"0": 2, "1": 1} == lost
+    assert {"1"} == {one.labels["version"] for one in family.samples if one.labels["reason"] == "end"}
+
+
 def test_executors_are_shown_in_every_state() -> None:
     families = executor_families(Observed([], {}, executors={"serving": 2, "lost": 1}))
 
