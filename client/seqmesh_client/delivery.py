@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seqmesh_client.errors import NoAnswer, OutcomeUnknown, SequenceEnded, StepRefused, TryLater, WrongAnswer
-from seqmesh_client.wire import StepOutputs, StepRequest, Told
+from seqmesh_client.wire import StepOutputs, StepRequest, Told, from_answer
 
 EARLY_S = 1.0
 """Steps behind a refused one are refused within this: a gateway keeps early steps for half a second."""
@@ -65,11 +65,12 @@ class Listen:
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """timeout_s: without news of the sequence; received: answers that have come; counted: False if the mesh refused to
-    make it a part of the sequence"""
+    """message: to send, as often as it takes; last: of the sequence; timeout_s: without news of the sequence; received:
+    answers that have come; counted: False if the mesh refused to make it a part of the sequence"""
 
     number: int
-    request: StepRequest
+    message: Any
+    last: bool
     timeout_s: float
     deadline: float
     contents: deque[StepOutputs | StepRefused] = field(default_factory=deque[StepOutputs | StepRefused])
@@ -82,7 +83,7 @@ class OpenStep:
 class Delivery:
     """The open steps of one sequence.
 
-    make      writes a step's message: make(request, number=..., first_answer=...)
+    make      writes a step's message: make(request, number=...)
     gateways  how many there are
     answered  number of the last step whose outcome the caller has
     run       the mesh's name of the sequence's run; "" while no answer has told it
@@ -131,14 +132,18 @@ class Delivery:
         return bool(self._open) and (self._open[0].done or not self._open[0].received)
 
     def add(self, request: StepRequest, now: float, timeout_s: float | None) -> None:
-        """The next step of the sequence. Raises SequenceEnded behind the last one."""
-        if self.over or (self._open and self._open[-1].request.last):
+        """The next step of the sequence. Its inputs are read now: the caller may write others over them.
+
+        raises  SequenceEnded behind the last one, and as `make`
+        """
+        if self.over or (self._open and self._open[-1].last):
             raise SequenceEnded(f"the sequence has ended with step {self.answered + len(self._open)}")
+        number = self.answered + len(self._open) + 1
+        message = self._make(request, number=number)
         if not self._open:
             self._heard_at = now
-        number = self.answered + len(self._open) + 1
         timeout_s = self._patience.step_s if timeout_s is None else timeout_s
-        self._open.append(OpenStep(number, request, timeout_s, now + timeout_s))
+        self._open.append(OpenStep(number, message, request.last, timeout_s, now + timeout_s))
 
     def is_ready(self, *, whole: bool) -> bool:
         """Whether the oldest open step has something to take; whole: all of it"""
@@ -163,7 +168,7 @@ class Delivery:
         self._open.popleft()
         if head.counted:
             self.answered = head.number
-            self.over = self.over or head.request.last
+            self.over = self.over or head.last
         else:
             self._open.clear()
 
@@ -204,7 +209,7 @@ class Delivery:
         for step in self._open if self.linked else ():
             if not (step.sent or step.done):
                 step.sent = self.begun = True
-                yield self._make(step.request, number=step.number, first_answer=step.received + 1)
+                yield from_answer(step.message, step.received + 1)
 
     def heard(self, told: Told, now: float) -> None:
         """A message came. Raises WrongAnswer if it is about no open step."""

@@ -95,15 +95,12 @@ class Told:
     run: str = ""
 
 
-def message_of(
-    step: StepRequest, *, model: str, version: str, sequence: int | str, number: int, first_answer: int = 1
-) -> Any:
-    """The ModelInferRequest of a step.
+def message_of(step: StepRequest, *, model: str, version: str, sequence: int | str, number: int) -> Any:
+    """The ModelInferRequest of a step. It holds copies of the inputs.
 
-    number        since the sequence's first step, which is 1 and begins it; also the request id, by which the mesh
-                  notices other inputs under the same number
-    first_answer  the first answer that is wanted, of a decoupled model that has answered before
-    raises        TypeError for an array that has no Triton type
+    number  since the sequence's first step, which is 1 and begins it; also the request id, by which the mesh notices
+            other inputs under the same number
+    raises  TypeError for an array that has no Triton type
     """
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=str(number))
     for name, array in step.inputs.items():
@@ -116,7 +113,7 @@ def message_of(
         message.raw_input_contents.append(raw_bytes(array, datatype))
     for name in step.outputs:
         message.outputs.add(name=name)
-    own: dict[str, int | str | bool] = {
+    own = {
         "sequence_id": sequence,
         "sequence_start": number == 1,
         "sequence_end": step.last,
@@ -124,10 +121,18 @@ def message_of(
         "sequence_run_info": True,
         "triton_enable_empty_final_response": True,
     }
-    if first_answer > 1:
-        own["sequence_answer"] = first_answer
     set_parameters(message, own)
     return message
+
+
+def from_answer(message: Any, first: int) -> Any:
+    """A step's message for a decoupled model that has answered before. first: the first answer that is wanted"""
+    if first == 1:
+        return message
+    rest = pb.ModelInferRequest()
+    rest.CopyFrom(message)
+    set_parameters(rest, {"sequence_answer": first})
+    return rest
 
 
 def end_message(*, model: str, version: str, sequence: int | str, run: str) -> Any:

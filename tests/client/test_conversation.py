@@ -30,7 +30,7 @@ from seqmesh_client import (
 )
 from seqmesh_client.conversation import Ask, Conversation, Wish, as_array
 from seqmesh_client.token import Place
-from seqmesh_client.wire import LinkBroken
+from seqmesh_client.wire import LinkBroken, StepRequest
 from tests.client.mesh_in_memory import ANSWERS, BrittleShell, SumMesh, answer, refusal, request
 
 PLACE = Place("sum", "", "s", 0)
@@ -214,6 +214,17 @@ def test_other_inputs_under_the_same_number_are_refused_and_nothing_runs() -> No
         shell.step(shell.conversation(PLACE), 2)
     assert 1 == told.value.last_step
     assert "same inputs" in str(told.value)
+
+
+def test_a_step_has_the_inputs_of_its_call_whatever_is_written_over_them_since() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    buffer = np.zeros((1, 1), np.int64)
+    for value in (1, 10, 100):
+        buffer[:] = value
+        conversation.add(StepRequest({"INPUT": buffer}), None)
+
+    assert [1, 11, 111] == [shell.run(conversation.outcome()).single.item() for _ in range(3)]
 
 
 def test_nothing_is_sent_behind_the_last_step() -> None:

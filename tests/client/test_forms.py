@@ -16,7 +16,7 @@ from gateway.grpc.metadata import CallMetadata
 from gateway.requests.regions import NO_REGIONS
 from seqmesh_client import REASONS, SequenceGone, StepRefused, TryLater, WrongToken
 from seqmesh_client.token import Place
-from seqmesh_client.wire import Array, StepRequest, message_of, told_by
+from seqmesh_client.wire import Array, StepRequest, from_answer, message_of, told_by
 from shared.contract.errors import OUTCOMES, Code, Reason, Retry, SequenceError, UnavailableError
 
 
@@ -124,7 +124,7 @@ def test_what_is_no_token_is_refused(token: Any) -> None:
 )
 def test_tensors_are_read_by_the_mesh_as_they_are_meant(array: Array, datatype: str, raw: bytes) -> None:
     step = StepRequest({"X": array}, ("Y",), last=True)
-    message = message_of(step, model="m", version="3", sequence="me", number=2, first_answer=4)
+    message = from_answer(message_of(step, model="m", version="3", sequence="me", number=2), 4)
     call = decode_request(message, NO_METADATA, NO_REGIONS)
 
     (tensor,) = call.inputs
