@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
@@ -17,7 +18,7 @@ from seqmesh_client.conversation import (
     Inputs,
     Program,
     Wish,
-    new_sequence_id,
+    sequence_id,
 )
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import GatewayChannels, OneSequence
@@ -52,9 +53,20 @@ class AsyncLink:
             raise LinkBroken("no answer came in time") from None
         except grpc.RpcError as error:
             raise broken_by(error) from None
+        except asyncio.CancelledError:
+            raise_if_cancelled()
+            raise LinkBroken("the client was closed") from None
         if message is cast(Any, grpc.aio).EOF:
             raise broken_by(None)
         return message
+
+
+def raise_if_cancelled() -> None:
+    """Called where gRPC raises CancelledError, which it does also where the channel of a call was closed: nobody then
+    cancels the task, and it must not end as if somebody had."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def messages_of(outbox: asyncio.Queue[Any]) -> AsyncIterator[Any]:
@@ -83,7 +95,7 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
         id     its correlation id; None: a random number. A model whose CORRID control is text needs a text
         after  > 0: the sequence has begun elsewhere, and that many of its steps have an outcome
         """
-        return AsyncSequence(self, Place(model, version, new_sequence_id() if id is None else id, after))
+        return AsyncSequence(self, Place(model, version, sequence_id(id), operator.index(after)))
 
     def resume(self, token: str) -> AsyncSequence:
         """The sequence whose token this is, behind its last step with an outcome. Raises WrongToken."""
@@ -115,6 +127,9 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
             return await method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
         except grpc.RpcError as error:
             raise broken_by(error) from None
+        except asyncio.CancelledError:
+            raise_if_cancelled()
+            raise LinkBroken("the client was closed") from None
 
 
 class AsyncSequence(OneSequence):

@@ -7,6 +7,7 @@ close one never waits, so programs do that themselves.
 from __future__ import annotations
 
 import logging
+import operator
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -301,6 +302,17 @@ def as_array(value: Any, datatype: str | None) -> Array:
     return array.astype(wanted)
 
 
-def new_sequence_id() -> int:
-    """An id that no other client takes: 63 bits, from 1. Models whose CORRID control is text need one of their own."""
-    return secrets.randbelow((1 << 63) - 1) + 1
+def sequence_id(id: int | str | None) -> int | str:
+    """The id that a caller gives. None: one that no other client takes, of 63 bits, from 1; models whose CORRID control
+    is text need one of their own.
+
+    raises  ValueError for an integer beyond 64 bits, which would be sent as that of another sequence; TypeError
+    """
+    if id is None:
+        return secrets.randbelow((1 << 63) - 1) + 1
+    if isinstance(id, str):
+        return id
+    number = int(operator.index(id))
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"a sequence's id has at most 64 bits: {number} has more")
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,6 +24,10 @@ CHANNEL_OPTIONS = (
     # Clients of one process share no connection: what breaks one leaves the others alone.
     ("grpc.use_local_subchannel_pool", 1),
 )
+GATEWAY = re.compile(r"[^/\s]+|(dns|unix|unix-abstract|vsock|xds):\S+")
+"""host:port, or an address with one of gRPC's own schemes. gRPC would look for any other text as the name of a host."""
+HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
+HEADER_TEXT = re.compile(r"[ -~]*")
 ChannelT = TypeVar("ChannelT")
 
 
@@ -47,9 +52,17 @@ class GatewayChannels(Generic[ChannelT]):
     ) -> None:
         if isinstance(urls, str) or not urls:
             raise ValueError('urls is a list of gateways: ["localhost:8001"]')
-        self.mesh = Mesh(tuple(urls), patience, strict, {}, {})
+        gateways = tuple(urls)
+        for one in gateways:
+            if not GATEWAY.fullmatch(one):
+                raise ValueError(
+                    f"'{one}' is no gateway: give host:port of its gRPC, without a scheme and without a path"
+                )
+        self.mesh = Mesh(gateways, patience, strict, {}, {})
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         self.headers = tuple((name.lower(), value) for name, value in pairs)
+        for name, value in self.headers:
+            check_header(name, value)
         self.channels: dict[int, ChannelT] = {}
         self._credentials = credentials
 
@@ -63,6 +76,16 @@ class GatewayChannels(Generic[ChannelT]):
                 else secure(url, self._credentials, CHANNEL_OPTIONS)
             )
         return cast(Any, service_pb2_grpc).GRPCInferenceServiceStub(self.channels[gateway])
+
+
+def check_header(name: str, value: str | bytes) -> None:
+    """Raises ValueError for a header that gRPC does not send. The value, which may be a secret, is not in the text."""
+    if not HEADER_NAME.fullmatch(name):
+        raise ValueError(f"'{name}' is no name of a header: letters, digits, '-', '_' and '.'")
+    if isinstance(value, str) and not HEADER_TEXT.fullmatch(value):
+        raise ValueError(
+            f"the value of header '{name}' has a line's end, or another character that is no printable ASCII"
+        )
 
 
 class OneSequence:

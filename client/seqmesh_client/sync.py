@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import queue
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from seqmesh_client.conversation import Ask, Inputs, Program, Wish, new_sequence_id
+from seqmesh_client.conversation import Ask, Inputs, Program, Wish, sequence_id
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import GatewayChannels, OneSequence
 from seqmesh_client.token import Place
@@ -78,7 +79,7 @@ class Client(GatewayChannels[grpc.Channel]):
         self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0
     ) -> BlockingSequence:
         """As `AsyncClient.sequence`."""
-        return BlockingSequence(self, Place(model, version, new_sequence_id() if id is None else id, after))
+        return BlockingSequence(self, Place(model, version, sequence_id(id), operator.index(after)))
 
     def resume(self, token: str) -> BlockingSequence:
         """As `AsyncClient.resume`."""

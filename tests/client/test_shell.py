@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from seqmesh_client import AsyncClient, Client
+from seqmesh_client.token import Place
 
 GATEWAYS = ["localhost:1"]
 
@@ -16,6 +19,38 @@ def test_headers_are_given_as_to_tritonclient_or_in_pairs_and_sent_as_grpc_takes
     headers: dict[str, str] | list[tuple[str, str]],
 ) -> None:
     assert (("seqmesh-tenant", "acme"),) == Client(GATEWAYS, headers=headers).headers
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:1", "grpc://localhost:1", "https://localhost", "localhost:1/", " localhost:1", ""]
+)
+def test_what_is_no_address_of_a_gateway_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(ValueError, match="give host:port"):
+        Client(["localhost:1", url])
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:1", "[::1]:1", "ipv4:127.0.0.1:1", "dns:///a:1", "unix:/a"])
+def test_addresses_of_grpc_are_taken(url: str) -> None:
+    assert (url,) == Client([url]).mesh.gateways
+
+
+@pytest.mark.parametrize("header", [("a b", "x"), ("", "x"), ("a", "secret\n"), ("a", "secret\u00e4")])
+def test_a_header_that_grpc_does_not_send_is_refused_and_its_value_is_not_told(header: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="header") as refused:
+        Client(GATEWAYS, headers=[header])
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [1 << 64, (1 << 64) + 5, -(1 << 63) - 1])
+def test_an_id_that_would_be_sent_as_that_of_another_sequence_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        Client(GATEWAYS).sequence("sum", id=number)
+
+
+def test_numbers_of_numpy_are_as_good_as_those_of_python() -> None:
+    token = Client(GATEWAYS).sequence("sum", id=cast(Any, np.int64(7)), after=cast(Any, np.int64(2))).token
+
+    assert Place("sum", "", 7, 2) == Place.of_token(token)
 
 
 @pytest.mark.parametrize("ahead", [0, -1])

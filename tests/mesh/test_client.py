@@ -339,6 +339,16 @@ async def test_a_connection_that_broke_leaves_no_task_behind(plain: tuple[PlainS
     assert all(task.done() for task in left), left
 
 
+async def test_a_client_that_is_closed_breaks_connections_and_cancels_no_task(plain: tuple[PlainServer, str]) -> None:
+    client = AsyncClient([plain[1]], strict=False)
+    sequence = client.sequence("sum")
+    await sequence.step(STEP)
+    await client.close()
+
+    with pytest.raises(OutcomeUnknown, match="closed"):
+        await sequence.step(STEP)
+
+
 async def test_a_sequence_that_was_dropped_without_being_closed_leaves_no_task_behind(
     plain: tuple[PlainServer, str], caplog: pytest.LogCaptureFixture
 ) -> None:
