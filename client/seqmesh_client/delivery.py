@@ -184,7 +184,7 @@ class Delivery:
         head = self._open[0]
         if head.done:
             return Listen(self._heard_at + EARLY_S)
-        if now >= head.deadline:
+        if not now < head.deadline:  # nor when it is no number: nothing is awaited then
             raise self._overdue(head)
         if self.linked:
             silent = self._heard_at + self._patience.silence_s

@@ -227,6 +227,15 @@ def test_a_step_has_the_inputs_of_its_call_whatever_is_written_over_them_since()
     assert [1, 11, 111] == [shell.run(conversation.outcome()).single.item() for _ in range(3)]
 
 
+@pytest.mark.timeout(20)
+def test_a_timeout_that_is_no_number_is_over_at_once() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    conversation.add(request(1), float("nan"))
+    with pytest.raises(NoAnswer, match="no answer in time"):
+        shell.run(conversation.outcome())
+
+
 def test_nothing_is_sent_behind_the_last_step() -> None:
     shell = BrittleShell(SumMesh(), random.Random(1))
     conversation = shell.conversation(PLACE)
