@@ -83,23 +83,28 @@ class Returns:
 class BatchTimes:
     """How long a batch takes, by its rows: a line through the medians of smaller and larger ones of the latest batches.
     Medians, because one batch that compiles a kernel takes a thousand times as long as the others.
-
-    usual_us  median of all; 0.0 before the second: the first may be the one that compiles
     """
 
     def __init__(self) -> None:
         self._latest: deque[tuple[int, int]] = deque(maxlen=BATCHES)
         self._row_us = 0.0
         self._fixed_us = 0.0
-        self.usual_us = 0.0
+        self._usual_us = 0.0
+        self._is_fitted = True
 
     def learn(self, rows: int, took_us: int) -> None:
         """A batch of so many rows has ended."""
         self._latest.append((rows, took_us))
-        if len(self._latest) < 2:
+        # The first batch may be the one that compiles: it tells nothing alone.
+        self._is_fitted = len(self._latest) < 2
+
+    def _fit(self) -> None:
+        # Only when somebody asks: batches of a fast model are never held.
+        if self._is_fitted:
             return
-        mean, self.usual_us = _middle(self._latest)
-        self._row_us, self._fixed_us = 0.0, self.usual_us
+        self._is_fitted = True
+        mean, self._usual_us = _middle(self._latest)
+        self._row_us, self._fixed_us = 0.0, self._usual_us
         small = [batch for batch in self._latest if batch[0] < mean]
         if not small:
             return
@@ -110,8 +115,20 @@ class BatchTimes:
             self._row_us = min((many_us - few_us) / (many - few), many_us / many)
             self._fixed_us = many_us - self._row_us * many
 
+    @property
+    def are_long(self) -> bool:
+        """Whether batches take long enough to be held. A short one answers that alone."""
+        return bool(self._latest) and self._latest[-1][1] >= BATCH_US_MIN <= self.usual_us
+
+    @property
+    def usual_us(self) -> float:
+        """Median of all; 0.0 before the second batch."""
+        self._fit()
+        return self._usual_us
+
     def of(self, rows: float) -> float:
         """Microseconds that a batch of so many rows takes."""
+        self._fit()
         return self._fixed_us + self._row_us * rows
 
 
@@ -192,7 +209,9 @@ class Gathering:
 
     def wait_until(self, ready: int, now_us: int) -> int | None:
         """Until when a batch of so many rows should wait for more; None if it should run."""
-        wait_us = self._best_wait(ready, now_us) if ready < self.rows and self.times.usual_us >= BATCH_US_MIN else 0
+        if ready >= self.rows or not self.times.are_long:
+            return None
+        wait_us = self._best_wait(ready, now_us)
         if wait_us == 0:
             return None
         if self.hold is None:
