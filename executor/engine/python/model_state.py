@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.python.model import CallBlock, error_text, takes
-from executor.engine.python.texts import is_text, plain_text
+from executor.engine.python.texts import is_text, plain_text, text_of_error
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode
@@ -62,8 +62,8 @@ class ModelState:
         given = self._call(CHECKPOINT, correlation_id)
         try:
             tensors = _packed(given)
-        except Exception as wrong:  # what the model gave may have methods of the model's own
-            raise self._error(CHECKPOINT, correlation_id, str(wrong)) from wrong
+        except BaseException as wrong:  # what the model gave may have methods of the model's own
+            raise self._error(CHECKPOINT, correlation_id, text_of_error(wrong)) from wrong
         size = sum(len(tensor.raw) for tensor in tensors)
         if size > self._bytes_max:
             text = f"returned {size} bytes, and no more than {self._bytes_max} are kept of a sequence"
@@ -102,6 +102,8 @@ def _tensor(name: object, value: object) -> Tensor:
     name = plain_text(name)
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"expected a numpy array as '{name}', got {type(value).__name__}")
+    if np.ma.is_masked(cast("Any", value)):
+        raise TypeError(f"'{name}' has masked elements, and a mask is not kept: hand out its data and its mask apart")
     array: NDArray[Any] = np.asarray(cast("Any", value))
     if array.dtype.kind in "OSU":
         if not all(isinstance(element, str | bytes) for element in array.reshape(-1).tolist()):

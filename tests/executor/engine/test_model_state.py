@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -279,11 +279,18 @@ def test_special_numbers_strings_and_nothing_at_all_come_back() -> None:
     assert ([b"ab", b"c"], np.object_) == (words["u"].tolist(), words["u"].dtype)
 
 
+HALF_MASKED = cast("Any", np.ma).array([1, 2], mask=[False, True])
+
+
 class Unreadable(dict[str, Any]):
     """What a model might return."""
 
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(a=np.zeros(1))
+        self._error = error
+
     def items(self) -> Any:
-        raise RuntimeError("no items")
+        raise self._error
 
 
 @pytest.mark.parametrize(
@@ -293,11 +300,13 @@ class Unreadable(dict[str, Any]):
         ([np.zeros(1)], "expected a dict of numpy arrays, got list"),
         ({1: np.zeros(1)}, "expected names that are text, got 1"),
         ({"\ud800": np.zeros(1)}, "expected names that are text"),
-        (Unreadable(a=np.zeros(1)), "no items"),
+        (Unreadable(RuntimeError("no items")), "no items"),
+        (Unreadable(KeyboardInterrupt("no time")), "no time"),
         ({"a": [1, 2]}, "expected a numpy array as 'a', got list"),
         ({"a": np.array([1, "x"], np.object_)}, "expected str or bytes as elements of 'a'"),
         ({"a": np.zeros(1, np.complex64)}, "'a' has elements of a type that no tensor has: complex64"),
         ({"a": np.zeros(1, "datetime64[s]")}, r"'a' has elements of a type that no tensor has: datetime64\[s\]"),
+        ({"a": HALF_MASKED}, "'a' has masked elements"),
         ({"a": np.array(["\ud800"])}, "surrogates not allowed"),
         ({"a": np.zeros(80), "b": np.zeros(21)}, "returned 808 bytes, and no more than 800 are kept of a sequence"),
     ],
