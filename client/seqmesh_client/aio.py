@@ -6,7 +6,8 @@ import asyncio
 import operator
 import time
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -47,26 +48,30 @@ class AsyncLink:
     async def receive(self, until: float) -> Any:
         """The next message. Raises LinkBroken when there is none until then."""
         try:
-            async with asyncio.timeout(until - time.monotonic()):
-                message = await self._call.read()
+            with failures_told():
+                async with asyncio.timeout(until - time.monotonic()):
+                    message = await self._call.read()
         except TimeoutError:
             raise LinkBroken("no answer came in time") from None
-        except grpc.RpcError as error:
-            raise broken_by(error) from None
-        except asyncio.CancelledError:
-            raise_if_cancelled()
-            raise LinkBroken("the client was closed") from None
         if message is cast(Any, grpc.aio).EOF:
             raise broken_by(None)
         return message
 
 
-def raise_if_cancelled() -> None:
-    """Called where gRPC raises CancelledError, which it does also where the channel of a call was closed: nobody then
-    cancels the task, and it must not end as if somebody had."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+@contextmanager
+def failures_told() -> Generator[None]:
+    """What gRPC raises within it becomes LinkBroken."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise broken_by(error) from None
+    except asyncio.CancelledError:
+        # gRPC raises it also where the channel of a call was closed. Nobody then cancels the task, and it must not end
+        # as if somebody had.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise LinkBroken("the client was closed") from None
 
 
 async def messages_of(outbox: asyncio.Queue[Any]) -> AsyncIterator[Any]:
@@ -123,13 +128,8 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
     async def ask(self, wish: Ask) -> Any:
         """The response of a unary call. Raises LinkBroken, or an error that no other gateway can mend."""
         method = getattr(self._stub(wish.gateway), wish.method)
-        try:
+        with failures_told():
             return await method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
-        except grpc.RpcError as error:
-            raise broken_by(error) from None
-        except asyncio.CancelledError:
-            raise_if_cancelled()
-            raise LinkBroken("the client was closed") from None
 
 
 class AsyncSequence(OneSequence):

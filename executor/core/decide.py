@@ -356,7 +356,7 @@ def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
         if member is None or member.owned.phase is not OwnedPhase.READY or member.owned.steps:
             continue
         if member.queued.step.flags & END:
-            gathering.over(now_us)
+            gathering.ended.append(now_us)
         else:
             gathering.left(member.owned.sequence, now_us)
 

@@ -80,40 +80,49 @@ class Returns:
         return expected
 
 
-class BatchTimes:
-    """How long a batch takes, by its rows: a line through the medians of smaller and larger ones of the latest batches.
-    Medians, because one batch that compiles a kernel takes a thousand times as long as the others.
+class Line(msgspec.Struct, frozen=True):
+    """Microseconds of a batch: `fixed_us`, and `row_us` for each of its rows. usual_us: the median of all"""
+
+    usual_us: float = 0.0
+    fixed_us: float = 0.0
+    row_us: float = 0.0
+
+
+def line_through(batches: Collection[tuple[int, int]]) -> Line:
+    """A line through the medians of smaller and larger batches, given by their rows and times. Medians, because one
+    batch that compiles a kernel takes a thousand times as long as the others.
     """
+    if len(batches) < 2:
+        # The first batch may be the one that compiles: it tells nothing alone.
+        return Line()
+    mean, usual_us = _middle(batches)
+    if small := [batch for batch in batches if batch[0] < mean]:
+        few, few_us = _middle(small)
+        many, many_us = _middle([batch for batch in batches if batch[0] >= mean])
+        if many_us > few_us:
+            # Not steeper than in proportion to the rows: no batch takes less than nothing.
+            row_us = min((many_us - few_us) / (many - few), many_us / many)
+            return Line(usual_us, many_us - row_us * many, row_us)
+    return Line(usual_us, usual_us)
+
+
+class BatchTimes:
+    """How long a batch takes, by its rows, as the latest ones tell."""
 
     def __init__(self) -> None:
         self._latest: deque[tuple[int, int]] = deque(maxlen=BATCHES)
-        self._row_us = 0.0
-        self._fixed_us = 0.0
-        self._usual_us = 0.0
-        self._is_fitted = True
+        self._line: Line | None = None
 
     def learn(self, rows: int, took_us: int) -> None:
         """A batch of so many rows has ended."""
         self._latest.append((rows, took_us))
-        # The first batch may be the one that compiles: it tells nothing alone.
-        self._is_fitted = len(self._latest) < 2
+        # Fitted when somebody asks: batches of a fast model are never held.
+        self._line = None
 
-    def _fit(self) -> None:
-        # Only when somebody asks: batches of a fast model are never held.
-        if self._is_fitted:
-            return
-        self._is_fitted = True
-        mean, self._usual_us = _middle(self._latest)
-        self._row_us, self._fixed_us = 0.0, self._usual_us
-        small = [batch for batch in self._latest if batch[0] < mean]
-        if not small:
-            return
-        few, few_us = _middle(small)
-        many, many_us = _middle([batch for batch in self._latest if batch[0] >= mean])
-        if many_us > few_us:
-            # Not steeper than in proportion to the rows: no batch takes less than nothing.
-            self._row_us = min((many_us - few_us) / (many - few), many_us / many)
-            self._fixed_us = many_us - self._row_us * many
+    def _fitted(self) -> Line:
+        if self._line is None:
+            self._line = line_through(self._latest)
+        return self._line
 
     @property
     def are_long(self) -> bool:
@@ -123,13 +132,12 @@ class BatchTimes:
     @property
     def usual_us(self) -> float:
         """Median of all; 0.0 before the second batch."""
-        self._fit()
-        return self._usual_us
+        return self._fitted().usual_us
 
     def of(self, rows: float) -> float:
         """Microseconds that a batch of so many rows takes."""
-        self._fit()
-        return self._fixed_us + self._row_us * rows
+        line = self._fitted()
+        return line.fixed_us + line.row_us * rows
 
 
 def _middle(batches: Collection[tuple[int, int]]) -> tuple[float, float]:
@@ -165,7 +173,7 @@ class Gathering:
     rows      most rows of a batch
     times     how long its batches take
     away      sequences that were answered and have no step here since: when their batch ended; in this order
-    ended     when sequences ended that have had no successor since
+    ended     when sequences ended that have had no successor since; of very many, the latest
     hold      set while a batch waits
     free_us   when the last batch ended
     """
@@ -173,11 +181,14 @@ class Gathering:
     rows: int
     times: BatchTimes = field(default_factory=BatchTimes)
     away: OrderedDict[SequenceId, int] = field(default_factory=OrderedDict[SequenceId, int])
-    ended: deque[int] = field(default_factory=deque[int])
+    ended: deque[int] = field(init=False)
     returns: Returns = field(default_factory=Returns)
     successions: Returns = field(default_factory=Returns)
     hold: Hold | None = None
     free_us: int = 0
+
+    def __post_init__(self) -> None:
+        self.ended = deque(maxlen=AWAY_BATCHES * self.rows)
 
     def ran(self, rows: int, began_us: int, now_us: int) -> None:
         """Learns from a batch that has ended how long one takes. A staged batch ran only after the one before it."""
@@ -189,12 +200,6 @@ class Gathering:
         self.away[sequence] = now_us
         if len(self.away) > AWAY_BATCHES * self.rows:
             self.away.popitem(last=False)
-
-    def over(self, now_us: int) -> None:
-        """A sequence has ended. Of very many, the latest are remembered."""
-        self.ended.append(now_us)
-        if len(self.ended) > AWAY_BATCHES * self.rows:
-            self.ended.popleft()
 
     def came(self, sequence: SequenceId, now_us: int) -> None:
         """A step of a sequence has come that was here before."""

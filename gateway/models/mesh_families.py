@@ -289,6 +289,11 @@ REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (
         "0 if Redis could not write its append-only file anew the last time: it grows; absent if it keeps none",
         lambda told: None if told.log_rewritten is None else float(told.log_rewritten),
     ),
+    (
+        "seqmesh_redis_cpu_seconds_total",
+        "Processor time of Redis' thread that runs the commands; at one second a second it is full",
+        lambda told: told.cpu_s,
+    ),
 )
 COMMANDS: Sequence[tuple[str, str, Callable[[CommandUse], float]]] = (
     ("seqmesh_redis_commands_total", "Commands that Redis has run; fcall: the mesh's scripts", lambda use: use.calls),
@@ -315,9 +320,8 @@ def redis_families(told: RedisFigures | None, of_mesh: Counts) -> list[Family]:
         return families
     for name, text, value in REDIS:
         if (figure := value(told)) is not None:
-            families.append(Family(name, "gauge", text, [Sample("", {}, figure)]))
-    text = "Processor time of Redis' thread that runs the commands; at one second a second it is full"
-    families.append(Family("seqmesh_redis_cpu_seconds_total", "counter", text, [Sample("", {}, told.cpu_s)]))
+            kind = "counter" if name.endswith("_total") else "gauge"
+            families.append(Family(name, kind, text, [Sample("", {}, figure)]))
     for name, text, of in COMMANDS:
         samples = [Sample("", {"command": command}, of(use)) for command, use in sorted(told.commands.items())]
         families.append(Family(name, "counter", text, samples))

@@ -73,11 +73,6 @@ class _Queued(TorchDispatchMode):
         self._streams = streams
         self._pinned = pinned
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in `RecurrentLayers`."""
-        return False
-
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
