@@ -222,7 +222,7 @@ class GrpcConnection(asyncio.Protocol):
         if not rpc.has_begun:
             rpc.has_begun = True
             encoding = [] if rpc.encoding == IDENTITY else [(b"grpc-encoding", rpc.encoding.encode())]
-            self._http2.send_headers(rpc.number, [*BEGIN, *encoding])
+            self._http2.answer(rpc.number, [*BEGIN, *encoding])
         self._sending.message(rpc, data)
 
     def finish(self, rpc: Rpc) -> None:

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import AllowedStreamIDs, H2Connection
+from h2.connection import AllowedStreamIDs
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
-from h2.exceptions import FrameTooLargeError, ProtocolError
+from h2.exceptions import FlowControlError, FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream
 from hyperframe.exceptions import InvalidPaddingError
 from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
-from gateway.grpc.wire.opening import HEADER_BYTES_MAX
+from gateway.grpc.wire.known_headers import KnowingDecoder, KnowingEncoder
+from gateway.grpc.wire.opening import HEADER_BYTES_MAX, Headers
+from gateway.grpc.wire.plain_frames import PlainFrames
 
 WINDOW_BYTES = 256 << 10
 """How much of a call is received before it is read. With 64 KiB, requests of that size take 1.5 times as long."""
@@ -38,7 +40,7 @@ class Broken(Event):
     """What has come is no HTTP/2, and the client has been told why. Nothing more is to be received or sent."""
 
 
-class Http2(H2Connection):
+class Http2(PlainFrames):
     """h2's server side of a connection. It differs from h2's own where each method says so."""
 
     MAX_CLOSED_STREAMS = 1 << 12
@@ -63,6 +65,7 @@ class Http2(H2Connection):
             SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
         }
         self.local_settings = Settings(client=False, initial_values=mine)
+        self.encoder, self.decoder = KnowingEncoder(), KnowingDecoder()
         self.decoder.max_header_list_size = REFUSABLE_BYTES
         self._sweep_at = SWEEP_AT_LEAST
 
@@ -76,13 +79,38 @@ class Http2(H2Connection):
         buffer.max_frame_size = self.max_inbound_frame_size
         try:
             buffer.add_data(data)
-            for frame in buffer:
-                yield self._receive_frame(frame)
+            while (events := self.read_plain() or self._read_frame(buffer)) is not None:
+                yield events
             self._refuse_large()
         except InvalidPaddingError:
             yield self._broken(ErrorCodes.PROTOCOL_ERROR)
         except ProtocolError as error:
             yield self._broken(error.error_code)
+
+    def _read_frame(self, buffer: Iterator[Frame]) -> list[Event] | None:
+        """What the next frame says; None when no whole one has come."""
+        frame = next(buffer, None)
+        return None if frame is None else self._receive_frame(frame)
+
+    @property
+    def has_to_send(self) -> bool:
+        """Whether something is ready to be written."""
+        return self._data_to_send != b""
+
+    def answer(self, number: int, headers: Headers, *, end_stream: bool = False) -> None:
+        """Sends the headers before an answer's first message, or behind its last, which end the stream."""
+        if not self.send_plain_headers(number, headers, end_stream=end_stream):
+            self.send_headers(number, headers, end_stream)
+
+    def send_at_once(self, number: int, data: bytes) -> bool:
+        """Sends bytes of a stream in one frame. False: they do not fit into a frame, or into a window."""
+        if self.send_plain(number, data):
+            return True
+        try:
+            self.send_data(number, data)
+        except (FlowControlError, FrameTooLargeError):
+            return False
+        return True
 
     def _refuse_large(self) -> None:
         """Refuses a frame that is too large before a client can fill the memory with it, and headers alike. h2 looks at

@@ -52,7 +52,8 @@ class Receiving:
                 self._turns.wait(self._go_on)
                 break
         self.look_whether_to_read()
-        self._sending.flush_soon()
+        if self._http2.has_to_send:
+            self._sending.flush_soon()
 
     def look_whether_to_read(self) -> None:
         if self._sending.is_full or self._is_behind:

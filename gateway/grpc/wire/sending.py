@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from h2.errors import ErrorCodes
-from h2.exceptions import FlowControlError, FrameTooLargeError
 from hyperframe.frame import GoAwayFrame
 
 from gateway.grpc.wire.http2 import Http2
@@ -47,20 +46,16 @@ class Sending:
 
     def message(self, rpc: Rpc, data: bytes) -> None:
         """Sends bytes of a call's answer. What cannot be sent yet waits in `Rpc.unsent`."""
-        try:
-            if not (self.is_full or rpc.unsent):
-                self._http2.send_data(rpc.number, data)
-                self._wrote(len(data))
-                return
-        except (FlowControlError, FrameTooLargeError):
-            pass  # it waits, and goes in parts
+        if not (self.is_full or rpc.unsent) and self._http2.send_at_once(rpc.number, data):
+            self._wrote(len(data))
+            return
         rpc.unsent.append(memoryview(data))
         self.flush_soon()
         self.opened([rpc])
 
     def end(self, number: int, headers: Headers, *, is_half_closed: bool) -> None:
         """Ends a stream. is_half_closed: its client has said all that it had to say; else it need not go on"""
-        self._http2.send_headers(number, headers, end_stream=True)
+        self._http2.answer(number, headers, end_stream=True)
         if not is_half_closed:
             self._http2.reset_stream(number, ErrorCodes.NO_ERROR)
         self._wrote(0)
@@ -73,6 +68,8 @@ class Sending:
         """The connection's window may have grown, and the windows of these calls. Sends what windows and transport take
         now, of one call after the other, for one turn of the event loop."""
         self._waiting.update((rpc, None) for rpc in rpcs if rpc.unsent)
+        if not self._waiting:
+            return
         until = self._loop.time() + TURN_S
         while self._can_send and not self._goes_on:
             rpc, _ = self._waiting.popitem(last=False)
