@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any, cast
 from urllib.parse import unquote
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserError, HttpRequestParser
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from starlette.types import ASGIApp, Message, Scope
@@ -36,7 +36,7 @@ from gateway.http.connection import (
     error_body,
     origin_form,
 )
-from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, refused
+from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, read_head
 from gateway.ports.seats import Seat
 from shared.process import logs
 
@@ -203,22 +203,12 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     def _parsed(self, head: bytes) -> Request | None:
         """The request of this head, which begins the buffer; None when it is refused."""
-        request = Request(self._now())
-        parser = HttpRequestParser(request)
-        error = ""
-        try:
-            parser.feed_data(head)
-        except HttpParserUpgrade:
-            pass  # as RFC 9110 (7.8) allows
-        except HttpParserError as problem:
-            error = str(problem)
-        request.method, request.version = parser.get_method().decode(), parser.get_http_version()
-        if refusal := refused(request, head, error):
-            self.end(*refusal)
+        request = read_head(head, self._now())
+        if not isinstance(request, Request):
+            self.end(*request)
             return None
         del self._buffer[: len(head)]
         self._served += 1
-        request.is_last |= request.version == "1.0"
         if request.encoding is not None:
             request.chunks = Chunks()
             request.parser = HttpRequestParser(request.chunks)
@@ -369,11 +359,12 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Raises ValueError for a header that would end early."""
-        lines = header_lines(headers) + common_lines(self._config, int(time.time()))
+        lines = header_lines(tuple(headers)) + common_lines(self._config, int(time.time()))
         return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, REASONS.get(status, b""), lines)
 
 
-def header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+@lru_cache(maxsize=64)
+def header_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Headers as they are sent. Raises ValueError for one that would end early."""
     if SPLITTING.search(b"".join(chain.from_iterable(headers))):
         raise ValueError("a header of the answer has a line's end in it")
@@ -383,4 +374,4 @@ def header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
 @lru_cache(maxsize=4)
 def common_lines(config: Config, _second: int) -> bytes:
     """The headers of every answer of that second."""
-    return header_lines(config.response_headers("h11"))
+    return header_lines(tuple(config.response_headers("h11")))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from http import HTTPStatus
+from typing import Self
 
-from httptools import HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.http.connection import NOT_SERVED, VERSIONS
 
@@ -16,6 +18,11 @@ HEADERS_MAX = 256
 CHUNKED_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 """The parser of a body in chunks begins with this head, because httptools ends at the real one if it has `Upgrade`."""
 REQUEST_LINE = re.compile(rb"[^ ]+ [^ ]+ HTTP/(\d\.\d)\r\n")
+KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 1 << 10
+"""How many heads are kept when they have been read, and how large one may be: most are like one shortly before."""
+
+Refusal = tuple[int, str]
+"""Status and text for a request that is not served."""
 
 
 class Chunks:
@@ -50,9 +57,9 @@ class Request:
     method = version = ""
     chunks: Chunks | None = None
     parser: HttpRequestParser | None = None
+    began = 0.0
 
-    def __init__(self, began: float) -> None:
-        self.began = began
+    def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
 
     def on_url(self, target: bytes) -> None:
@@ -78,6 +85,12 @@ class Request:
     def on_headers_complete(self) -> None:
         self.has_head = True
 
+    def begun(self, at: float) -> Self:
+        """A request with this head, of which nothing else has come."""
+        request = object.__new__(type(self))
+        request.__dict__.update(self.__dict__, began=at, headers=list(self.headers))
+        return request
+
     @property
     def is_whole(self) -> bool:
         """Whether the whole body has come."""
@@ -98,8 +111,32 @@ def parsable(buffer: bytearray) -> int:
     return len(buffer) - begun
 
 
-def refused(request: Request, head: bytes, error: str) -> tuple[int, str] | None:
-    """Status and text if a request is not served. error: llhttp's."""
+def read_head(head: bytes, now: float) -> Request | Refusal:
+    """The request that begins with this head, or why it is not served."""
+    read = _known(head) if len(head) <= KNOWN_HEAD_BYTES else _read(head)
+    return read.begun(now) if isinstance(read, Request) else read
+
+
+def _read(head: bytes) -> Request | Refusal:
+    request = Request()
+    parser = HttpRequestParser(request)
+    error = ""
+    try:
+        parser.feed_data(head)
+    except HttpParserUpgrade:
+        pass  # as RFC 9110 (7.8) allows
+    except HttpParserError as problem:
+        error = str(problem)
+    request.method, request.version = parser.get_method().decode(), parser.get_http_version()
+    request.is_last |= request.version == "1.0"
+    return _refused(request, head, error) or request
+
+
+_known = lru_cache(KNOWN_HEADS)(_read)
+
+
+def _refused(request: Request, head: bytes, error: str) -> Refusal | None:
+    """error: llhttp's"""
     version = REQUEST_LINE.match(head)
     if version is not None and version[1] not in VERSIONS:
         return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, NOT_SERVED.format(version=version[1].decode())
