@@ -187,8 +187,8 @@ class GatewaySettings(MetricsSettings):
     )
     grpc_max_concurrent_rpcs: int = setting(
         0,
-        help="RPCs that are served at once, each stream as one; beyond it callers get RESOURCE_EXHAUSTED. 0: 10000, "
-        "less where --memory-max is below 2.7 GiB.",
+        help="RPCs that are served at once, each stream as one; beyond it, and beyond seven eighths of it of one "
+        "client, callers get RESOURCE_EXHAUSTED. 0: 10000, less where --memory-max is below 2.7 GiB.",
         minimum=0,
     )
     http_max_input_size: int = setting(
@@ -214,7 +214,8 @@ class GatewaySettings(MetricsSettings):
     grpc_max_connections: int = setting(
         0,
         help="Connections of the gRPC port at once. At the bound a new connection takes the place of the one that has "
-        "been without a call for longest; where all have calls, it is closed. 0: as --http-max-connections.",
+        "been without a call for longest; where all have calls, it is closed. One client may have seven eighths of "
+        "them. 0: as --http-max-connections.",
         minimum=0,
         maximum=INT32_MAX - 1,
     )

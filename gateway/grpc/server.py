@@ -20,7 +20,7 @@ from gateway.grpc.rpcs import Rpcs
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
-from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
+from gateway.grpc.wire.rules import ConnectionRules, RpcLimit, of_one_client
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.listening import GRPC_PORT, listen
 from gateway.ports.seats import Seat, Share
@@ -53,8 +53,7 @@ class GrpcServer(PortServer[GrpcConnection]):
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """settings: with their bounds filled in (`GatewaySettings.bounded`). Raises as `tls_context`."""
-        # Behind a proxy all clients are one: a client may have all seats.
-        self.share = Share(connections_max, connections_max)
+        self.share = Share(connections_max, of_one_client(connections_max))
         super().__init__(
             "grpc", [self.share], grpc_tls(settings), first_s=FIRST_S, end_s=PATIENCE_S, leaving_max=LEAVING
         )

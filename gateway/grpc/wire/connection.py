@@ -261,8 +261,8 @@ class GrpcConnection(asyncio.Protocol):
         if not self.rpcs:
             self._seat.work()
         self.rpcs[rpc.number] = rpc
-        if not self._limit.begin(opening.path):
-            logs.warning("grpc calls refused", most=self._limit.most)
+        if not self._limit.begin(self._seat.client, opening.path):
+            logs.warning("grpc calls refused", most=self._limit.most, client=self._seat.client)
             rpc.end(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
         elif opening.encoding not in ENCODINGS:
             accepted = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
@@ -371,7 +371,7 @@ class GrpcConnection(asyncio.Protocol):
         self._sending.forget(rpc)
         if self._end_at is None:
             self._took(rpc.uncredited)
-        self._limit.open -= 1
+        self._limit.end(self._seat.client)
         rpc.over()
         if not self.rpcs:
             self._seat.wait(self._now(), self._rules.idle_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from gateway.grpc.wire.pings import PingRules
 
@@ -17,20 +18,38 @@ SPARE = 16
 """Calls beyond the bound: of health alone, so that nobody takes a gateway for dead because a client has many calls."""
 
 
+OTHERS_PART = 8
+"""An eighth of what a client could have is left to the others. No more of it: behind a proxy all clients are one."""
+
+
+def of_one_client(most: int) -> int:
+    """How many of so many calls, or connections, one client may have."""
+    return most - most // OTHERS_PART
+
+
 @dataclass(slots=True)
 class RpcLimit:
-    """The open calls of a port, and their bound. refused: how many calls were beyond it"""
+    """The open calls of a port, and their bound. refused: how many calls were beyond it, or beyond their client's"""
 
     most: int
     open: int = 0
     refused: int = 0
+    _of_client: Counter[str] = field(default_factory=Counter[str])
 
-    def begin(self, path: str) -> bool:
-        """A call has begun: whether it is within the bound."""
+    def begin(self, client: str, path: str) -> bool:
+        """A call of this client has begun: whether it is within the bounds. `end` follows in any case."""
         self.open += 1
-        is_within = self.open <= self.most + (SPARE if path in HEALTH else 0)
+        self._of_client[client] += 1
+        spare = SPARE if path in HEALTH else 0
+        is_within = self.open <= self.most + spare and self._of_client[client] <= of_one_client(self.most) + spare
         self.refused += not is_within
         return is_within
+
+    def end(self, client: str) -> None:
+        self.open -= 1
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
 
 
 @dataclass(frozen=True, slots=True)

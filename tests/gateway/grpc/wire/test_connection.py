@@ -563,5 +563,18 @@ def test_only_a_few_calls_of_health_are_served_beyond_the_bound() -> None:
     limit = RpcLimit(most=1)
     asked = [LIVE] * (1 + SPARE) + [INFER, LIVE]
 
-    assert [True] * (1 + SPARE) + [False, False] == [limit.begin(path) for path in asked]
+    assert [True] * (1 + SPARE) + [False, False] == [limit.begin("a", path) for path in asked]
     assert 2 == limit.refused
+
+
+def test_one_client_leaves_some_calls_to_the_others() -> None:
+    limit = RpcLimit(most=16)
+
+    assert [True] * 14 + [False] * 3 == [limit.begin("greedy", INFER) for _ in range(17)]
+    for _ in range(3):
+        limit.end("greedy")
+    assert [True, True, False] == [limit.begin("other", INFER) for _ in range(3)]
+    for client in ["other"] * 3 + ["greedy"] * 14:
+        limit.end(client)
+    assert 0 == limit.open
+    assert not limit._of_client
