@@ -67,9 +67,8 @@ def mesh_of(state: MeshState) -> BenchmarkMesh:
     groups: dict[str, list[int]] = {}
     for child in state.children:
         groups.setdefault(child.service, []).append(child.pid)
-    gateway = next(child for child in state.children if child.service == "gateway")
     order = [name for name in ("gateway", "scheduler", "executor", "redis") if name in groups]
-    address = Addresses(state.host, gateway.http_port, gateway.grpc_port)
+    address = Addresses(state.host, state.gateway.http_port, state.gateway.grpc_port)
     return BenchmarkMesh("seqmesh", address, {name: groups[name] for name in order}, state.redis_url)
 
 

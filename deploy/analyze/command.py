@@ -25,7 +25,7 @@ from deploy.analyze.notes import (
     write_notes,
 )
 from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, trials_plot
-from deploy.analyze.search import Bounds, Conclusion, Measured, Setting, Trial, follow, is_better
+from deploy.analyze.search import Bounds, Conclusion, Knob, Measured, Setting, Trial, follow, is_better
 from deploy.analyze.trials import Described, TrialMesh, text_of
 from deploy.local.data_directory import LauncherError
 from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, results_in
@@ -64,12 +64,15 @@ class Search:
         """The given configuration, where the search begins."""
         return setting_of(self.described.config)
 
+    @property
+    def knobs(self) -> list[Knob]:
+        return knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
+
     def run(self, say: Callable[[str], None]) -> Conclusion:
         """Measures until the search is over; every trial is noted at once."""
-        knobs = knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
         while True:
             found = self.notes.found
-            move = follow(self.start, knobs, found, self.bounds, self.trials_max)
+            move = follow(self.start, self.knobs, found, self.bounds, self.trials_max)
             if isinstance(move, Conclusion):
                 return move
             say(f"trial {len(found) + 1} of at most {self.trials_max}: {move.why}")
@@ -97,7 +100,7 @@ class Search:
 
     def draw_curve(self, best: Setting, say: Callable[[str], None]) -> None:
         """Measures the given and the chosen setting with fewer and more callers, unless that is known."""
-        counts = powers(1, 2 * self.plan.concurrency)
+        counts = powers(2 * self.plan.concurrency)
         plans = [
             LoadPlan(count, 1, self.plan.warmup_s, max(0.5, self.plan.window_s * CURVE_WINDOW_SHARE))
             for count in counts
@@ -122,7 +125,6 @@ class Search:
 
     def write_report(self, model: str, verdict: Conclusion, ending: str) -> None:
         """Writes the report, its plots and the chosen configuration."""
-        knobs = knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
         plan = self.plan
         load = (
             f"{plan.concurrency} callers, each with one step outstanding, over gRPC from this machine; {plan.rounds} "
@@ -131,7 +133,7 @@ class Search:
             "each trial. "
             "Memory is what the executor has resident, and the model's on GPUs."
         )
-        outcome = Analysis(model, self.start, verdict.best, knobs, self.bounds, ending, load)
+        outcome = Analysis(model, self.start, verdict.best, self.knobs, self.bounds, ending, load)
         (self.output / "report.md").write_text(markdown(outcome, self.notes))
         (self.output / "trials.svg").write_text(trials_plot(outcome, self.notes))
         if self.notes.curve:
@@ -222,9 +224,8 @@ def carried_out(search: Search, model: str) -> int:
     except KeyboardInterrupt:
         if search.start not in search.notes.found:
             raise
-        knobs = knobs_of(search.described.config, cores=os.cpu_count() or 1, concurrency=search.plan.concurrency)
         known = search.notes.found
-        move = follow(search.start, knobs, known, search.bounds, len(known))
+        move = follow(search.start, search.knobs, known, search.bounds, len(known))
         assert not isinstance(move, Trial), "no trial is left to be made"
         verdict = Conclusion(move.best, complete=False)
         ending = "The search was interrupted: this is what was known then."

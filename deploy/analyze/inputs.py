@@ -17,12 +17,9 @@ from typing import Any, cast
 
 import click
 import numpy as np
-from tritonclient import utils as _utils
+from numpy.typing import NDArray
 
-from shared.contract.tensors import ELEMENT_BYTES
-
-# The library has no types.
-utils: Any = _utils
+from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, from_numpy
 
 SEED = 7
 STEPS_MADE = 16
@@ -38,17 +35,7 @@ class Input:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SentTensor:
-    """A tensor as it is sent. data: in the protocol's binary form"""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-Step = tuple[SentTensor, ...]
+Step = tuple[Tensor, ...]
 
 
 def made_sequences(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]], length: int) -> list[list[Step]]:
@@ -66,7 +53,7 @@ def made_sequences(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]],
     return [[steps[(first + number) % STEPS_MADE] for number in range(length)] for first in range(STEPS_MADE)]
 
 
-def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.random.Generator) -> SentTensor:
+def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.random.Generator) -> Tensor:
     """A tensor of the input's type and shape, drawn by chance. shapes: sizes of dimensions of -1, by name"""
     shape = one.shape
     if given := shapes.get(one.name):
@@ -74,26 +61,19 @@ def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.rand
     if -1 in shape:
         raise click.UsageError(f"input {one.name} has dimensions of any size: give --shape {one.name}:N,...")
     if one.datatype == "BYTES":
-        return encoded(one, shape, np.full(shape, b"a", dtype=np.object_))
-    kind = kind_of(one)
-    values = chance.random(shape) if kind.kind == "f" else chance.integers(0, 2, shape)
-    return encoded(one, shape, values.astype(kind))
+        return from_numpy(one.name, np.full(shape, b"a", dtype=np.object_))
+    has_fraction = one.datatype.startswith(("FP", "BF"))
+    return encoded(one, chance.random(shape) if has_fraction else chance.integers(0, 2, shape))
 
 
-def kind_of(one: Input) -> np.dtype[Any]:
-    """The type of numpy of an input's values; of BF16, which numpy does not have, float32."""
-    return np.dtype(np.float32 if one.datatype == "BF16" else utils.triton_to_np_dtype(one.datatype))
-
-
-def encoded(one: Input, shape: tuple[int, ...], values: Any) -> SentTensor:
-    """A tensor in the protocol's binary form."""
-    if one.datatype == "BYTES":
-        data = utils.serialize_byte_tensor(values).item()
-    elif one.datatype == "BF16":
-        data = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+def encoded(one: Input, numbers: NDArray[Any]) -> Tensor:
+    """The input's tensor of these numbers."""
+    if one.datatype == "BF16":
+        # The upper half of the FP32 number.
+        values = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     else:
-        data = values.tobytes()
-    return SentTensor(one.name, one.datatype, shape, data)
+        values = numbers.astype(NUMPY_TYPE[one.datatype])
+    return from_numpy(one.name, values, one.datatype)
 
 
 def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:
@@ -122,7 +102,7 @@ def step_of(entry: Mapping[str, Any], inputs: Sequence[Input]) -> Step:
     return tuple(given_tensor(one, entry[one.name]) for one in inputs if one.name in entry)
 
 
-def given_tensor(one: Input, given: Any) -> SentTensor:
+def given_tensor(one: Input, given: Any) -> Tensor:
     """A tensor of a file. Without a shape it is the metadata's, where a single open dimension takes what is left."""
     members = cast("dict[str, Any]", given) if isinstance(given, dict) else {"content": given}
     shape = one.shape
@@ -134,13 +114,12 @@ def given_tensor(one: Input, given: Any) -> SentTensor:
         shape = sized(one, shape, None)
         if one.datatype != "BYTES" and len(data) != math.prod(shape) * ELEMENT_BYTES[one.datatype]:
             raise ValueError(f"input {one.name} has {len(data)} bytes")
-        return SentTensor(one.name, one.datatype, shape, data)
+        return Tensor(one.name, one.datatype, shape, data)
     content: Any = np.asarray(members["content"])
     shape = sized(one, shape, int(content.size))
     if one.datatype == "BYTES":
-        texts = [str(text).encode() for text in content.ravel().tolist()]
-        return encoded(one, shape, np.array(texts, dtype=np.object_).reshape(shape))
-    return encoded(one, shape, content.astype(kind_of(one)).reshape(shape))
+        return from_numpy(one.name, content.astype(np.str_).reshape(shape))
+    return encoded(one, content.reshape(shape))
 
 
 def sized(one: Input, shape: tuple[int, ...], count: int | None) -> tuple[int, ...]:

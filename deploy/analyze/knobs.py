@@ -50,16 +50,16 @@ def knobs_of(config: Config, *, cores: int, concurrency: int) -> list[Knob]:
     now = dict(setting_of(config))
     knobs: list[Knob] = []
     if "max_batch_size" in now:
-        sizes = powers(1, min(BATCHES_MAX, max(int(now["max_batch_size"]), 2 * concurrency)))
+        sizes = powers(min(BATCHES_MAX, max(int(now["max_batch_size"]), 2 * concurrency)))
         knobs.append(Knob("max_batch_size", ladder(sizes, now["max_batch_size"]), "rows of a batch"))
     if "strategy" in now and can_change_strategy(config):
         knobs.append(Knob("strategy", (DIRECT, OLDEST), "how steps of sequences are batched"))
     if "candidates" in now:
-        counts = powers(1, 4 * concurrency)
+        counts = powers(4 * concurrency)
         knobs.append(
             Knob("candidates", ladder(counts, now["candidates"]), "max_candidate_sequences", ("strategy", OLDEST))
         )
-    counts = powers(1, min(INSTANCES_MAX, cores))
+    counts = powers(min(INSTANCES_MAX, cores))
     knobs.append(Knob("instances", ladder(counts, now["instances"]), "copies of the model in an executor"))
     if "delay_us" in now:
         knobs.append(Knob("delay_us", ladder(DELAYS_US, now["delay_us"]), "max_queue_delay_microseconds"))
@@ -131,9 +131,9 @@ def parameter(config: Config, name: str, default: str) -> str:
     return str(part(part(config, "parameters"), name).get("string_value", default))
 
 
-def powers(first: int, last: int) -> tuple[int, ...]:
-    """Powers of two from one number to another."""
-    return tuple(1 << bit for bit in range(first.bit_length() - 1, last.bit_length()) if first <= 1 << bit <= last)
+def powers(last: int) -> tuple[int, ...]:
+    """Powers of two from 1 to a number."""
+    return tuple(1 << bit for bit in range(last.bit_length()))
 
 
 def ladder(values: Sequence[int], given: int | str) -> tuple[int, ...]:

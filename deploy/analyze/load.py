@@ -118,7 +118,7 @@ def request_part(model: str, step: Step) -> bytes:
     message: Any = service_pb2.ModelInferRequest(model_name=model)
     for tensor in step:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.data)
+        message.raw_input_contents.append(tensor.raw)
     return message.SerializeToString()
 
 

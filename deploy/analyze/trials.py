@@ -69,11 +69,9 @@ class TrialMesh:
         """What a configuration gives under each load, one after the other."""
         try:
             with self._running(config) as mesh:
-                gateway = next(child for child in mesh.children if child.service == "gateway")
 
                 async def play(plan: LoadPlan) -> Measured:
-                    address = authority(mesh.host, gateway.grpc_port)
-                    loop = ClosedLoop(address, self._name, sequences, is_sequence=described.is_sequence)
+                    loop = ClosedLoop(mesh.grpc_address, self._name, sequences, is_sequence=described.is_sequence)
                     return await loop.measure(plan, lambda: memory_of(mesh, self._name))
 
                 return [asyncio.run(play(plan)) for plan in plans]
@@ -99,9 +97,9 @@ def text_of(config: Config) -> str:
 
 def fetch(mesh: MeshState, path: str) -> Any:
     """A document of the mesh's HTTP protocol. Raises LauncherError with the mesh's refusal."""
-    port = next(child.http_port for child in mesh.children if child.service == "gateway")
+    url = f"http://{authority(mesh.host, mesh.gateway.http_port)}{path}"
     try:
-        with urllib.request.urlopen(f"http://{authority(mesh.host, port)}{path}", timeout=HTTP_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as refused:
         raise LauncherError(f"the mesh does not serve the model: {refused.read().decode(errors='replace')}") from None

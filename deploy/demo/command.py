@@ -98,11 +98,11 @@ def target(url: str, running: MeshState | None) -> Generator[tuple[str, MeshStat
         yield url, running if running is not None and is_gateway_of(running, url) else None
         return
     if running is not None:
-        yield showing.grpc_address(running), running
+        yield running.grpc_address, running
         return
     click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
     with private_mesh(executors=2) as mesh:
-        yield showing.grpc_address(mesh), mesh
+        yield mesh.grpc_address, mesh
 
 
 def running_mesh(data_dir: Path) -> MeshState | None:

@@ -1,4 +1,4 @@
-"""What both demos do with a mesh: find where it speaks gRPC, show which executor holds which sequence, kill one."""
+"""What both demos do with a mesh: reach a gateway, show which executor holds which sequence, kill one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ import click
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
-from deploy.local.data_directory import MeshState
 from seqmesh_client import AsyncClient, SeqmeshError
-from shared.process.addresses import authority
 
 OWNER_INTERVAL_S = 0.2
 ANSWER_S = 5.0
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
 """How a client of HTTP/2, and so of gRPC, begins (RFC 9113, 3.4): at last a frame of settings, the server's first."""
-
-
-def grpc_address(mesh: MeshState) -> str:
-    """Where the mesh's first gateway speaks gRPC."""
-    gateway = next(child for child in mesh.children if child.service == "gateway")
-    return authority(mesh.host, gateway.grpc_port)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ import msgspec
 
 from deploy.local.private_files import make_private
 from deploy.local.terminal import say
+from shared.process.addresses import authority
 from shared.store.keyspace import DEFAULT_PREFIX
 
 
@@ -38,6 +39,16 @@ class MeshState(msgspec.Struct):
     ready: bool
     children: list[ChildState]
     key_prefix: str = DEFAULT_PREFIX
+
+    @property
+    def gateway(self) -> ChildState:
+        """The first of them."""
+        return next(child for child in self.children if child.service == "gateway")
+
+    @property
+    def grpc_address(self) -> str:
+        """Where the first gateway speaks gRPC."""
+        return authority(self.host, self.gateway.grpc_port)
 
 
 class LauncherError(click.ClickException):

@@ -84,7 +84,7 @@ class Hearing:
 
 async def show(state: MeshState, hearing: Hearing) -> bool:
     """The run on that mesh, and the verdict: whether all segments are those that onnxruntime finds alone."""
-    async with showing.client_of(showing.grpc_address(state)) as client, joined(state, MODEL) as mesh:
+    async with showing.client_of(state.grpc_address) as client, joined(state, MODEL) as mesh:
         if not await mesh.executors_ready():
             raise click.ClickException("the executors do not become ready: look at their logs with `seqmesh up`")
         return await run(client, mesh, hearing)

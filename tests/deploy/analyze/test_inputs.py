@@ -23,10 +23,10 @@ def test_made_inputs_fit_the_model_and_are_always_the_same() -> None:
 
     assert {5} == {len(sequence) for sequence in sequences}
     number, text, opened, half = sequences[0][0]
-    assert ((1, 2), 8) == (number.shape, len(number.data))
-    assert b"\x01\0\0\0a" == text.data
-    assert ((1, 3), 12) == (opened.shape, len(opened.data))
-    assert 2 == len(half.data)
+    assert ((1, 2), 8) == (number.shape, len(number.raw))
+    assert b"\x01\0\0\0a" == text.raw
+    assert ((1, 3), 12) == (opened.shape, len(opened.raw))
+    assert 2 == len(half.raw)
     assert sequences == made_sequences([NUMBER, TEXT, OPEN, Input("H", "BF16", (1, 1))], {"S": (3,)}, 5)
     with pytest.raises(click.UsageError, match="give --shape S:N"):
         made_sequences([OPEN], {}, 1)
@@ -46,8 +46,8 @@ def test_perf_analyzers_forms_are_read(tmp_path: Path) -> None:
         tmp_path, [[{"X": [1, 2]}, {"X": {"content": [3, 4], "shape": [2]}}], [{"X": {"b64": encoded}}]], NUMBER
     )
 
-    assert [[1, 2], [3, 4]] == [np.frombuffer(step[0].data, np.int32).tolist() for step in one]
-    assert [7, 8] == np.frombuffer(two[0][0].data, np.int32).tolist()
+    assert [[1, 2], [3, 4]] == [np.frombuffer(step[0].raw, np.int32).tolist() for step in one]
+    assert [7, 8] == np.frombuffer(two[0][0].raw, np.int32).tolist()
     assert {(1, 2)} == {step[0].shape for step in (*one, *two)}
     ((step,),) = read(tmp_path, [{"S": [0.5, 1.5, 2.5], "T": ["ab"]}], OPEN, TEXT)
     assert [("S", (1, 3)), ("T", (1, 1))] == [(tensor.name, tensor.shape) for tensor in step]
