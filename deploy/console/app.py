@@ -118,7 +118,7 @@ class ConsoleRoutes:
         if name not in await killable_executors(self.control):
             raise RequestError(f"there is no executor '{name}' of this console's `seqmesh up`", Code.NOT_FOUND)
         await ask_to_kill(self.control, name)
-        self.live.tell(WARN, f"{name} was killed by SIGKILL from the console", name)
+        self.live.tell(WARN, f"{name} was killed by SIGKILL from the console")
         return answered({"killed": name})
 
     async def act_on_sequence(self, request: Request) -> Response:

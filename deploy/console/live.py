@@ -126,9 +126,9 @@ class LiveMesh:
             if not self._pages:
                 self._somebody.clear()
 
-    def tell(self, tone: str, text: str, about: str = "") -> None:
+    def tell(self, tone: str, text: str) -> None:
         """Adds a line of the console's own to the log."""
-        self._events.add(time.time_ns() // 1_000_000, tone, text, about)
+        self._events.add(time.time_ns() // 1_000_000, tone, text)
 
     async def run(self) -> None:
         """Reads for ever, while there are pages."""

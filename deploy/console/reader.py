@@ -16,14 +16,12 @@ from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import ModelRecord
 from shared.store.commands import Redis
 from shared.store.company import services
-from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
 from shared.store.redis_client import keys_of_mesh, redis_now_ms
 from shared.store.reporting import Reports
 from shared.store.scripts import Scripts
 from shared.store.sequence_status import OPEN_STATES, SequenceStatus
-from shared.store.sequences import Sequences
 from shared.store.totals import Tallies
 from shared.store.waiting_line import read_lines, read_queued
 
@@ -47,8 +45,7 @@ class MeshReader:
     def __init__(self, redis: Redis, prefix: str) -> None:
         self._redis = redis
         self._prefix = prefix
-        self._keys = Keyspace(prefix)
-        self._membership = Membership(redis, self._keys)
+        self._mesh: OperatedMesh | None = None
         self._followed: set[SequenceId] = set()
 
     async def read(self, watched: Collection[SequenceId] = ()) -> Snapshot:
@@ -56,25 +53,25 @@ class MeshReader:
         began = time.monotonic()
         mesh = await self.operated()
         executors = await holdings(mesh)
-        records = await self._membership.models()
+        records = await mesh.membership.models()
         with_sequences = [
             name for name, record in sorted(records.items()) if record.config.sequence_batching is not None
         ]
         loads = served_loads(executors, records)
         stateless = [(one.model, one.version) for one in loads if one.model not in with_sequences]
-        statuses, watched_now, is_complete = await self._sequences(executors, watched)
-        reports = await Reports(self._redis, self._keys).read(one.registration.executor for one in executors)
+        statuses, watched_now, is_complete = await self._sequences(mesh, executors, watched)
+        reports = await Reports(mesh.redis, mesh.keys).read(one.registration.executor for one in executors)
         return Snapshot(
-            at_ms=await redis_now_ms(self._redis),
+            at_ms=await redis_now_ms(mesh.redis),
             executors=executors,
             reports={report.executor: report for report in reports},
-            drained=frozenset(await self._membership.drained()),
-            services=await services(self._redis, self._keys),
+            drained=frozenset(await mesh.membership.drained()),
+            services=await services(mesh.redis, mesh.keys),
             records=records,
-            counts=await Tallies(Scripts(self._redis, self._keys), self._keys).read(loads) if loads else {},
-            lines=await read_lines(self._redis, self._keys, with_sequences) if with_sequences else {},
-            live=await self._live(with_sequences),
-            queued=await read_queued(self._redis, self._keys, stateless),
+            counts=await Tallies(Scripts(mesh.redis, mesh.keys), mesh.keys).read(loads) if loads else {},
+            lines=await read_lines(mesh.redis, mesh.keys, with_sequences) if with_sequences else {},
+            live=await _live(mesh, with_sequences),
+            queued=await read_queued(mesh.redis, mesh.keys, stateless),
             sequences=statuses,
             is_complete=is_complete,
             watched=watched_now,
@@ -82,20 +79,26 @@ class MeshReader:
         )
 
     async def operated(self) -> OperatedMesh:
-        """The mesh for the operators' commands. Raises as `read`."""
-        await self._join()
-        return OperatedMesh(self._redis, self._keys, self._membership)
+        """The mesh for the operators' commands, with the number of shards that it has now: `seqmesh reshard` may have
+        changed it. Raises as `read`.
+        """
+        keys = await keys_of_mesh(self._redis, self._prefix)
+        if keys is None:
+            raise NoMeshError(f"there is no mesh '{self._prefix}' in this Redis yet")
+        if self._mesh is None or keys.shards != self._mesh.keys.shards:
+            self._mesh = OperatedMesh(self._redis, keys, Membership(self._redis, keys))
+        return self._mesh
 
     async def model(self, name: str) -> ModelRecord | None:
         """What its executors have published of a model; None if the mesh does not know it."""
-        await self._join()
-        return await self._membership.model(name)
+        mesh = await self.operated()
+        return await mesh.membership.model(name)
 
     async def called(self, text: str) -> list[SequenceStatus]:
         """The sequences of any model that clients call by this id, also those that are over and not forgotten."""
-        await self._join()
+        mesh = await self.operated()
         ids = dict.fromkeys(correlation_id_from(text, string=string) for string in (False, True))
-        records = await self._membership.models()
+        records = await mesh.membership.models()
         candidates = [
             sequence_id(name, version, one)
             for name, record in sorted(records.items())
@@ -103,60 +106,49 @@ class MeshReader:
             for version in ("", *record.versions)
             for one in ids
         ]
-        found = await self._all_sequences.statuses(candidates[:CANDIDATES_MAX])
+        found = await mesh.sequences.statuses(candidates[:CANDIDATES_MAX])
         return [one for one in found if one is not None]
 
     async def some(self, model: str, prefix: str) -> tuple[list[SequenceStatus], bool]:
         """Open sequences of a model whose id begins with this, and whether these are all of them."""
-        await self._join()
-        if await self._membership.model(model) is None:
+        mesh = await self.operated()
+        if await mesh.membership.model(model) is None:
             raise RequestError(f"no model '{model}' in this mesh", Code.NOT_FOUND)
-        names, are_all = await self._all_sequences.some(model, prefix, found_max=FOUND_MAX, looked_at_max=LOOKED_AT_MAX)
-        return [one for one in await self._all_sequences.statuses(names) if one is not None], are_all
-
-    @property
-    def _all_sequences(self) -> Sequences:
-        return Sequences(self._redis, self._keys, self._membership)
-
-    async def _join(self) -> None:
-        """Takes the mesh's number of shards, which `seqmesh reshard` may have changed."""
-        keys = await keys_of_mesh(self._redis, self._prefix)
-        if keys is None:
-            raise NoMeshError(f"there is no mesh '{self._prefix}' in this Redis yet")
-        if keys.shards != self._keys.shards:
-            self._keys = keys
-            self._membership = Membership(self._redis, keys)
+        names, are_all = await mesh.sequences.some(model, prefix, found_max=FOUND_MAX, looked_at_max=LOOKED_AT_MAX)
+        return [one for one in await mesh.sequences.statuses(names) if one is not None], are_all
 
     async def _sequences(
-        self, executors: Sequence[ExecutorHolding], watched: Collection[SequenceId]
+        self, mesh: OperatedMesh, executors: Sequence[ExecutorHolding], watched: Collection[SequenceId]
     ) -> tuple[list[SequenceStatus], dict[SequenceId, SequenceStatus | None], bool]:
         """Followed sequences, watched ones, and whether all that hold a slot are among the followed."""
         is_complete = sum(one.total for one in executors) <= FOLLOWED_MAX
-        held = await self._held(executors) if is_complete else set[SequenceId]()
+        held = await _held(mesh, executors) if is_complete else set[SequenceId]()
         # One that has left its slot is followed until it is over: it moves, or is paged.
         names = [*held, *sorted(self._followed - held)][:FOLLOWED_MAX]
         self._followed = held
         more = [name for name in watched if name not in names]
         asked = [*names, *more]
-        found = dict(zip(asked, await self._all_sequences.statuses(asked), strict=True)) if asked else {}
+        found = dict(zip(asked, await mesh.sequences.statuses(asked), strict=True)) if asked else {}
         statuses = [one for name in names if (one := found[name]) is not None]
         self._followed |= {one.sequence for one in statuses if one.state in OPEN_STATES}
         return statuses, {name: found[name] for name in watched}, is_complete
 
-    async def _held(self, executors: Sequence[ExecutorHolding]) -> set[SequenceId]:
-        """The sequences in these executors' slots."""
-        pipe = self._redis.pipeline(transaction=False)
-        for one in executors:
-            for model in one.sequences:
-                for shard in self._keys.shard_ids():
-                    pipe.smembers(self._keys.owned(shard, one.registration.executor, model))
-        return {SequenceId(text_of(name)) for names in await pipe.execute() for name in names}
 
-    async def _live(self, models: Sequence[str]) -> dict[str, int]:
-        pipe = self._redis.pipeline(transaction=False)
-        shards = self._keys.shard_ids()
-        for model in models:
-            for shard in shards:
-                pipe.zcard(self._keys.deadlines(shard, model))
-        counts = iter(await pipe.execute())
-        return {model: sum(next(counts) for _ in shards) for model in models}
+async def _held(mesh: OperatedMesh, executors: Sequence[ExecutorHolding]) -> set[SequenceId]:
+    """The sequences in these executors' slots."""
+    pipe = mesh.redis.pipeline(transaction=False)
+    for one in executors:
+        for model in one.sequences:
+            for shard in mesh.keys.shard_ids():
+                pipe.smembers(mesh.keys.owned(shard, one.registration.executor, model))
+    return {SequenceId(text_of(name)) for names in await pipe.execute() for name in names}
+
+
+async def _live(mesh: OperatedMesh, models: Sequence[str]) -> dict[str, int]:
+    pipe = mesh.redis.pipeline(transaction=False)
+    shards = mesh.keys.shard_ids()
+    for model in models:
+        for shard in shards:
+            pipe.zcard(mesh.keys.deadlines(shard, model))
+    counts = iter(await pipe.execute())
+    return {model: sum(next(counts) for _ in shards) for model in models}

@@ -116,7 +116,6 @@ class MeshView(msgspec.Struct, frozen=True):
     took_ms: float
     executors: tuple[ExecutorView, ...]
     drained: tuple[str, ...]
-    services: tuple[tuple[str, str, str], ...]
     models: tuple[ModelView, ...]
     sequences: tuple[SequenceView, ...]
     is_complete: bool
@@ -145,7 +144,6 @@ def mesh_view(
         took_ms=round(now.took_ms, 2),
         executors=tuple(_executor(one, now, killable) for one in now.executors),
         drained=tuple(sorted(now.drained - _serving(now))),
-        services=tuple(sorted((line.service, line.name, line.release) for line in now.services)),
         models=tuple(_models(now, moments)),
         sequences=tuple(
             sequence_view(one, stories.of(one.sequence)) for one in now.sequences if one.state in OPEN_STATES

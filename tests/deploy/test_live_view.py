@@ -42,7 +42,7 @@ def executor(
 def view(executors: Sequence[ExecutorView] = (), **figures: float) -> bytes:
     """The console's message of a mesh, as the console writes it."""
     point = msgspec.convert({"at_ms": 0, **figures}, ChartPoint)
-    return encode(MeshView(0, 0.0, tuple(executors), (), (), (), (), True, point, ()))
+    return encode(MeshView(0, 0.0, tuple(executors), (), (), (), True, point, ()))
 
 
 def news(number: int, text: str) -> MeshNews:

@@ -86,7 +86,6 @@ export interface News {
   at_ms: number;
   tone: "good" | "note" | "warn" | "bad";
   text: string;
-  about: string;
 }
 
 export interface View {
@@ -94,7 +93,6 @@ export interface View {
   took_ms: number;
   executors: Executor[];
   drained: string[];
-  services: [string, string, string][];
   models: Model[];
   sequences: Sequence[];
   is_complete: boolean;
