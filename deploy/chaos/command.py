@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import numpy as np
 import uvloop
 
 from deploy.chaos.checker import Sort
@@ -211,11 +212,7 @@ def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
 
 def run_name() -> str:
     """A unique name of letters and digits."""
-    number, letters = int(time.time()), ""
-    while number:
-        number, digit = divmod(number, 36)
-        letters = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + letters
-    return letters
+    return np.base_repr(int(time.time()), 36).lower()
 
 
 def command_again(seed: int) -> str:

@@ -16,7 +16,6 @@ from deploy.chaos.history import Strike
 from deploy.chaos.links import REDIS, gateway_link
 from deploy.chaos.load import ClientLoad
 from deploy.chaos.mesh import TargetMesh
-from deploy.chaos.models import FILLED
 from deploy.chaos.scripts import ProtocolName, filler
 
 POLL_S = 0.05
@@ -122,9 +121,7 @@ class Director:
             await call(*end)
 
     async def _fill(self, fault: Fault) -> None:
-        scripts = [
-            filler(self.plan, fault, position, FILLED, self.protocol) for position in range(FILLING * self.mesh.slots)
-        ]
+        scripts = [filler(self.plan, fault, position, self.protocol) for position in range(FILLING * self.mesh.slots)]
         await asyncio.gather(*(self.load.play(script) for script in scripts))
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from deploy.chaos.clients import CHANNELS, GatewayAddresses, RefusedError
 from deploy.chaos.fold import FoldState
-from deploy.chaos.history import AttemptOutcome, SequenceHistory
-from deploy.chaos.load import BUDGET_S, RETRY_PAUSE_S, Clock, Player, Score, Sent
+from deploy.chaos.history import AttemptOutcome
+from deploy.chaos.load import BUDGET_S, Clock, Player, Score, Sent
 from deploy.chaos.scripts import Script
 from seqmesh_client import AsyncClient, AsyncSequence, NoAnswer, Patience, StepOutputs, StepRefused
 
@@ -34,31 +34,24 @@ class LibraryPlayer(Player):
     def __init__(self, script: Script, library: AsyncClient, clock: Clock, score: Score, seed: int) -> None:
         super().__init__(script, (), clock, score, seed)
         self._library = library
+        self._token = library.sequence(script.model, id=script.correlation_id).token
         self._sent_max = 0
         self._progress = asyncio.Event()
 
-    async def play(self) -> SequenceHistory:
-        script = self.script
-        token = self._library.sequence(script.model, id=script.correlation_id).token
-        self._last_progress_s = self._clock.now()
-        while not self.told.forsaken and len(self._done) < len(self.script.values):
-            if self._clock.now() - self._last_progress_s > BUDGET_S:
-                break
-            self._leave = asyncio.get_running_loop().create_future()
-            self._sessions += 1
-            sequence = self._library.resume(token)
-            living = asyncio.create_task(self._live(sequence))
-            await asyncio.wait((living, self._leave), return_when="FIRST_COMPLETED")
-            living.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await living
-            token = sequence.token
-            sequence.hang_up()
-            for sent in self._open:
-                self._note(sent, AttemptOutcome.LEFT)
-            self._open.clear()
-            await asyncio.sleep(self._chance.uniform(0.02, RETRY_PAUSE_S))
-        return self.told
+    async def _go_on(self) -> bool:
+        """One life of the client, to its death or to the last step."""
+        sequence = self._library.resume(self._token)
+        living = asyncio.create_task(self._live(sequence))
+        await asyncio.wait((living, self._leave), return_when="FIRST_COMPLETED")
+        living.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await living
+        self._token = sequence.token
+        sequence.hang_up()
+        for sent in self._open:
+            self._note(sent, AttemptOutcome.LEFT)
+        self._open.clear()
+        return False
 
     async def _live(self, sequence: AsyncSequence) -> None:
         """The steps from the first one without an outcome to the last, or to an error."""
@@ -71,9 +64,8 @@ class LibraryPlayer(Player):
                 self._settle(await sequence.step(self._begin(step), last=self.script.ends))
         except StepRefused as error:
             self._fail(RefusedError(error.text, error.reason, error.last_step))
-        except NoAnswer as error:
+        except NoAnswer:
             self._note(self._open.popleft(), AttemptOutcome.LATE)
-            del error
 
     async def _inputs(self, sequence: AsyncSequence) -> AsyncIterator[dict[str, np.ndarray]]:
         """The inputs of all steps but the last. When the run ends, the next new step becomes the last."""

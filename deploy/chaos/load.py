@@ -97,15 +97,20 @@ class Player:
             if self._clock.now() - self._last_progress_s > BUDGET_S:
                 break
             self._leave = asyncio.get_running_loop().create_future()
-            session = self._gateways[self._gateway].session(self.script.protocol)
             self._sessions += 1
-            if await self._converse(session):
-                await session.close()
-                continue
-            await self._abandon(session)
-            self._gateway = self._another_gateway()
-            await asyncio.sleep(self._chance.uniform(0.02, RETRY_PAUSE_S))
+            if not await self._go_on():
+                await asyncio.sleep(self._chance.uniform(0.02, RETRY_PAUSE_S))
         return self.told
+
+    async def _go_on(self) -> bool:
+        """Sends steps over a new connection. False when it was given up."""
+        session = self._gateways[self._gateway].session(self.script.protocol)
+        if await self._converse(session):
+            await session.close()
+            return True
+        await self._abandon(session)
+        self._gateway = self._another_gateway()
+        return False
 
     def _another_gateway(self) -> int:
         others = [number for number in range(len(self._gateways)) if number != self._gateway]

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from deploy.chaos.faults import ChaosPlan, Fault
-from deploy.chaos.models import VARIANTS
+from deploy.chaos.models import FILLED, VARIANTS
 
 ProtocolName = Literal["http", "grpc", "client", "stream"]
 PROTOCOL_WEIGHTS: Mapping[ProtocolName, int] = {"http": 2, "grpc": 2, "client": 3, "stream": 4}
@@ -87,13 +87,13 @@ def script(seed: int, index: int, *, run: str, steps_max: int, protocols: Sequen
     )
 
 
-def filler(plan: ChaosPlan, fault: Fault, position: int, model: str, protocol: ProtocolName) -> Script:
-    """One of the sequences that take a model's slots: three steps with a long pause between them."""
+def filler(plan: ChaosPlan, fault: Fault, position: int, protocol: ProtocolName) -> Script:
+    """One of the sequences that take the slots of `FILLED`: three steps with a long pause between them."""
     chance = random.Random(f"filler {plan.seed} {fault.number} {position}")
     return Script(
         index=-1 - fault.number * 10_000 - position,
         correlation_id=f"{plan.run}/fill {fault.number}/{position}",
-        model=model,
+        model=FILLED,
         protocol=protocol,
         numbered=True,
         window=1,
