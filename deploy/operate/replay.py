@@ -75,7 +75,7 @@ async def run(
     try:
         journal, address = await _found(settings, model, correlation_id, file, gateway, **naming)
         wanted = chosen(journal, steps)
-        replay = await replayed(
+        version, answers = await replayed(
             Target(
                 address,
                 to_model or journal.model,
@@ -93,9 +93,9 @@ async def run(
     except click.ClickException as error:
         raise Trouble(error.message) from error
     before = [ReplayAnswer(one.reply.outputs, one.reply.error_code and one.reply.error) for one in wanted]
-    comparison = compared(before, replay.answers, Tolerance(atol, rtol))
+    comparison = compared(before, answers, Tolerance(atol, rtol))
     ran = f"model {journal.model} version {journal.version}"
-    now = f"model {to_model or journal.model} version {replay.version or to_version or '(none)'}"
+    now = f"model {to_model or journal.model} version {version or to_version or '(none)'}"
     if as_json:
         click.echo(msgspec.json.encode({**msgspec.to_builtins(comparison), "before": ran, "now": now}))
     else:

@@ -73,16 +73,11 @@ class Target:
         return grpc.aio.secure_channel(parts.netloc, credentials, options=OPTIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """version: that answered; answers: one for each step, or fewer if a step failed in this run alone"""
+async def replayed(target: Target, steps: Sequence[JournaledStep]) -> tuple[str, list[ReplayAnswer]]:
+    """Runs the steps as a sequence of its own, and ends it. Raises ReplayError if the mesh does not take them.
 
-    version: str
-    answers: list[ReplayAnswer]
-
-
-async def replayed(target: Target, steps: Sequence[JournaledStep]) -> Replayed:
-    """Runs the steps as a sequence of its own, and ends it. Raises ReplayError if the mesh does not take them."""
+    Returns the version that answered, and its answers: one for each step, or fewer if a step failed in this run alone.
+    """
     run = _Run(target, _new_id(steps[0].request.correlation_id))
     async with target.channel() as channel:
         infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
@@ -93,7 +88,7 @@ async def replayed(target: Target, steps: Sequence[JournaledStep]) -> Replayed:
                     break
         finally:
             await run.end(infer)
-    return Replayed(run.version, run.answers)
+    return run.version, run.answers
 
 
 class _Run:

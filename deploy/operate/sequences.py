@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ async def export(settings: OperatorSettings, model: str, correlation_id: str, fi
             exported = await mesh.sequences.export_when_idle(sequence)
     data = to_file(exported)
     await asyncio.to_thread(write_whole, file, data)
-    steps = f"{exported.steps} step{'' if exported.steps == 1 else 's'}"
+    steps = counted(exported.steps, "step")
     # Nothing may stand behind the sequence in its file.
     click.echo(f"{file}: {steps} of {name}, {len(data)} bytes", err=descriptor_of(file) is not None)
 
@@ -264,54 +264,38 @@ def expected_wait(one: SequenceStatus) -> str:
     return f"about {duration(one.wait_ms)} more, probably {between}"
 
 
+NEW_ID = click.Argument(["new_id"], metavar="NEW_ID")
+FILE = click.Argument(["file"], type=click.Path(dir_okay=False, path_type=Path))
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")
-
-
-def _command(
-    name: str, help: str, run: Callable[..., Coroutine[Any, Any, None]], *params: click.Parameter
-) -> click.Command:
-    return operator_command(name, help, run, [MODEL, *params])
-
-
+LIST_OPTIONS = [
+    click.Option(
+        ["--state", "states"], type=click.Choice(OPEN_STATES), multiple=True, help="In this state. Repeatable."
+    ),
+    click.Option(["--executor"], default="", help="Owned by this executor: its name or id."),
+    click.Option(["--version"], default="", help="That run on this version."),
+    click.Option(["--tenant"], default="", help="Of this tenant."),
+    click.Option(["--prefix"], default="", help="Whose id begins with this."),
+    click.Option(
+        ["--sort"],
+        type=click.Choice([sign + name for name in SORT_KEYS for sign in ("", "-")]),
+        default="id",
+        show_default=True,
+        help="What to sort by; with - before it the other way round.",
+    ),
+    click.Option(["--limit"], type=click.IntRange(0), default=100, show_default=True, help="How many at most."),
+]
 command = click.Group(
     "seq",
     help="The sequences of a running mesh: list, show, move, pause, end, copy, replay.",
     commands=[
-        _command(
-            "ls",
-            LIST_HELP,
-            list_sequences,
-            click.Option(
-                ["--state", "states"], type=click.Choice(OPEN_STATES), multiple=True, help="In this state. Repeatable."
-            ),
-            click.Option(["--executor"], default="", help="Owned by this executor: its name or id."),
-            click.Option(["--version"], default="", help="That run on this version."),
-            click.Option(["--tenant"], default="", help="Of this tenant."),
-            click.Option(["--prefix"], default="", help="Whose id begins with this."),
-            click.Option(
-                ["--sort"],
-                type=click.Choice([sign + name for name in SORT_KEYS for sign in ("", "-")]),
-                default="id",
-                show_default=True,
-                help="What to sort by; with - before it the other way round.",
-            ),
-            click.Option(["--limit"], type=click.IntRange(0), default=100, show_default=True, help="How many at most."),
-            JSON,
-        ),
-        _command("show", SHOW_HELP, show, ID, *NAMING, JSON),
+        operator_command("ls", LIST_HELP, list_sequences, [MODEL, *LIST_OPTIONS, JSON]),
+        operator_command("show", SHOW_HELP, show, [MODEL, ID, *NAMING, JSON]),
         move.command,
         pause.pause_command,
         pause.resume_command,
-        _command("end", END_HELP, end, IDS, *NAMING),
-        _command("fork", FORK_HELP, fork, ID, click.Argument(["new_id"], metavar="NEW_ID"), *NAMING),
-        _command(
-            "export",
-            EXPORT_HELP,
-            export,
-            ID,
-            click.Argument(["file"], type=click.Path(dir_okay=False, path_type=Path)),
-            *NAMING,
-        ),
+        operator_command("end", END_HELP, end, [MODEL, IDS, *NAMING]),
+        operator_command("fork", FORK_HELP, fork, [MODEL, ID, NEW_ID, *NAMING]),
+        operator_command("export", EXPORT_HELP, export, [MODEL, ID, FILE, *NAMING]),
         operator_command(
             "import",
             IMPORT_HELP,
