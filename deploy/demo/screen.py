@@ -8,9 +8,10 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TextIO, TypeVar
+from typing import Generic, TextIO, TypeVar
 
 import click
 
@@ -23,38 +24,37 @@ PLAIN_EVERY = 12
 TEXT_MIN_COLUMNS = 10
 
 
-class View(Protocol):
-    """What a live line shows. waiting_since_s: when the piece under way was sent; None when none is"""
+@dataclass(slots=True, kw_only=True)
+class View(ABC):
+    """What a live line shows.
 
-    owner: str
-    waiting_since_s: float | None
-
-    def line(self, number: int, columns: int, now_s: float) -> str:
-        """One line of at most `columns` characters before styling."""
-        ...
-
-
-ViewT = TypeVar("ViewT", bound=View)
-
-
-@dataclass(slots=True)
-class TextView:
-    """The present state of one text.
-
-    answered, total  pieces
-    owner            name of the executor that holds it; "" when unknown
+    owner            name of the executor that holds the sequence; "" when unknown
+    waiting_since_s  when the piece under way was sent; None when none is
     """
 
-    total: int
-    text: str = ""
-    continuation: str = ""
-    answered: int = 0
     owner: str = ""
     waiting_since_s: float | None = None
 
     def waits_s(self, now_s: float) -> float:
         """How long the piece under way has been waited for."""
         return 0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+
+    @abstractmethod
+    def line(self, number: int, columns: int, now_s: float) -> str:
+        """One line of at most `columns` characters before styling."""
+
+
+ViewT = TypeVar("ViewT", bound=View)
+
+
+@dataclass(slots=True)
+class TextView(View):
+    """The present state of one text. answered, total: pieces"""
+
+    total: int
+    text: str = ""
+    continuation: str = ""
+    answered: int = 0
 
     def line(self, number: int, columns: int, now_s: float) -> str:
         """One line of exactly `columns` characters before styling: who, how far, the text's end, the prediction."""

@@ -122,7 +122,7 @@ def test_texts_are_counted_from_one_for_people(texts: tuple[int, ...], words: st
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("waiting_since_s", [None, 0.0])
 def test_a_live_line_fits_the_terminal(columns: int, waiting_since_s: float | None) -> None:
-    view = TextView(40, "word " * 100, "c" * 24, 7, "executor-with-a-long-name", waiting_since_s)
+    view = TextView(40, "word " * 100, "c" * 24, 7, owner="executor-with-a-long-name", waiting_since_s=waiting_since_s)
 
     line = re.sub(r"\x1b\[[0-9;]*m", "", view.line(1, columns, now_s=5.0))
 
@@ -139,7 +139,7 @@ def test_what_would_move_the_cursor_becomes_a_blank() -> None:
 
 def test_without_a_terminal_every_line_is_plain_and_the_last_piece_is_told() -> None:
     out = io.StringIO()
-    view = TextView(5, "Down the rabbit-hole", "s and down", 5, "executor-1")
+    view = TextView(5, "Down the rabbit-hole", "s and down", 5, owner="executor-1")
 
     Screen([view], out).plain(view.plain_line(1))
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import click
 
-from deploy.demo.screen import PATIENCE_S
+from deploy.demo.screen import PATIENCE_S, View
 from deploy.demo.vad.segments import BEGINS, PIECE_S, Segmenter
 
 SPEECH, PAUSE, UNHEARD = "█", "·", " "
@@ -17,18 +17,11 @@ TAIL_COLUMNS = 24
 
 
 @dataclass(slots=True)
-class RecordingView:
-    """The present state of one recording.
-
-    total            pieces
-    owner            name of the executor that holds it; "" when unknown
-    waiting_since_s  when the piece under way was sent; None when none is
-    """
+class RecordingView(View):
+    """The present state of one recording. total: pieces"""
 
     total: int
     plain: bool = False
-    owner: str = ""
-    waiting_since_s: float | None = None
     probabilities: list[float] = field(default_factory=list[float])
     segmenter: Segmenter = field(default_factory=Segmenter)
 
@@ -36,7 +29,7 @@ class RecordingView:
         """One line of at most `columns` characters before styling: who, the strip, and what is going on."""
         head = f"{number:>2} {self.owner:<10.10} "
         strip = self.strip(max(10, columns - len(head) - TAIL_COLUMNS))
-        waits_s = 0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+        waits_s = self.waits_s(now_s)
         tail, color = self._tail(), "cyan"
         if waits_s > PATIENCE_S:
             tail, color = f" waits {waits_s:.1f} s", "yellow"
