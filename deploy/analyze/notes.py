@@ -28,17 +28,11 @@ class Circumstances(msgspec.Struct, frozen=True):
     cores: int
 
 
-class Measurement(msgspec.Struct, frozen=True):
-    """What one trial measured, as the notes of a run keep it; `problem` says why there are no figures."""
+class Measurement(Measured, frozen=True, kw_only=True):
+    """What one trial measured, as the notes of a run keep it. why: what the search hoped for"""
 
     setting: dict[str, int | str]
     why: str
-    steps_per_s: float
-    p50_ms: float
-    p99_ms: float
-    memory_bytes: int
-    noise: float
-    problem: str
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
@@ -71,16 +65,13 @@ class Notes(msgspec.Struct):
 
 
 def measurement(setting: Setting, why: str, found: Measured) -> Measurement:
-    """A trial as the notes keep it. why: what the search hoped for"""
-    return Measurement(dict(setting), why, **{name: getattr(found, name) for name in Measured.__slots__})
+    """A trial as the notes keep it."""
+    return Measurement(**msgspec.structs.asdict(found), setting=dict(setting), why=why)
 
 
 def by_setting(trials: Sequence[Measurement]) -> dict[Setting, Measured]:
     """What was measured, by setting."""
-    return {
-        tuple(one.setting.items()): Measured(**{name: getattr(one, name) for name in Measured.__slots__})
-        for one in trials
-    }
+    return {tuple(one.setting.items()): one for one in trials}
 
 
 def read_notes(folder: Path, circumstances: Circumstances) -> Notes | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 NOISE_MIN = 0.03
 """A difference below this is never called one: two meshes with the same configuration differ by as much."""
 
@@ -42,8 +44,7 @@ class Knob:
         return tuple((name, self.values[index] if name == self.name else value) for name, value in setting)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """What one setting gave: medians over the rounds.
 
     noise    how far the rounds' throughputs lie apart, as a share of it: half of largest minus smallest
