@@ -15,10 +15,10 @@ after such a fault.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import msgspec
 
@@ -64,17 +64,14 @@ class Strikes:
     """The faults of a run, asked by time."""
 
     def __init__(self, strikes: Sequence[Strike]) -> None:
-        ordered = sorted(strikes, key=lambda strike: strike.begin_s)
-        self._victims = [KINDS[strike.kind].victim for strike in ordered]
-        self._begins = [strike.begin_s - FOREWARNING_S for strike in ordered]
-        self._ends = [strike.end_s + AFTERMATH_S for strike in ordered]
-        self._longest = list(accumulate(self._ends, max))
+        self._effects = [
+            (strike.begin_s - FOREWARNING_S, strike.end_s + AFTERMATH_S, KINDS[strike.kind].victim)
+            for strike in strikes
+        ]
 
     def victims(self, from_s: float, to_s: float) -> set[Victim]:
         """The victims of faults that explain errors in that time."""
-        last = bisect_right(self._begins, to_s)
-        first = bisect_left(self._longest, from_s, hi=last)
-        return {self._victims[i] for i in range(first, last) if self._ends[i] >= from_s}
+        return {victim for begin_s, end_s, victim in self._effects if begin_s <= to_s and end_s >= from_s}
 
 
 TRANSPORT = frozenset({Victim.GATEWAY, Victim.CLIENT_LINKS, Victim.CLIENTS})
