@@ -13,7 +13,8 @@ from shared.contract.forecast import Forecast, decode_forecast
 from shared.contract.ids import SequenceId, model_of
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.reading import text_of, value_of
+from shared.store.reading import value_of
+from shared.store.wishes import WishEntry, uttered
 
 ASK_AGAIN_S = 5.0
 """How long one question counts; a leader answers it for twice this time."""
@@ -37,8 +38,7 @@ class Forecasts:
         model, now = model_of(sequence), time.monotonic()
         question = None
         if now - self._asked.get(model, -ASK_AGAIN_S) >= ASK_AGAIN_S:
-            starts = self._keys.starts(self._keys.shard_of(sequence), model)
-            question = starts, text_of(await self._redis.xadd(starts, {"k": "i", "q": sequence}))
+            question = await uttered(self._redis, self._keys, sequence, WishEntry("i", {}))
             self._asked[model] = now
         forecast = await self._read(model)
         while forecast is None and question is not None and time.monotonic() - now < PATIENCE_S:
