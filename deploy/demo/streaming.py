@@ -45,14 +45,25 @@ class Streams:
         at_half  called once, when half of all steps are answered; the streams go on meanwhile
         raises   SeqmeshError
         """
-        progress = Progress(sum(map(len, self.inputs)), at_half)
+        answered, half = 0, asyncio.Event()
+
+        def count(index: int, answer: StepOutputs) -> None:
+            nonlocal answered
+            take(index, answer)
+            answered += 1
+            if 2 * answered >= sum(map(len, self.inputs)):
+                half.set()
+
+        async def wait_for_half() -> None:
+            if at_half is not None:
+                await half.wait()
+                await at_half()
+
         try:
             async with asyncio.TaskGroup() as group:
                 ticker = group.create_task(keep_drawing(screen), name="screen")
-                halfway = group.create_task(progress.run_at_half(), name="half")
-                streams = [
-                    group.create_task(self._one(index, view, take, progress)) for index, view in enumerate(screen.views)
-                ]
+                halfway = group.create_task(wait_for_half(), name="half")
+                streams = [group.create_task(self._one(index, view, count)) for index, view in enumerate(screen.views)]
                 await asyncio.wait([*streams, halfway])
                 ticker.cancel()
         except ExceptionGroup as failures:
@@ -61,9 +72,7 @@ class Streams:
         screen.refresh()
         return [stream.result() for stream in streams]
 
-    async def _one(
-        self, index: int, view: View, take: Callable[[int, StepOutputs], None], progress: Progress
-    ) -> list[AnsweredPiece]:
+    async def _one(self, index: int, view: View, take: Callable[[int, StepOutputs], None]) -> list[AnsweredPiece]:
         answers: list[AnsweredPiece] = []
         async with self.client.sequence(self.model, id=self.ids[index]) as sequence:
             for inputs in self.inputs[index]:
@@ -73,29 +82,8 @@ class Streams:
                 content = tuple(answer[name].tobytes() for name in self.outputs)
                 answers.append(AnsweredPiece(content, sent_s, time.monotonic()))
                 take(index, answer)
-                progress.count()
                 await asyncio.sleep(self.pace_s)
         return answers
-
-
-class Progress:
-    """Counts answers, and calls `at_half` when half of the pieces are answered."""
-
-    def __init__(self, total: int, at_half: Callable[[], Awaitable[None]] | None) -> None:
-        self._left = total - total // 2
-        self._half = asyncio.Event()
-        self._at_half = at_half
-
-    def count(self) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            self._half.set()
-
-    async def run_at_half(self) -> None:
-        """Waits until half of the pieces are answered, then calls `at_half`."""
-        if self._at_half is not None:
-            await self._half.wait()
-            await self._at_half()
 
 
 async def keep_drawing(screen: Screen[ViewT]) -> None:
