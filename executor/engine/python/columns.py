@@ -63,6 +63,16 @@ class Columns(dict[str, Column]):
         self[name] = column
         return column
 
+    @property
+    def undeclared(self) -> str:
+        """A sentence about names that the model asked for and its configuration lacks, for which it was given None."""
+        names = self.sources.names
+        # A list, because threads of the model may ask meanwhile.
+        lacking = [name for name in list(self) if name not in names]
+        if not lacking:
+            return ""
+        return f"\nThe model asked for {_quoted(lacking)}. Its configuration has {_quoted(names) or 'no input'} alone."
+
     def _input_column(self, name: str, spec: TensorSpec) -> Column:
         tensors = [row.inputs.get(name) for row in self._batch]
         if spec.reshape is not None:
@@ -92,6 +102,10 @@ class Columns(dict[str, Column]):
         return [
             null if tensor is None and row.null else tensor for tensor, row in zip(tensors, self._batch, strict=True)
         ]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> Column:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -25,10 +25,10 @@ from executor.engine.base import Answers, BatchResult, LoadRequest, Row, RowErro
 from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.columns import Columns
 from executor.engine.python.engine import PythonEngine, RowPass
-from executor.engine.python.model import error_text
 from executor.engine.python.requests import DecoupledRequest
 from executor.engine.python.response_senders import DiscardedAnswers, Given, MadeAnswer, ResponseSender
 from executor.engine.python.slot_states import States
+from executor.engine.python.tensor import Column
 
 
 class OpenPass(RowPass):
@@ -108,17 +108,19 @@ class DecoupledEngine(PythonEngine):
             with self._executing(batch):
                 returned = self._model.execute(list(requests))
                 if inspect.iscoroutine(returned):
-                    self._begin(returned, [request.sender for request in requests])
+                    self._begin(returned, [request.sender for request in requests], requests[0].columns)
                     return None
         except BaseException as error:  # noqa: BLE001 - the model's own code
-            return self._call_error(error_text(error))
+            return self._raised(error, requests[0].columns)
         return None if returned is None else self._call_error(self._not_none)
 
     @property
     def _not_none(self) -> str:
         return f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
 
-    def _begin(self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender]) -> None:
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender], columns: Mapping[str, Column]
+    ) -> None:
         """Runs an `async` execute beside the batches to come."""
 
         async def run() -> None:
@@ -129,7 +131,7 @@ class DecoupledEngine(PythonEngine):
                 # Cancelled while the instance is open, the model has cancelled something itself.
                 if isinstance(error, asyncio.CancelledError) and not self._coroutines.is_open:
                     raise
-                failure = self._call_error(error_text(error))
+                failure = self._raised(error, columns)
             if failure is not None:
                 for sender in senders:
                     sender.fail(failure)

@@ -58,7 +58,7 @@ from executor.engine.python.outputs import ResponseReader
 from executor.engine.python.requests import RowRequest
 from executor.engine.python.response_senders import MadeAnswer, SoleSender
 from executor.engine.python.slot_states import SlotStates, States
-from executor.engine.python.tensor import raw_content
+from executor.engine.python.tensor import Column, raw_content
 from executor.engine.row_shapes import RowShapes
 from shared.contract.errors import Code, LoadError, ModelError
 from shared.contract.ids import CorrelationId
@@ -122,6 +122,7 @@ class PythonEngine:
         self._shapes = RowShapes(config)
         self._states = SlotStates(config.states, request.model_dir, request.state_value_bytes_max)
         self._has_state = bool(self._states.specs)
+        self._has_answered = False
         self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
         self._repeatable = self._has_state or batching is None
@@ -438,7 +439,7 @@ class PythonEngine:
                     responses = self._coroutines.run(responses)
         except BaseException as error:  # noqa: BLE001 - the model's own code: every row of the call fails, as in Triton.
             # Also by SystemExit, KeyboardInterrupt or CancelledError, which in an event loop would end the executor.
-            return self._call_error(error_text(error))
+            return self._raised(error, requests[0].columns)
         if responses is None and any(request.sole_sender is not None for request in requests):
             return [None] * len(requests)
         if not isinstance(responses, list | tuple):
@@ -453,6 +454,11 @@ class PythonEngine:
 
     def _executing(self, batch: Sequence[Row]) -> Executing:
         return Executing(calls.Execution(self._config.name, self._instance, batch), self._code, self._process)
+
+    def _raised(self, error: BaseException, columns: Mapping[str, Column]) -> RowError:
+        """The error of a call that raised. columns: those of its requests"""
+        assert isinstance(columns, Columns), "a row's columns are its batch's"
+        return self._call_error(error_text(error) + columns.undeclared)
 
     def _call_error(self, text: str) -> RowError:
         return RowError(
@@ -516,11 +522,24 @@ class PythonEngine:
         if isinstance(read, RowError):
             return MadeAnswer(read)
         result, states = read
-        if states is None:
+        if before is None or states is None:
             return MadeAnswer(result)
+        if not self._has_answered:
+            self._has_answered = True
+            self._tell_unreturned(before, states)
         if one.wanted:
             result = RowResult(result.outputs, states, parameters=result.parameters)
         return MadeAnswer(result, None if one.row.slot is None else partial(self._states.put, one.row.slot, states))
+
+    def _tell_unreturned(self, before: States, after: States) -> None:
+        """A model may leave a state as it was; one that does so from the first answer on may have forgotten it."""
+        for state in self._states.specs:
+            if after[state.input_name] is before[state.input_name] and not state.same_buffer:
+                log.warning(
+                    "model '%s' returned no '%s' with its first answer: that state stays as it was",
+                    self._config.name,
+                    state.output_name,
+                )
 
     def _left_open(self, sender: SoleSender, one: RowPass) -> interface.InferenceResponse | RowResult | RowError:
         """The response that was sent; or else the result of a row whose answer is to come."""

@@ -19,11 +19,12 @@ from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.response import InferenceResponse
 from shared.contract.errors import Code
 
+_RAISED = "what a thread of the model has raised is in the executor's log"
 FORGOTTEN = (
     "the model let go of the request's response sender without TRITONSERVER_RESPONSE_COMPLETE_FINAL: no further answer "
-    "can come"
+    f"can come; {_RAISED}"
 )
-UNANSWERED = "the model let go of the request's response sender without a response: no answer can come"
+UNANSWERED = f"the model let go of the request's response sender without a response: no answer can come; {_RAISED}"
 SECOND = "Unable to send response. Non-decoupled model cannot send more than one response."
 TOO_EARLY = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
 CLOSED = "Unable to send response. Response sender has been closed."

@@ -351,6 +351,7 @@ def test_what_execute_raises_ends_the_requests_that_are_open(
     assert isinstance(answers.last, RowError)
     assert answers.last.message.startswith("Failed to process the request(s) for model")
     assert "odd" in answers.last.message
+    assert "The model asked for 'SUM_IN'." in answers.last.message
 
 
 def test_execute_returns_none(workshop: Workshop) -> None:

@@ -132,6 +132,18 @@ def test_an_absent_state_output_leaves_the_state_and_a_start_makes_it_initial(wo
     assert [1] == sums(engine, sum_row(0, 1))
 
 
+@pytest.mark.parametrize(("first", "told"), [(0, ["model 'sum' returned no 'SUM_NEXT'"]), (5, [])])
+def test_the_log_names_a_state_that_the_first_answer_lacks(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, first: int, told: list[str]
+) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+
+    sums(engine, sum_row(0, first, start=True), sum_row(1, 0, start=True))
+
+    assert told == [message.partition(" with its first answer")[0] for message in caplog.messages]
+
+
 IN_PLACE = """
     import triton_python_backend_utils as pb_utils
 
@@ -542,6 +554,10 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
             "Unsupported numpy type complex128 of tensor 'y'",
         ),
         ("raise pb_utils.TritonModelException('my reason')", "message: TritonModelException: my reason"),
+        (
+            "pb_utils.get_input_tensor_by_name(request, 'z').as_numpy()",
+            "The model asked for 'z'. Its configuration has 'x' alone.",
+        ),
         ("request.exec()", "calls to other models are made within a mesh only"),
         ("pb_utils.load_model('other')", "(load_model) is not supported by seqmesh"),
         (
