@@ -106,15 +106,18 @@ QUESTIONS = [
 
 @pytest.mark.parametrize(("block", "line"), QUESTIONS, ids=[f"{block.where}" for block, _ in QUESTIONS])
 def test_questions_are_answered(block: Block, line: Line, mesh: RunningMesh, tmp_path: Path) -> None:
-    assert finished(asked(at(mesh, line.arguments[-1]), post="POST" in line.arguments), tmp_path)
+    *options, url = line.arguments
+    assert finished(asked(at(mesh, url), options), tmp_path)
 
 
-def asked(url: str, *, post: bool) -> list[str]:
-    """A request, with what every machine has."""
+def asked(url: str, options: list[str]) -> list[str]:
+    """curl's request, with what every machine has."""
+    body = options[options.index("-d") + 1] if "-d" in options else ""
     program = (
-        "import sys, urllib.request as r; print(r.urlopen(r.Request(sys.argv[1], method=sys.argv[2])).read().decode())"
+        "import sys, urllib.request as r; url, method, body = sys.argv[1:]; "
+        "print(r.urlopen(r.Request(url, body.encode() or None, method=method)).read().decode())"
     )
-    return [sys.executable, "-c", program, f"http://{url}", "POST" if post else "GET"]
+    return [sys.executable, "-c", program, f"http://{url}", "POST" if body or "POST" in options else "GET", body]
 
 
 # Stories
@@ -170,7 +173,7 @@ class Story:
                 self.keep(line, [sys.executable, file, *arguments])
             case "curl", (*options, url):
                 assert self.mesh
-                self.keep(line, asked(at(self.mesh, url), post="POST" in options))
+                self.keep(line, asked(at(self.mesh, url), options))
             case _:
                 pass
 
