@@ -494,11 +494,10 @@ class EffectPerformer:
         return due
 
     def _tell_expired(self, sequences: Iterable[SequenceId], states: Mapping[SequenceId, Mapping[str, object]]) -> None:
-        now_ns, tracing = time.time_ns(), self._mesh.tracing
+        now_ns = time.time_ns()
         for sequence in sequences:
             logs.info("sequence expired", sequence=sequence, **states.get(sequence, {}))
-            if tracing.enabled:
-                tracing.record(tracing.root_of(sequence), SpanName.EXPIRED, now_ns, now_ns, model=self._model)
+            self._mesh.tracing.record_of_sequence(sequence, SpanName.EXPIRED, now_ns, now_ns)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

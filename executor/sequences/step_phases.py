@@ -66,5 +66,4 @@ class StepPhases:
         """Records the commit of a step that is traced."""
         self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
         if code is CommitCode.OVER:
-            root = self._tracing.root_of(step.sequence)
-            self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
+            self._tracing.record_of_sequence(step.sequence, SpanName.END, sent_ns, done_ns, step=step.step)

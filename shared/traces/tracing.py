@@ -302,15 +302,6 @@ class Tracing:
             root=root,
         )
 
-    def root_of(self, sequence: SequenceId) -> str:
-        """Context of a sequence's root span, as parent for `record`; "" if tracing is off or the sequence is not
-        sampled.
-        """
-        if self._sink is None:
-            return ""
-        is_sampled = self.control.sampler(model_of(sequence)).samples(sequence_trace_id(sequence))
-        return sequence_traceparent(sequence) if is_sampled else ""
-
     def record(
         self,
         parent: str,
@@ -330,6 +321,12 @@ class Tracing:
         returns   the span's own traceparent, "" when nothing was recorded
         """
         return self._record(parent, 0, name, start_ns, end_ns, attributes, links, error)
+
+    def record_of_sequence(
+        self, sequence: SequenceId, name: str, start_ns: int, end_ns: int, **attributes: AttributeValue
+    ) -> str:
+        """As `record`, of a span below the sequence's root: it names the sequence and its model."""
+        return self._record_of_sequence(sequence, 0, name, start_ns, end_ns, attributes)
 
     def record_batch(
         self, steps: Sequence[str], start_ns: int, end_ns: int, *, batch_size: int, **attributes: AttributeValue
@@ -364,9 +361,23 @@ class Tracing:
         name      TAKEOVER; or PAGED_IN: the sequence was paged, and began to wait for an owner at `start_ns`
         returns   the span's traceparent, "" if nothing was recorded
         """
-        described = {"model": model_of(sequence), "sequence": sequence, "epoch": epoch, **attributes}
         span_id = takeover_id(sequence, epoch)
-        return self._record(self.root_of(sequence), span_id, name, start_ns, end_ns, described)
+        return self._record_of_sequence(sequence, span_id, name, start_ns, end_ns, {"epoch": epoch, **attributes})
+
+    def _record_of_sequence(
+        self,
+        sequence: SequenceId,
+        span_id: int,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, AttributeValue],
+    ) -> str:
+        model = model_of(sequence)
+        if self._sink is None or not self.control.sampler(model).samples(sequence_trace_id(sequence)):
+            return ""
+        described = {"model": model, "sequence": sequence, **attributes}
+        return self._record(sequence_traceparent(sequence), span_id, name, start_ns, end_ns, described)
 
     def _record(
         self,

@@ -105,6 +105,7 @@ async def test_a_sequence_is_one_trace_over_every_service_that_served_it(
     assert "/v2/models/{model}/infer" in {step.attributes.get("http.route") for step in steps}
     (end,) = of(spans, "sequence.end")
     assert root.span_id == end.parent_id
+    assert root.attributes["seqmesh.sequence"] == end.attributes["seqmesh.sequence"]
     assert all(span.error is None for span in spans)
 
 
@@ -225,6 +226,7 @@ async def test_expiry_and_errors_are_in_the_trace(traced_mesh: RunningMesh, otlp
     spans = await trace_with(otlp_receiver, sequence, sequence__expired=1, step=1)
     (expired,) = of(spans, "sequence.expired")
     assert "scheduler" == expired.service.removeprefix("seqmesh-")
+    assert sequence == expired.attributes["seqmesh.sequence"]
 
     late = await posted(traced_mesh.http(), path, infer_document(1, sequence_id="left alone"))
     assert 400 == late.status

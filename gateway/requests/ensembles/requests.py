@@ -247,9 +247,8 @@ class EnsembleRequest(OpenRequest):
         """The begin and the end of the ensemble's sequence, which its anchor has had."""
         self._span.accepted(accepted.step, repeated=accepted.repeated, at_ns=accepted.at_ns)
         if self._call.end and self._error is None and not accepted.repeated and self._span.traceparent:
-            tracing = self._of.tracing
-            root = tracing.root_of(sequence_id(*self._line))
-            tracing.record(root, SpanName.END, ended_ns, ended_ns, step=accepted.step)
+            sequence = sequence_id(*self._line)
+            self._of.tracing.record_of_sequence(sequence, SpanName.END, ended_ns, ended_ns, step=accepted.step)
 
     def _counts(self, ended_ns: int) -> dict[str, int]:
         took_ns = ended_ns - self._arrived_ns

@@ -104,7 +104,7 @@ def test_one_trace_per_sequence_and_one_span_per_step_with_its_six_children(
     with tracing_to(otlp_receiver, monkeypatch, **variables) as subject:
         whole_step(subject, SEQUENCE, start=True, step=1)
         whole_step(subject, SEQUENCE, start=False, step=2)
-        subject.record(subject.root_of(SEQUENCE), SpanName.END, 5, 6)
+        subject.record_of_sequence(SEQUENCE, SpanName.END, 5, 6)
         spans = received(otlp_receiver, subject)
 
     assert {tracing.describe("running_sum", "", 42)} == {span.trace_id for span in spans}
@@ -117,7 +117,9 @@ def test_one_trace_per_sequence_and_one_span_per_step_with_its_six_children(
     for step in steps:
         children = [span.name for span in spans if span.parent_id == step.span_id]
         assert ["checkpoint", "compute", "gateway", "queue", "reply", "schedule"] == sorted(children)
-    assert root.span_id == named(spans, "sequence.end").parent_id
+    end = named(spans, "sequence.end")
+    assert root.span_id == end.parent_id
+    assert end.attributes == {name: root.attributes[name] for name in ("seqmesh.model", "seqmesh.sequence")}
     assert len(spans) == len({span.span_id for span in spans})
 
 
@@ -407,7 +409,7 @@ def test_children_lie_within_their_step_and_in_order() -> None:
 def test_a_span_never_ends_before_its_start_though_hosts_clocks_differ() -> None:
     kept = Kept()
     subject = Tracing(kept)
-    subject.record(subject.root_of(SEQUENCE), SpanName.SCHEDULE, 2_000, 1_000)
+    subject.record_of_sequence(SEQUENCE, SpanName.SCHEDULE, 2_000, 1_000)
 
     assert (2_000, 2_000) == (kept.spans[0].start_ns, kept.spans[0].end_ns)
 
@@ -430,7 +432,7 @@ def test_a_sequence_is_sampled_whole_or_not_at_all_and_every_service_agrees(monk
         for one in sequences
     ]
 
-    assert [{bool(scheduler.root_of(one))} for one in sequences] == begun
+    assert [{bool(scheduler.record_of_sequence(one, SpanName.EXPIRED, 1, 1))} for one in sequences] == begun
     assert 400 < begun.count({True}) < 600
 
 
@@ -507,7 +509,7 @@ def test_off_or_unsampled_every_step_is_the_same_object_that_records_nothing() -
         step.accepted(1)
         step.replied()
         step.end("error", batch=1)
-        assert "" == step.traceparent == subject.root_of(SEQUENCE)
+        assert "" == step.traceparent == subject.record_of_sequence(SEQUENCE, SpanName.EXPIRED, 1, 1)
         assert "" == subject.record(step.traceparent, SpanName.COMPUTE, 1, 2, batch=1)
         assert "" == subject.record_takeover(SEQUENCE, Epoch(1), 1, 2)
 

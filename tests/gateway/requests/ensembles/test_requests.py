@@ -209,6 +209,7 @@ async def test_the_end_of_a_sequence_is_recorded() -> None:
 
     assert {"sequence.start", "step", "sequence.end"} == {*spans}
     assert ROOT == spans["sequence.end"].parent_id
+    assert sequence_id("e", "", 1) == spans["sequence.end"].attributes["seqmesh.sequence"]
 
 
 async def test_times_are_measured_as_those_of_plain_requests() -> None:
