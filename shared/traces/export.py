@@ -37,6 +37,10 @@ QUEUE_SPANS = 8192
 """Spans that wait for the exporter, at most (OTEL_BSP_MAX_QUEUE_SIZE): about 1 s of a busy gateway, 10 MB."""
 BATCH_SPANS = 512
 """Spans per export (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
+ERROR_CHARACTERS_MAX = 1_000
+"""Of an error's text in a span. Collectors take 4 MiB at once (gRPC's default): 8 KiB for each span of an export, and a
+character may take four bytes. Attributes are names and numbers, and links have a bound (`tracing.LINKS_MAX`).
+"""
 DELAY_MS = 1000
 """Longest wait before an export (OTEL_BSP_SCHEDULE_DELAY); the SDK's 5 s are long for watching a running sequence."""
 
@@ -182,7 +186,7 @@ class SdkSink:
             {**CONVENTIONAL.get(span.name, {}), **span.attributes},
             links=[Link(SpanContext(trace, one, is_remote=True, trace_flags=SAMPLED)) for trace, one in span.links],
             kind=SpanKind[ROLES.get(span.name, Role.INTERNAL).name],
-            status=Status(StatusCode.ERROR, span.error) if span.error else OK,
+            status=Status(StatusCode.ERROR, span.error[:ERROR_CHARACTERS_MAX]) if span.error else OK,
             start_time=span.start_ns,
             end_time=span.end_ns,
             instrumentation_scope=self._scope,

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shared.contract import limits
 from shared.contract.endpoints import Endpoint
 from shared.contract.ids import Epoch, SequenceId, sequence_id
 from shared.traces import tracing
 from shared.traces.context import Sampler
-from shared.traces.export import SdkSink
+from shared.traces.export import BATCH_SPANS, SdkSink
 from shared.traces.tracing import NO_STEP, FinishedSpan, SpanName, Tracing
 from tests.otlp_receiver import OtlpReceiver, Protocol, ReceivedSpan
 
@@ -180,6 +181,19 @@ def test_a_refused_request_has_no_start_and_carries_its_error(otlp_receiver: Otl
     assert "the backlog is full" == named(spans, "step").error
     assert "backlog_full" == named(spans, "step").attributes["seqmesh.reason"]
     assert named(spans, "gateway").error is None
+
+
+def test_an_export_of_nothing_but_long_errors_fits_into_a_message_to_a_collector(
+    otlp_receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = "\N{MUSICAL SYMBOL G CLEF}" * limits.ERROR_CHARACTERS_MAX
+    with tracing_to(otlp_receiver, monkeypatch, OTEL_BSP_SCHEDULE_DELAY="60000") as subject:
+        for _ in range(BATCH_SPANS):
+            subject.record(tracing.sequence_traceparent(SEQUENCE), SpanName.COMPUTE, 1, 2, error=error)
+        spans = received(otlp_receiver, subject)
+
+    assert BATCH_SPANS == len(spans)
+    assert all(span.error and error.startswith(span.error) for span in spans)
 
 
 @pytest.mark.parametrize("name", [SpanName.TAKEOVER, SpanName.PAGED_IN])
