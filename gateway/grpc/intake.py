@@ -47,7 +47,7 @@ class Intake:
             raise self._memory.refusal()
         raw = await rpc.read(is_awaited=True)
         if raw is None:
-            raise RequestError(f"failed to parse the request: there is no {kind.DESCRIPTOR.full_name}")
+            raise malformed("there is no", kind)
         return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
 
     def messages(self, rpc: Rpc, kind: Any) -> Callable[[], Awaitable[AnyMessage | None]]:
@@ -96,6 +96,11 @@ def decoded(raw: bytes, kind: Any) -> AnyMessage:
     try:
         return kind.FromString(raw)
     except DecodeError:
-        error = RequestError(f"failed to parse the request: the message is no {kind.DESCRIPTOR.full_name}")
+        pass
     # Raised outside the handler, so that it does not chain the DecodeError and its frames.
-    raise error
+    raise malformed("the message is no", kind)
+
+
+def malformed(what: str, kind: Any) -> RequestError:
+    """The error of a message that is none, with the code that gRPC's own servers give it (grpc, doc/statuscodes.md)."""
+    return RequestError(f"failed to parse the request: {what} {kind.DESCRIPTOR.full_name}", Code.INTERNAL)
