@@ -143,7 +143,7 @@ def mesh_view(
         at_ms=now.at_ms,
         took_ms=round(now.took_ms, 2),
         executors=tuple(_executor(one, now, killable) for one in now.executors),
-        drained=tuple(sorted(now.drained - _serving(now))),
+        drained=tuple(sorted(now.drained - _shown(now))),
         models=tuple(_models(now, moments)),
         sequences=tuple(
             sequence_view(one, stories.of(one.sequence)) for one in now.sequences if one.state in OPEN_STATES
@@ -154,10 +154,9 @@ def mesh_view(
     )
 
 
-def _serving(now: Snapshot) -> set[str]:
-    """Names and ids of the executors that pages show as more than lost."""
-    there = [one.registration for one in now.executors if one.state != "dead" or one.total]
-    return {who for one in there for who in (one.name, one.executor)}
+def _shown(now: Snapshot) -> set[str]:
+    """Names and ids of the executors that pages show, in whatever state."""
+    return {who for one in now.executors for who in (one.registration.name, one.registration.executor)}
 
 
 def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> ExecutorView:
