@@ -24,6 +24,10 @@ EARLY_S = 1.0
 """Steps behind a refused one are refused within this: a gateway keeps early steps for half a second."""
 
 
+WAITS = ", perhaps because the sequence still waits for a slot: then a longer timeout helps, or more slots"
+"""Of a first step, which any gateway may have had."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long to wait, in seconds.
@@ -196,7 +200,8 @@ class Delivery:
     def _overdue(self, head: OpenStep) -> NoAnswer | StepRefused:
         if isinstance(self._trouble, StepRefused):
             return self._trouble
-        return NoAnswer(f"step {head.number} had no answer in time{self._trouble and f': {self._trouble}'}")
+        waits = WAITS if head.number == 1 and self.begun else ""
+        return NoAnswer(f"step {head.number} had no answer in time{waits}{self._trouble and f': {self._trouble}'}")
 
     def connected(self, now: float, *, repeats: bool) -> None:
         """A stream is open. repeats: the server numbers steps"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
@@ -204,6 +205,19 @@ def test_gateways_take_turns_and_pauses_are_drawn() -> None:
 
     assert len(gateways) > 6
     assert all(a != b for a, b in itertools.pairwise(gateways))
+
+
+@pytest.mark.parametrize(("step", "waits"), [(1, True), (2, False)])
+def test_a_first_step_without_an_answer_is_said_to_wait_perhaps_for_a_slot(step: int, *, waits: bool) -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(dataclasses.replace(PLACE, answered=step - 1))
+    conversation.add(request(1), None)
+    conversation.delivery.connected(shell.now, repeats=True)
+    assert 1 == len([*conversation.delivery.unsent()])
+    with pytest.raises(NoAnswer, match=f"step {step} had no answer in time") as told:
+        conversation.delivery.next(shell.now + 1e6)
+
+    assert waits is ("waits for a slot" in str(told.value))
 
 
 def test_other_inputs_under_the_same_number_are_refused_and_nothing_runs() -> None:
