@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.requests.forwarding import forwarded
 from shared.contract.calls import CALL_KEY, CallOrigin, read_call
+from shared.contract.errors import RequestError
 from shared.contract.tenants import TENANT_HEADER, tenant_of
 
 TRACE_KEYS = frozenset({"traceparent", "tracestate"})
@@ -44,7 +45,7 @@ def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[
 
     forward  keys that match this pattern become parameters
     raises   RequestError for such a key that already has a meaning as a parameter, and for what is no call's origin or
-             no tenant, and for two tenants
+             no tenant, and for two tenants or two sessions
     """
     trace: dict[str, str] = {}
     call: CallOrigin | None = None
@@ -56,6 +57,10 @@ def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[
         if key in TRACE_KEYS:
             trace[key] = value
         elif key == SESSION_KEY:
+            if session_id not in (None, value):
+                raise RequestError(
+                    f"the metadata '{SESSION_KEY}' has two values, '{session_id}' and '{value}': send one"
+                )
             session_id = value
         elif key == STATUS_ON_ERROR_KEY:
             status_on_error = value.lower() == "true"

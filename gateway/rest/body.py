@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
@@ -26,6 +27,9 @@ class ClientLeftError(MeshError):
     code = Code.CANCELLED
 
 
+T = TypeVar("T", int, str)
+
+
 @dataclass(slots=True)
 class Headers:
     content_length: int | None = None
@@ -38,7 +42,9 @@ class Headers:
 
 
 def read_headers(scope: Scope) -> Headers:
-    """The headers of a request. Raises RequestError for a length that is no number, and for what is not one tenant."""
+    """The headers of a request. Raises RequestError for a length that is no number, for what is not one tenant, and for
+    two sessions or two lengths.
+    """
     headers = Headers()
     trace: dict[str, str] = {}
     for name, value in scope["headers"]:
@@ -46,13 +52,15 @@ def read_headers(scope: Scope) -> Headers:
             case b"content-length":
                 headers.content_length = _number("Content-Length", value)
             case b"inference-header-content-length":
-                headers.header_length = _number("Inference-Header-Content-Length", value, signed=True)
+                length = _number("Inference-Header-Content-Length", value, signed=True)
+                headers.header_length = _only("Inference-Header-Content-Length", length, headers.header_length)
             case b"content-encoding":
                 headers.content_encoding = value.decode("latin-1")
             case b"accept-encoding":
                 headers.accept_encoding = value.decode("latin-1")
             case b"inference-session-id":
-                headers.session_id = _utf8("Inference-Session-Id", value)
+                session_id = _utf8("Inference-Session-Id", value)
+                headers.session_id = _only("Inference-Session-Id", session_id, headers.session_id)
             case b"seqmesh-tenant":
                 headers.tenant = tenant_of(value.decode("latin-1"), headers.tenant)
             case b"traceparent" | b"tracestate":
@@ -61,6 +69,13 @@ def read_headers(scope: Scope) -> Headers:
                 pass
     headers.trace = trace
     return headers
+
+
+def _only(name: str, value: T, before: T | None) -> T:
+    """A header's value. before: the same header's, if the request has had it, as by the client and by a proxy"""
+    if before not in (None, value):
+        raise RequestError(f"the header '{name}' has two values, '{before}' and '{value}': send one")
+    return value
 
 
 def _utf8(name: str, value: bytes) -> str:

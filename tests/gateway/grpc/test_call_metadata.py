@@ -49,6 +49,14 @@ def test_any_other_value_leaves_errors_in_the_stream() -> None:
     assert not call_metadata((("triton_grpc_error", "false"),)).status_on_error
 
 
+def test_two_sessions_of_one_call_are_refused() -> None:
+    one, other = ("inference-session-id", "a"), ("inference-session-id", "b")
+
+    assert "a" == call_metadata((one, one)).session_id
+    with pytest.raises(RequestError, match="two values, 'a' and 'b': send one"):
+        call_metadata((one, other))
+
+
 def test_two_tenants_of_one_call_are_refused() -> None:
     acme, rival = ("seqmesh-tenant", "acme"), ("seqmesh-tenant", "rival")
 

@@ -34,6 +34,16 @@ async def test_a_bulky_document_does_not_hold_up_the_loop(
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
 
 
+@pytest.mark.parametrize("name", ["Inference-Session-Id", "Inference-Header-Content-Length"])
+def test_a_header_with_two_values_is_refused(name: str) -> None:
+    one, other = [(name.lower().encode(), value) for value in (b"12", b"13")]
+
+    given = body.read_headers({"headers": [one, one]})
+    assert "12" == str(given.session_id or given.header_length)
+    with pytest.raises(RequestError, match=f"'{name}' has two values, '12' and '13': send one"):
+        body.read_headers({"headers": [one, one, other]})
+
+
 def test_two_tenants_of_one_request_are_refused() -> None:
     acme, rival = (b"seqmesh-tenant", b"acme"), (b"seqmesh-tenant", b"rival")
 
