@@ -146,6 +146,7 @@ class Scheduler:
         self._to_sweep: set[str] = set()
         self._contending = asyncio.Lock()
         self._models: frozenset[str] = frozenset()
+        self._cut_off: dict[str, Exception] = {}
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
@@ -162,6 +163,7 @@ class Scheduler:
         In this order no leader of this scheduler can still act while the standby leads.
         """
         await end([*self._loops, *self._leading.values()])
+        self._tell_cut_off()
         for reader in self._readers:
             await reader.close()
         try:
@@ -199,6 +201,7 @@ class Scheduler:
             await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))
 
     async def _contend(self) -> None:
+        self._tell_cut_off()
         await self._take_leads()
         await self._show_life()
 
@@ -304,7 +307,7 @@ class Scheduler:
             except (IllegalMoveError, BrokenInvariantError) as error:
                 logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
             except CONNECTION_LOST as error:
-                logs.warning("leader lost redis", model=model, term=term, cause=error)
+                self._cut_off[model] = error
                 self._leadership.drop(model, term)
                 return
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
@@ -319,17 +322,26 @@ class Scheduler:
 
     def _stop_leading(self, models: Sequence[str], why: str) -> None:
         if models:
-            named = ", ".join(models[:LOST_NAMED_MAX])
-            logs.warning("leadership lost", models=len(models), named=named, cause=why)
+            tell_of_many("leadership lost", models, why)
         for model in models:
             if model in self.leaders:
                 self.leaders[model].close()
             self._leading.pop(model).cancel()
 
+    def _tell_cut_off(self) -> None:
+        """Logs which leaders have lost Redis, in one line: at a failover each of them does."""
+        if self._cut_off:
+            tell_of_many("leaders lost redis", sorted(self._cut_off), next(iter(self._cut_off.values())))
+            self._cut_off.clear()
+
     def _give_up_expired(self) -> None:
         """Stops all leaders when the leases could not be renewed in time: another scheduler may lead by now."""
         if self._leadership.expired():
             self._stop_leading(self._leadership.drop_all(), "not renewed in time")
+
+
+def tell_of_many(event: str, models: Sequence[str], cause: object) -> None:
+    logs.warning(event, models=len(models), named=", ".join(models[:LOST_NAMED_MAX]), cause=cause)
 
 
 def retry_s(failures: int) -> float:

@@ -405,6 +405,27 @@ async def test_the_loss_of_many_models_is_one_line_of_the_log(
     assert [{"models": 2, "named": "one, other", "cause": "not renewed in time"}] == lost()
 
 
+async def test_leaders_that_lose_redis_together_are_one_line_of_the_log(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(*_: Any) -> None:
+        raise RedisConnectionError("gone")
+
+    def lost() -> list[str]:
+        told = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "leaders lost redis"]
+        return [f"{fields['models']}: {fields['named']}: {fields['cause']}" for fields in told]
+
+    async def is_told() -> bool:
+        return bool(lost())
+
+    monkeypatch.setattr(Leader, "run", lose)
+    await stage.publish("other")
+    async with stage.scheduler():
+        await stage.until(is_told)
+
+    assert f"2: other, {MODEL}: gone" == lost()[0]
+
+
 async def test_redis_without_memory_finishes_what_was_accepted(private_server: EmbeddedRedis) -> None:
     """Only what is new is refused: the rest gets its slots, is answered, ends and expires, also under a leader that has
     begun meanwhile. Otherwise nothing would ever make room."""
