@@ -20,9 +20,9 @@ INDEX = 0x80
 """The bit of a byte that is an index."""
 LONG_INDEX = 0xFF
 """With which an index of several bytes begins."""
-KNOWN_MAX = 16
-BLOCK_BYTES_MAX = 64
-"""Of a block that is remembered: with the headers that it stands for it takes some 5 KB."""
+KNOWN_MAX = 8
+BLOCK_BYTES_MAX = 32
+"""Of a block that is remembered. Calls begin with a dozen headers; 32 take 3 KB, and a client may want them kept."""
 
 
 class KnownHeaders(Generic[Key, Value]):

@@ -106,7 +106,8 @@ class PlainFrames(H2Connection):
         stream.state_machine.process_input(StreamInputs.SEND_HEADERS)
         if end_stream:
             stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
-        self._put(HEADERS, END_HEADERS | end_stream, number, self.encoder.encode(headers))
+        flags = END_HEADERS | END_STREAM if end_stream else END_HEADERS
+        self._put(HEADERS, flags, number, self.encoder.encode(headers))
         return True
 
     def _sending(self, number: int) -> H2Stream | None:

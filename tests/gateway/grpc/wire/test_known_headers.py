@@ -7,7 +7,7 @@ import random
 import pytest
 from hpack import Decoder, Encoder, HPACKError
 
-from gateway.grpc.wire.known_headers import KNOWN_MAX, KnowingDecoder, KnowingEncoder
+from gateway.grpc.wire.known_headers import BLOCK_BYTES_MAX, KNOWN_MAX, KnowingDecoder, KnowingEncoder
 
 NAMES = (b":status", b"content-type", b"grpc-status", b"key", b"other-bin")
 VALUES = (b"200", b"0", b"application/grpc", b"x" * 70, b"y" * 900)
@@ -65,5 +65,5 @@ def test_a_client_cannot_have_any_number_of_blocks_kept() -> None:
     decoder = KnowingDecoder()
     for first in range(1, 60):
         decoder.decode(bytes([0x80 | first, 0x80 | (first % 7 + 1)]), raw=True)
-        decoder.decode(bytes([0x80 | first]) * 65, raw=True)
+        decoder.decode(bytes([0x80 | first]) * (BLOCK_BYTES_MAX + 1), raw=True)
     assert len(decoder._known._known) == KNOWN_MAX
