@@ -42,7 +42,7 @@ class MeshState(msgspec.Struct):
 
     @property
     def gateway(self) -> ChildState:
-        """The first of them."""
+        """The first gateway, for what any of them would do."""
         return next(child for child in self.children if child.service == "gateway")
 
     @property

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.requests.forwarding import forwarded
+from gateway.requests.headers import only_value
 from shared.contract.calls import CALL_KEY, CallOrigin, read_call
-from shared.contract.errors import RequestError
 from shared.contract.tenants import TENANT_HEADER, tenant_of
 
 TRACE_KEYS = frozenset({"traceparent", "tracestate"})
@@ -57,11 +57,7 @@ def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[
         if key in TRACE_KEYS:
             trace[key] = value
         elif key == SESSION_KEY:
-            if session_id not in (None, value):
-                raise RequestError(
-                    f"the metadata '{SESSION_KEY}' has two values, '{session_id}' and '{value}': send one"
-                )
-            session_id = value
+            session_id = only_value(f"metadata '{SESSION_KEY}'", value, session_id)
         elif key == STATUS_ON_ERROR_KEY:
             status_on_error = value.lower() == "true"
         elif key == TENANT_HEADER:

@@ -136,7 +136,7 @@ _known = lru_cache(KNOWN_HEADS)(_read)
 
 
 def _refused(request: Request, head: bytes, error: str) -> Refusal | None:
-    """error: llhttp's"""
+    """Status and text if a request is not served. error: llhttp's"""
     version = REQUEST_LINE.match(head)
     if version is not None and version[1] not in VERSIONS:
         return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, NOT_SERVED.format(version=version[1].decode())

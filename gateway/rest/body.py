@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
 from gateway.bounds.byte_budget import ByteBudget, Reservation
 from gateway.bounds.inflate import gathered
+from gateway.requests.headers import only_value
 from gateway.rest.compression import is_packed, too_large, unpacked
 from gateway.rest.json_values import Json, parse_object, parsing_bytes
 from shared.contract.errors import Code, MeshError, RequestError
@@ -25,9 +25,6 @@ class ClientLeftError(MeshError):
     """The client closed the connection before its request was complete or answered. The error reaches nobody."""
 
     code = Code.CANCELLED
-
-
-T = TypeVar("T", int, str)
 
 
 @dataclass(slots=True)
@@ -53,14 +50,16 @@ def read_headers(scope: Scope) -> Headers:
                 headers.content_length = _number("Content-Length", value)
             case b"inference-header-content-length":
                 length = _number("Inference-Header-Content-Length", value, signed=True)
-                headers.header_length = _only("Inference-Header-Content-Length", length, headers.header_length)
+                headers.header_length = only_value(
+                    "header 'Inference-Header-Content-Length'", length, headers.header_length
+                )
             case b"content-encoding":
                 headers.content_encoding = value.decode("latin-1")
             case b"accept-encoding":
                 headers.accept_encoding = value.decode("latin-1")
             case b"inference-session-id":
                 session_id = _utf8("Inference-Session-Id", value)
-                headers.session_id = _only("Inference-Session-Id", session_id, headers.session_id)
+                headers.session_id = only_value("header 'Inference-Session-Id'", session_id, headers.session_id)
             case b"seqmesh-tenant":
                 headers.tenant = tenant_of(value.decode("latin-1"), headers.tenant)
             case b"traceparent" | b"tracestate":
@@ -69,13 +68,6 @@ def read_headers(scope: Scope) -> Headers:
                 pass
     headers.trace = trace
     return headers
-
-
-def _only(name: str, value: T, before: T | None) -> T:
-    """A header's value. before: the same header's, if the request has had it, as by the client and by a proxy"""
-    if before not in (None, value):
-        raise RequestError(f"the header '{name}' has two values, '{before}' and '{value}': send one")
-    return value
 
 
 def _utf8(name: str, value: bytes) -> str:
