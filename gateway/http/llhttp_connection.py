@@ -18,7 +18,6 @@ from functools import lru_cache
 from http import HTTPStatus
 from itertools import chain
 from typing import Any, cast
-from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpRequestParser
 from hypercorn.asyncio.worker_context import WorkerContext
@@ -34,7 +33,6 @@ from gateway.http.connection import (
     REASONS,
     Connection,
     error_body,
-    origin_form,
 )
 from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, read_head
 from gateway.ports.seats import Seat
@@ -220,20 +218,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     async def _serve(self, request: Request) -> None:
         self._request, self._answer = request, {}
-        path, _, query = origin_form(request.target).partition(b"?")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.1"},
-            "http_version": request.version,
-            "method": request.method,
-            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
-            "raw_path": path,
-            "query_string": query,
-            "root_path": "",
-            "headers": request.headers,
-            "extensions": {},
-            **self._ends,
-        }
+        scope: Scope = {**request.scope, "extensions": {}, **self._ends}
         try:
             await self._app(scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001  the last place before the connection

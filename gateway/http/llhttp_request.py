@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Self
+from typing import Any, Self
+from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from gateway.http.connection import NOT_SERVED, VERSIONS
+from gateway.http.connection import NOT_SERVED, VERSIONS, origin_form
 
 EMPTY_LINE = b"\r\n\r\n"
 NO_REQUEST = "no request of HTTP/1.1"
@@ -42,6 +44,7 @@ class Chunks:
 class Request:
     """One request: its head, filled by the parser, and how far it and its answer are.
 
+    scope     what ASGI says of the head
     length    bytes of its body, when it has no chunks
     missing   bytes of its body that have not left the buffer
     expects   the client sends its body when it is told to (`Expect: 100-continue`)
@@ -55,6 +58,7 @@ class Request:
     encoding: bytes | None = None
     has_head = expects = is_told = is_last = is_begun = is_answered = False
     method = version = ""
+    scope: Mapping[str, Any] = {}
     chunks: Chunks | None = None
     parser: HttpRequestParser | None = None
     began = 0.0
@@ -88,7 +92,7 @@ class Request:
     def begun(self, at: float) -> Self:
         """A request with this head, of which nothing else has come."""
         request = object.__new__(type(self))
-        request.__dict__.update(self.__dict__, began=at, headers=list(self.headers))
+        request.__dict__.update(self.__dict__, began=at)
         return request
 
     @property
@@ -129,10 +133,34 @@ def _read(head: bytes) -> Request | Refusal:
         error = str(problem)
     request.method, request.version = parser.get_method().decode(), parser.get_http_version()
     request.is_last |= request.version == "1.0"
-    return _refused(request, head, error) or request
+    if refusal := _refused(request, head, error):
+        return refusal
+    request.scope = _scope(request)
+    return request
 
 
-_known = lru_cache(KNOWN_HEADS)(_read)
+def _scope(request: Request) -> dict[str, Any]:
+    path, _, query = origin_form(request.target).partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.1"},
+        "http_version": request.version,
+        "method": request.method,
+        "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": request.headers,
+    }
+
+
+@lru_cache(KNOWN_HEADS)
+def _known(head: bytes) -> Request | Refusal:
+    read = _read(head)
+    if isinstance(read, Request):
+        # A tuple tells the application that other requests have the very same headers.
+        read.scope = {**read.scope, "headers": tuple(read.headers)}
+    return read
 
 
 def _refused(request: Request, head: bytes, error: str) -> Refusal | None:

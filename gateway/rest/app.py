@@ -7,12 +7,13 @@ Every route belongs to a category. An operator may restrict a category to client
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.restrictions import METRICS, SEQUENCES, Restriction, of_metrics
@@ -33,6 +34,8 @@ from shared.origins import Origins
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version:digits}"
 REPOSITORY = "/v2/repository"
+KNOWN_PATHS, KNOWN_PATH_CHARS = 256, 256
+"""Of how many paths the route is kept, and how long one may be."""
 
 
 class Digits(StringConvertor):
@@ -67,7 +70,31 @@ class Answering(Route):
 
 
 class Routes(Router):
-    """The application. It needs no error middleware: each endpoint turns its own errors into responses."""
+    """The application. It needs no error middleware: each endpoint turns its own errors into responses.
+
+    A client asks for the same path again and again, so what Starlette finds for a path is kept.
+    """
+
+    def __init__(self, routes: Sequence[Answering]) -> None:
+        # A path with a trailing slash is a different path. By default Starlette would redirect it.
+        super().__init__(routes, redirect_slashes=False)
+        self._route_of = lru_cache(KNOWN_PATHS)(self._find)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_known = scope["type"] == "http" and len(scope["path"]) <= KNOWN_PATH_CHARS
+        found = self._route_of(scope["path"], scope["method"]) if is_known else None
+        if found is None:
+            await super().app(scope, receive, send)
+        else:
+            route, fields = found
+            scope.update(fields)
+            await route.handle(scope, receive, send)
+
+    def _find(self, path: str, method: str) -> tuple[BaseRoute, Scope] | None:
+        """The route that serves a path, and what it adds to the scope; None if no route does."""
+        scope: Scope = {"type": "http", "path": path, "method": method, "root_path": ""}
+        found = ((route, route.matches(scope)) for route in self.routes)
+        return next(((route, fields) for route, (match, fields) in found if match is Match.FULL), None)
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         await Response(b'{"error":"Not Found"}', 404, media_type="application/json")(scope, receive, send)
@@ -141,7 +168,7 @@ def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
     """The application of the HTTP port for clients beyond the bound of connections."""
     table = Table(origins, restrictions)
     _add_health(table, server)
-    return Crowded(table.routes, redirect_slashes=False)
+    return Crowded(table.routes)
 
 
 def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
@@ -153,8 +180,7 @@ def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
 
 
 def _app(table: Table) -> Router:
-    # A path with a trailing slash is a different path. By default Starlette would redirect it.
-    return Routes(table.routes, redirect_slashes=False)
+    return Routes(table.routes)
 
 
 def _add_health(table: Table, server: ServerRoutes) -> None:

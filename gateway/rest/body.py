@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
 
 from starlette.types import Receive, Scope
 
@@ -19,6 +21,8 @@ from shared.contract.tenants import tenant_of
 BULKY_BYTES = 1 << 18
 """JSON beyond this size is parsed and written in a thread: 64 MiB of numbers would block the event loop for seconds."""
 NUMBER_DIGITS_MAX = 20
+KNOWN_HEADERS = 256
+"""How many requests' headers are kept when they have been read: a client sends the same ones again and again."""
 
 
 class ClientLeftError(MeshError):
@@ -27,8 +31,13 @@ class ClientLeftError(MeshError):
     code = Code.CANCELLED
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Headers:
+    """What a request's headers say of its body and of its caller.
+
+    header_length  of the JSON at the body's begin; None: it is all of the body
+    """
+
     content_length: int | None = None
     content_encoding: str = ""
     accept_encoding: str = ""
@@ -42,32 +51,38 @@ def read_headers(scope: Scope) -> Headers:
     """The headers of a request. Raises RequestError for a length that is no number, for what is not one tenant, and for
     two sessions or two lengths.
     """
-    headers = Headers()
+    fields = scope["headers"]
+    # Our own server gives a tuple where other requests have the very same headers (`gateway.http.llhttp_request`).
+    return _known(cast("tuple[tuple[bytes, bytes], ...]", fields)) if isinstance(fields, tuple) else _read(fields)
+
+
+def _read(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
+    found: dict[str, Any] = {}
     trace: dict[str, str] = {}
-    for name, value in scope["headers"]:
+    for name, value in fields:
         match name:
             case b"content-length":
-                headers.content_length = _number("Content-Length", value)
+                found["content_length"] = _number("Content-Length", value)
             case b"inference-header-content-length":
                 length = _number("Inference-Header-Content-Length", value, signed=True)
-                headers.header_length = only_value(
-                    "header 'Inference-Header-Content-Length'", length, headers.header_length
-                )
-            case b"content-encoding":
-                headers.content_encoding = value.decode("latin-1")
-            case b"accept-encoding":
-                headers.accept_encoding = value.decode("latin-1")
+                what = "header 'Inference-Header-Content-Length'"
+                found["header_length"] = only_value(what, length, found.get("header_length"))
+            case b"content-encoding" | b"accept-encoding":
+                found[name.decode().replace("-", "_")] = value.decode("latin-1")
             case b"inference-session-id":
                 session_id = _utf8("Inference-Session-Id", value)
-                headers.session_id = only_value("header 'Inference-Session-Id'", session_id, headers.session_id)
+                what = "header 'Inference-Session-Id'"
+                found["session_id"] = only_value(what, session_id, found.get("session_id"))
             case b"seqmesh-tenant":
-                headers.tenant = tenant_of(value.decode("latin-1"), headers.tenant)
+                found["tenant"] = tenant_of(value.decode("latin-1"), found.get("tenant", ""))
             case b"traceparent" | b"tracestate":
                 trace[name.decode()] = value.decode("latin-1")
             case _:
                 pass
-    headers.trace = trace
-    return headers
+    return Headers(**found, trace=trace)
+
+
+_known = lru_cache(KNOWN_HEADERS)(_read)
 
 
 def _utf8(name: str, value: bytes) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -116,11 +117,11 @@ class Generate:
 
         raises  ClientLeftError when the client leaves meanwhile
         """
-        path, headers = scope["path_params"], read_headers(scope)
+        # All of the body is JSON, whatever the header says.
+        path, headers = scope["path_params"], replace(read_headers(scope), header_length=None)
         record, _ = await self._catalog.look_up(path["model"], path.get("version", ""))
         if is_packed(headers.content_encoding):
             raise RequestError("Unsupported content-encoding, only 'identity' is supported.")
-        headers.header_length = None
 
         def decoded(body: bytes, call: InferCall) -> tuple[InferCall, None]:
             return decode_generate(body, call, record.config), None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -52,11 +52,14 @@ class OutputForm(msgspec.Struct, frozen=True):
     part: RegionPart | None = None
 
 
+JSON_FORM, BINARY_FORM = OutputForm(), OutputForm(binary=True)
+
+
 class OutputForms(msgspec.Struct, frozen=True):
     """The forms in which the client wants the outputs: those that it lists, and all others."""
 
     listed: Mapping[str, OutputForm] = msgspec.field(default_factory=dict[str, OutputForm])
-    other: OutputForm = OutputForm()
+    other: OutputForm = JSON_FORM
 
     def of(self, output: str) -> OutputForm:
         return self.listed.get(output, self.other)
@@ -88,9 +91,21 @@ def decode_json(
     body: bytes, length: int, call: InferCall, regions: Regions = NO_REGIONS
 ) -> tuple[InferCall, OutputForms]:
     """The call in a body that begins with `length` bytes of JSON, followed by binary data."""
+    decoded = _decode_known(body, length, call)
+    if decoded is not None:
+        return decoded
     document = parse_object(body if length == len(body) else body[:length])
-    request_id = text_of(document.get("id", ""), "id")
-    fields: dict[str, Any] = {}
+    fields, binary_output = _request_fields(document)
+    inputs = _inputs(document, memoryview(body)[length:], call.model, regions)
+    outputs, forms = _outputs(document, regions)
+    call = msgspec.structs.replace(call, inputs=inputs, outputs=outputs, **fields)
+    return call, OutputForms(forms, BINARY_FORM if binary_output else JSON_FORM)
+
+
+def _request_fields(document: Json) -> tuple[dict[str, Any], bool]:
+    """What a document says of the request itself, as fields of `InferCall`; and whether outputs that it does not list
+    are to be binary."""
+    fields: dict[str, Any] = {"request_id": text_of(document.get("id", ""), "id")}
     binary_output = False
     custom: dict[str, Parameter] = {}
     for key, value in members(document.get("parameters", {}), "failed to get request params.: ").items():
@@ -105,18 +120,14 @@ def decode_json(
             )
         else:
             custom[key] = custom_parameter(key, value)
-    inputs = _inputs(document, memoryview(body)[length:], call.model, regions)
-    outputs, forms = _outputs(document, regions, binary_by_default=binary_output)
-    call = msgspec.structs.replace(
-        call, request_id=request_id, inputs=inputs, outputs=outputs, parameters=custom, **fields
-    )
-    return call, forms
+    fields["parameters"] = custom
+    return fields, binary_output
 
 
 def decode_raw(body: bytes, call: InferCall, config: ModelConfig) -> tuple[InferCall, OutputForms]:
     """The call in a body that is only the data of the model's only input (`Inference-Header-Content-Length: 0`)."""
     call = msgspec.structs.replace(call, inputs=(raw_input(body, config),))
-    return call, OutputForms(other=OutputForm(binary=True))
+    return call, OutputForms(other=BINARY_FORM)
 
 
 def raw_input(body: bytes, config: ModelConfig) -> Tensor:
@@ -221,10 +232,79 @@ def check_one_source(tensor: Any, parameters: Json) -> None:
         )
 
 
+# -- known tensors --------------------------------------------------------------------------------------------------
+
+BEGIN_OF_TENSORS = re.compile(rb', ?"inputs" ?:')
+KNOWN_TENSORS, KNOWN_BYTES = 256, 1 << 10
+"""How many ends of documents are kept when they have been read, and how large one may be."""
+
+
+class TensorsPart(msgspec.Struct, frozen=True):
+    """What the end of a document says of the tensors, where the data of all inputs is binary.
+
+    inputs  name, datatype, shape and bytes of each
+    size    bytes of all inputs
+    """
+
+    inputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    size: int
+    outputs: tuple[str, ...]
+    forms: Mapping[str, OutputForm]
+
+
+def _decode_known(body: bytes, length: int, call: InferCall) -> tuple[InferCall, OutputForms] | None:
+    """As `decode_json`, for a document whose end, with the tensors, was read before: a client sends the same end with
+    each step of a sequence. None if it must be read as a whole, also if anything is wrong with it.
+
+    A document is cut before its last members, `"inputs"` and what follows. Each half is an object when its brace is put
+    back, so the whole is one, with the members of both.
+    """
+    begin = BEGIN_OF_TENSORS.search(body, 0, length) if length < len(body) else None
+    if begin is None or length - (cut := begin.start()) > KNOWN_BYTES:
+        return None
+    tensors = _read_tensors(body[cut:length])
+    if tensors is None or length + tensors.size != len(body):
+        return None
+    try:
+        document = parse_object(body[:cut] + b"}")
+    except RequestError:
+        return None
+    if not document or "inputs" in document or "outputs" in document:
+        return None
+    fields, binary_output = _request_fields(document)
+    inputs: list[Tensor] = []
+    for name, datatype, shape, size in tensors.inputs:
+        inputs.append(Tensor(name, datatype, shape, body[length : length + size]))
+        length += size
+    call = msgspec.structs.replace(call, inputs=tuple(inputs), outputs=tensors.outputs, **fields)
+    return call, OutputForms(tensors.forms, BINARY_FORM if binary_output else JSON_FORM)
+
+
+@lru_cache(KNOWN_TENSORS)
+def _read_tensors(text: bytes) -> TensorsPart | None:
+    """What the end of a document, from the comma before `"inputs"`, says of the tensors; None if it is no end, says
+    something else too, or puts data anywhere but behind the document.
+    """
+    try:
+        document = parse_object(b"{" + text[1:])
+        if document.keys() - {"inputs", "outputs"}:
+            return None
+        inputs: list[tuple[str, str, tuple[int, ...], int]] = []
+        for tensor in array_member(document, "inputs"):
+            parameters = object_of(object_of(tensor).get("parameters"))
+            check_one_source(tensor, parameters)
+            size = unsigned_of(parameters.get("binary_data_size"), "binary_data_size")
+            inputs.append((text_member(tensor, "name"), text_member(tensor, "datatype"), _shape(tensor), size))
+        outputs, forms = _outputs(document, NO_REGIONS)
+    except RequestError:
+        return None
+    return TensorsPart(tuple(inputs), sum(size for *_, size in inputs), outputs, forms)
+
+
 # -- outputs --------------------------------------------------------------------------------------------------------
 
 
-def _outputs(document: Json, regions: Regions, *, binary_by_default: bool) -> tuple[tuple[str, ...], OutputForms]:
+def _outputs(document: Json, regions: Regions) -> tuple[tuple[str, ...], dict[str, OutputForm]]:
     """The names of the requested outputs, in the client's order, and their forms. What lists an output first counts."""
     listed: dict[str, OutputForm] = {}
     for output in array_of(document.get("outputs", []), "outputs"):
@@ -237,7 +317,7 @@ def _outputs(document: Json, regions: Regions, *, binary_by_default: bool) -> tu
             part=_output_part(parameters, regions),
         )
         listed.setdefault(name, form)
-    return tuple(listed), OutputForms(listed, OutputForm(binary=binary_by_default))
+    return tuple(listed), listed
 
 
 def _output_part(parameters: Json, regions: Regions) -> RegionPart | None:
