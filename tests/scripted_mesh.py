@@ -135,7 +135,7 @@ class ScriptedMesh:
         """The caller of an accepted step has gone."""
         gone = Cancellation(
             submission.sequence,
-            accepted.extra.decode(),
+            accepted.birth,
             accepted.step,
             submission.gateway,
             submission.token,

@@ -24,6 +24,7 @@ from shared.statistics.tally import (
     failure,
     first_response,
     packed,
+    packed_success,
     response_counts,
     sketches,
     success,
@@ -98,6 +99,8 @@ class StatisticsRecorder:
             return packed({**failure(FailureReason.BACKEND, total_ns=total_ns), **of_responses})
         queue_ns = max(0, began_ns - arrived_ns)
         compute = compute_of(timings)
+        if not (self._metrics.summary_latencies or self._bounds_ms or responses):
+            return packed_success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
         counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
         if self._metrics.summary_latencies:
             counts |= sketches({"request": total_ns, "queue": queue_ns, **dict(compute.items())})

@@ -318,8 +318,9 @@ class Dispatch:
             record = self._keys.sequence(pending.sequence).record
             self._replies.deliver(pending.token, outcome.extra, record)
         else:
-            birth = text_of(outcome.extra)
-            accepted = Accepted(birth, outcome.step, outcome.run, outcome.cut_off, repeated=repeated, at_ns=now_ns)
+            accepted = Accepted(
+                outcome.birth, outcome.step, outcome.run, outcome.cut_off, repeated=repeated, at_ns=now_ns
+            )
             self._accepted(pending, accepted)
 
     def _watch_wait(self, pending: PendingRequest, wait: SlotWait, outcome: Submitted) -> None:

@@ -59,6 +59,17 @@ RESPONSE = "response:"
 
 COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
+SUCCESS = (
+    "success_count",
+    "success_ns",
+    "queue_ns",
+    "inference_count",
+    "compute_input_ns",
+    "compute_infer_ns",
+    "compute_output_ns",
+)
+"""The fields of a request that succeeded, when nothing else is counted of it. It is packed as their numbers alone."""
+
 
 class FailureReason(StrEnum):
     """Why a request failed (triton-spec 7).
@@ -126,15 +137,16 @@ def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dic
     """Counts of one request that succeeded. rows: its own batch size. Each request of a batch counts the times of the
     batch.
     """
-    return {
-        "success_count": 1,
-        "success_ns": total_ns,
-        "queue_ns": queue_ns,
-        "inference_count": rows,
-        "compute_input_ns": compute.input_ns,
-        "compute_infer_ns": compute.infer_ns,
-        "compute_output_ns": compute.output_ns,
-    }
+    return dict(zip(SUCCESS, _success(rows, total_ns, queue_ns, compute), strict=True))
+
+
+def packed_success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> bytes:
+    """`success`, packed. No number may be below 0."""
+    return _pack(_success(rows, total_ns, queue_ns, compute))
+
+
+def _success(rows: int, total_ns: int, queue_ns: int, compute: Compute) -> tuple[int, ...]:
+    return 1, total_ns, queue_ns, rows, compute.input_ns, compute.infer_ns, compute.output_ns
 
 
 def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:
@@ -206,6 +218,8 @@ def packed(counts: Counts) -> bytes:
 
 def unpacked(data: bytes) -> dict[str, int]:
     flat = _unpack(data) if data else []
+    if len(flat) == len(SUCCESS):
+        return dict(zip(SUCCESS, map(int, flat), strict=True))
     return {str(name): int(by) for name, by in zip(flat[::2], flat[1::2], strict=True)}
 
 

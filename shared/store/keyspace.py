@@ -84,7 +84,7 @@ class CacheKeys(NamedTuple):
 
 
 class SequenceKeys(NamedTuple):
-    """The four keys of one sequence, in the order in which the scripts take them."""
+    """The four keys of one sequence. Scripts are told of the record, and make the others of it."""
 
     record: str
     idle: str
@@ -131,20 +131,18 @@ class Keyspace:
     # -- one sequence -----------------------------------------------------------------------------------------------
 
     def sequence(self, sequence: SequenceId) -> SequenceKeys:
-        return SequenceKeys(*self.of_sequences((sequence,)))
+        base = self._shard_bases[shard_of(sequence, self.shards)]
+        return SequenceKeys(
+            f"{base}seq:{sequence}",
+            f"{base}idle:{sequence}",
+            f"{base}parked:{sequence}",
+            f"{base}checkpoint:{sequence}",
+        )
 
-    def of_sequences(self, sequences: Iterable[SequenceId]) -> list[str]:
-        """The keys of sequences, one sequence after the other, in the order of `SequenceKeys`."""
-        keys: list[str] = []
-        for sequence in sequences:
-            base = self._shard_bases[shard_of(sequence, self.shards)]
-            keys += (
-                f"{base}seq:{sequence}",
-                f"{base}idle:{sequence}",
-                f"{base}parked:{sequence}",
-                f"{base}checkpoint:{sequence}",
-            )
-        return keys
+    def records(self, sequences: Iterable[SequenceId]) -> list[str]:
+        """The keys by which scripts are told of sequences: the others follow from them."""
+        bases, shards = self._shard_bases, self.shards
+        return [f"{bases[shard_of(sequence, shards)]}seq:{sequence}" for sequence in sequences]
 
     def journal(self, sequence: SequenceId) -> str:
         """Of a sequence whose model keeps journals. Scripts make the name of the record's."""

@@ -11,6 +11,7 @@ from shared.contract.errors import OUTCOMES, Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.contract.limits import JOINED_MAX, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.contract.messages import ReplyMessage, encode
+from shared.store.reading import text_of
 
 
 class SubmitCode(IntEnum):
@@ -67,16 +68,21 @@ class Submitted(msgspec.Struct, frozen=True):
     """What `submit` says of one step.
 
     step     number of the accepted step; for a refusal, the last accepted step (since START)
-    extra    the sequence's birth (accepted, JOINED), or the stored reply (REPEATED)
-    run      name of what began with the latest START, given to no other run; "" for a refusal
+    run      name of what began with the latest START, given to no other run; "" for a refusal, and for a step before it
+    extra    the stored reply (REPEATED), the sequence's birth (JOINED), or which bound is reached (BACKLOG_FULL)
     cut_off  name of the run that went on until this START began the next one; "" if there was none
     """
 
     code: SubmitCode
     step: int
-    extra: bytes
     run: str = ""
+    extra: bytes = b""
     cut_off: str = ""
+
+    @property
+    def birth(self) -> str:
+        """Tells the accepted step's sequence from earlier and later ones under the same id."""
+        return text_of(self.extra) if self.code is SubmitCode.JOINED else self.run.partition(".")[0]
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -87,7 +93,7 @@ class Drawn(msgspec.Struct, frozen=True):
 
 
 class OfSequence(msgspec.Struct, frozen=True):
-    """What a script is told of one sequence: its arguments are the fields, in their order."""
+    """What a script is told of one sequence: its record is a key, the other fields are arguments, in their order."""
 
     sequence: SequenceId
 

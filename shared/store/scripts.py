@@ -55,6 +55,7 @@ from shared.store.script_values import (
     ReopenCode,
     StepAnswers,
     StepCommit,
+    StepOutcome,
     Submission,
     SubmitCode,
     Submitted,
@@ -64,6 +65,11 @@ from shared.store.script_values import (
 )
 
 T = TypeVar("T")
+
+MORE, KEPT = 256, 512
+"""Flags of a step's arguments, beside its own: what most steps leave out follows, and its reply is kept."""
+NOTHING_MORE = (0, -1, "", 0, "")
+"""What most steps leave out of their arguments of `submit`."""
 
 
 class Scripts(ScriptSender):
@@ -89,22 +95,20 @@ class Scripts(ScriptSender):
         """
         args: list[Any] = [backlog_max, in_flight_max, RETRY_IDS, live_max, JOINED_MAX, GAVE_WAY]
         for step in steps:
+            rare = (step.timeout_us, step.since_ms, step.tenant, step.tenant_max, step.prefers)
+            has_more = rare != NOTHING_MORE
             args += (
-                step.sequence,
-                int(step.flags),
+                int(step.flags) + MORE if has_more else int(step.flags),
                 step.digest,
                 "" if step.expected_step is None else step.expected_step,
                 step.version,
                 step.gateway,
                 step.token,
-                step.timeout_us,
                 step.message,
-                step.since_ms,
-                step.tenant,
-                step.tenant_max,
-                step.prefers,
             )
-        return Call("submit", self._keys.of_sequences(step.sequence for step in steps), args, _read_submitted)
+            if has_more:
+                args += rare
+        return Call("submit", self._keys.records(step.sequence for step in steps), args, _read_submitted)
 
     def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, model: str, term: Term) -> Call[list[Epoch]]:
         """Gives sequences of one model and shard their owners.
@@ -175,7 +179,7 @@ class Scripts(ScriptSender):
             self._keys.tally(shard, model, counted.version, counted.generation),
             self._keys.wanted_slots(shard, model, counted.version),
             self._keys.line(shard, model),
-            *self._keys.of_sequences(step.sequence for step in steps),
+            *self._keys.records(step.sequence for step in steps),
         ]
         kept = kept or KeptReplies()
         args: list[Any] = [idle_ms, tombstone_ms, executor, kept.count, kept.size, counted.version, mark]
@@ -205,8 +209,8 @@ class Scripts(ScriptSender):
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
     ) -> Call[list[bool]]:
         """Ends the sequences whose idle marker has run out; True for each that was ended."""
-        keys = self._of_leader(shard, model) + self._keys.of_sequences(sequences)
-        return Call("expire", keys, [term, tombstone_ms, *sequences], each_as(bool))
+        keys = self._of_leader(shard, model) + self._keys.records(sequences)
+        return Call("expire", keys, [term, tombstone_ms], each_as(bool))
 
     def reclaim(
         self,
@@ -256,8 +260,8 @@ class Scripts(ScriptSender):
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
         ]
-        keys += self._keys.of_sequences(sequences)
-        return Call("reload", keys, [executor, version, mark, tombstone_ms, *sequences], each_as(bool))
+        keys += self._keys.records(sequences)
+        return Call("reload", keys, [executor, version, mark, tombstone_ms], each_as(bool))
 
     def page(
         self, owned: Sequence[tuple[SequenceId, Epoch]], *, shard: ShardId, executor: ExecutorId, model: str
@@ -269,9 +273,9 @@ class Scripts(ScriptSender):
             self._keys.owned(shard, executor, model),
             self._keys.feed(shard, model),
             self._keys.line(shard, model),
-            *self._keys.of_sequences(sequence for sequence, _ in owned),
+            *self._keys.records(sequence for sequence, _ in owned),
         ]
-        return Call("page", keys, [executor, *(word for one in owned for word in one)], each_as(bool))
+        return Call("page", keys, [executor, *(epoch for _, epoch in owned)], each_as(bool))
 
     def vacate(
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
@@ -300,8 +304,8 @@ class Scripts(ScriptSender):
         """Writes again what sequences' records say and other keys have lost; 0 for each sequence that is over, or was
         lost.
         """
-        keys = self._of_leader(shard, model) + self._keys.of_sequences(sequences)
-        return Call("sweep", keys, [term, *sequences], list)
+        keys = self._of_leader(shard, model) + self._keys.records(sequences)
+        return Call("sweep", keys, [term], list)
 
     def remove(
         self, entries: Sequence[str | bytes], *, stream: str, shard: ShardId, model: str, term: Term
@@ -359,9 +363,9 @@ class Scripts(ScriptSender):
         record = [word for field in exported.record.items() for word in field]
         journal = [word for field in exported.journal.items() for word in field]
         checkpoint = [word for field in exported.checkpoint.items() for word in field]
-        about = (sequence, exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
+        about = (exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
         args = [*about, len(record), *record, len(journal), *journal, *checkpoint]
-        return Call("reopen", self._keys.of_sequences([sequence]), args, ReopenCode)
+        return Call("reopen", self._keys.records([sequence]), args, ReopenCode)
 
     def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[int]:
         """Counts answered requests, or measurements: packed counts by the load that they belong to; returns how many.
@@ -429,8 +433,8 @@ class Scripts(ScriptSender):
     ) -> Call[T]:
         """A call that concerns several sequences. keys, args: those of the whole call, which come first"""
         # Redis takes no booleans.
-        own = [int(arg) if isinstance(arg, bool) else arg for one in told for arg in msgspec.structs.astuple(one)]
-        return Call(script, [*keys, *self._keys.of_sequences(one.sequence for one in told)], [*args, *own], read)
+        own = [int(arg) if isinstance(arg, bool) else arg for one in told for arg in msgspec.structs.astuple(one)[1:]]
+        return Call(script, [*keys, *self._keys.records(one.sequence for one in told)], [*args, *own], read)
 
     def _of_leader(self, shard: ShardId, model: str) -> list[str]:
         """The first keys of every script of a model's leader (`leader.lua`)."""
@@ -446,26 +450,33 @@ class Scripts(ScriptSender):
 
 def _fields_of(step: StepCommit) -> list[Any]:
     """A step as `commit` takes it, but for its entry in a journal."""
+    flags = int(step.flags)
+    if step.keep_reply:
+        flags += KEPT
+    usual_base = step.step if step.entries else 0
+    has_more = (
+        step.replays_behind != usual_base
+        or step.recoverable is not None
+        or step.anew
+        or step.outcome is not StepOutcome.DONE
+    )
     fields: list[Any] = [
-        step.sequence,
         step.epoch,
         step.step,
-        int(step.flags),
-        int(step.outcome),
+        flags + MORE if has_more else flags,
         step.gateway,
         step.token,
         step.reply,
-        int(step.keep_reply),
         step.counts,
-        step.replays_behind,
-        "" if step.recoverable is None else int(step.recoverable),
         len(step.entries),
         *step.entries,
-        int(step.anew),
         2 * len(step.checkpoint),
     ]
     for named in step.checkpoint:
         fields += named
+    if has_more:
+        recoverable = "" if step.recoverable is None else int(step.recoverable)
+        fields += (int(step.outcome), step.replays_behind, recoverable, int(step.anew))
     return fields
 
 
@@ -490,12 +501,14 @@ def _read_sums(key: str, flat: list[bytes]) -> dict[str, int]:
 
 
 _SUBMIT_CODES = {int(code): code for code in SubmitCode}
+ABSENT = [0, 0, b"", b"", b""]
+"""What a reply of `submit` leaves out at its end."""
 
 
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
     return [
-        Submitted(_SUBMIT_CODES[code], step, _as_bytes(extra), *map(text_of, runs))
-        for code, step, extra, *runs in replies
+        Submitted(_SUBMIT_CODES[code], step, text_of(run), extra, text_of(cut_off))
+        for code, step, run, extra, cut_off in (reply + ABSENT[len(reply) :] for reply in replies)
     ]
 
 

@@ -156,7 +156,7 @@ class Stage:
     async def cancel(self, correlation_id: CorrelationId, accepted: Submitted) -> CancelCode:
         """The caller of an accepted step has gone."""
         sequence = sequence_id(MODEL, "", correlation_id)
-        birth = accepted.extra.decode()
+        birth = accepted.birth
         gone = Cancellation(sequence, birth, accepted.step, self.gateway, str(correlation_id))
         reply = encode(ReplyMessage("", error_code="CANCELLED"))
         (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply, feed_max=100))

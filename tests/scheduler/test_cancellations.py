@@ -82,7 +82,7 @@ class Accepted:
     @property
     def life(self) -> tuple[SequenceId, str]:
         """Which sequence of its id it belongs to."""
-        return self.submission.sequence, self.outcome.extra.decode()
+        return self.submission.sequence, self.outcome.birth
 
 
 @dataclass

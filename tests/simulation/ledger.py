@@ -210,14 +210,14 @@ class Ledger:
 
     def _accept(self, step: Submission, outcome: Submitted, value: int) -> None:
         self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} as {outcome.step}")
-        life = self._lives.setdefault((step.sequence, outcome.extra), Life())
+        life = self._lives.setdefault((step.sequence, outcome.birth.encode()), Life())
         if outcome.step in life.inputs:
             self.story.violate(f"{step.sequence}: step {outcome.step} was given twice")
         if step.flags & StepFlag.START or outcome.step == 1:
             life.start = outcome.step
         # A START that is asked for again, after others came in or after the end, begins another run, and what followed
         # is repeated in it (submit.lua): once in each. That no run begins in the middle is seen by the answers.
-        run = (outcome.extra, life.start)
+        run = (outcome.birth.encode(), life.start)
         if self._accepted.get(value) == run:
             self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
         self._accepted[value] = run

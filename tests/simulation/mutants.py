@@ -137,7 +137,7 @@ MUTANTS = (
         "an owner that lost its sequence still commits",
         (
             Edit("commit", r"if epoch ~= step.epoch or got\[5\] ~= EXECUTOR then", "if false then"),
-            Edit("commit", r"epoch ~= ARGV\[at \+ 1\] or owner ~= EXECUTOR or "),
+            Edit("commit", r"epoch ~= ARGV\[at\] or owner ~= EXECUTOR or "),
         ),
     ),
     Mutant(
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "idle, and followed",
         "a step that comes after the idle time is taken for the next one, without a judgement",
-        (Edit("submit", r"or accepted == committed and redis\.call\('PERSIST', idle\) == 0"),),
+        (Edit("submit", r"or taken == done and redis\.call\('PERSIST', idle_of\(sid\)\) == 0"),),
         scripts_only=True,
     ),
     Mutant(

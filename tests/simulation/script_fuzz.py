@@ -204,7 +204,7 @@ class Fuzz:
             if any(executor.emptied for executor in self.executors if executor.name == owner):
                 self.truth.violate(f"{submission.sequence} comes to {owner}, after all was taken from there")
         if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
-            asked.birth, asked.place = outcome.extra, outcome.step
+            asked.birth, asked.place = outcome.birth.encode(), outcome.step
         return outcome
 
     def next_token(self) -> Caller:

@@ -147,7 +147,8 @@ class Truth:
         if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
             flags = StepFlag(submission.flags)
             life = self.lives.setdefault(
-                (sequence, outcome.extra), Life(sequence, StepFlag.DURABLE in flags, StepFlag.PAGEABLE in flags)
+                (sequence, outcome.birth.encode()),
+                Life(sequence, StepFlag.DURABLE in flags, StepFlag.PAGEABLE in flags),
             )
             if life.over or outcome.step != len(life.steps) + 1:
                 self.violate(f"{sequence}: {outcome.step} steps accepted after {len(life.steps)}")
@@ -159,7 +160,7 @@ class Truth:
             if begins:
                 life.start = outcome.step
         elif outcome.code is SubmitCode.JOINED:
-            step = self.lives[sequence, outcome.extra].steps[outcome.step]
+            step = self.lives[sequence, outcome.birth.encode()].steps[outcome.step]
             if caller in step.callers:
                 self.sent_again.add(caller)
             else:

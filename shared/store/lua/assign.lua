@@ -1,8 +1,8 @@
 -- Gives waiting or moving sequences an owner and a slot. Their parked steps go to the owner's inbox, in order. If a
 -- sequence has no parked step, its owner is told of it all the same, so that the state is loaded before the next step.
 --
--- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term, then per sequence: sequence id, entry id of its wait, executor, instance, slot
+-- KEYS   those of leader.lua, then per sequence: its record
+-- ARGV   1 term, then per sequence: entry id of its wait, executor, instance, slot
 -- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
 -- atomic epoch, owner and the move of every parked step. Callers that asked (flag 128) are told how long it waited
 
@@ -67,10 +67,10 @@ local function assign(keys, sid, waits, executor, instance, slot)
   return epoch
 end
 
-local epochs = for_each(MODEL_KEYS, 1, 5, assign, 0)
+local epochs = for_each(MODEL_KEYS, 1, 4, assign, 0)
 for i, epoch in ipairs(epochs) do
   -- No sequence waits under that entry: it is removed, or the leader would read it again.
-  local waits = ARGV[1 + (i - 1) * 5 + 2]
+  local waits = ARGV[1 + (i - 1) * 4 + 1]
   if epoch == 0 and string.find(waits, '^%d+%-%d+$') then redis.call('XDEL', STARTS, waits) end
 end
 tally_all()

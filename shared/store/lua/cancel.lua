@@ -1,8 +1,8 @@
 -- The callers of accepted steps have gone: a step that has not begun to run need not run any more (triton-spec 1.8).
 --
--- KEYS   per step: record, idle marker, parked steps, checkpoint
+-- KEYS   per step: the record of its sequence
 -- ARGV   1 bound of the feed   2 encoded reply
---        per step: sequence id, birth of the sequence, step, gateway, token
+--        per step: birth of the sequence, step, gateway, token
 -- reply  per step: 2 the sequence was waiting, and all of it was cancelled
 --                  1 its owner was told, or the next owner will be told
 --                  0 it was answered, or the sequence is over
@@ -50,6 +50,6 @@ local function cancel(keys, sid, birth, step, gateway, token)
   return 1
 end
 
-local results = for_each(0, 2, 5, cancel, 0)
+local results = for_each(0, 2, 4, cancel, 0)
 tally_all()
 return results

@@ -2,23 +2,26 @@
 --
 -- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
 --        5 tally of the model version   6 number of slots that the leader wants freed   7 counts of the waiting line
---        per step: record, idle marker, parked steps, checkpoint
+--        per step: the record of its sequence
 -- ARGV   1 idle ms   2 tombstone ms   3 executor   4 replies of a sequence that are kept for a retry
 --        5 bytes of all kept replies but the newest, which is kept whatever its size
 --        6 model version   7 mark of the load that ran the steps, '' if there is none
 --        8 steps of a run that its journal may hold, 0 if the model keeps none   9 bytes of these steps together
 --        10 number of executions' packed counts, and these counts (counted by the first call that commits any of the
 --          steps)
---        per step: sequence id, epoch, step,
---                  flags (1 START, 2 END, 16 the sequence consists of this one request, 64 its model is decoupled),
---                  outcome (0 done, 1 the model failed, 2 void, 3 cancelled before it ran, 4 given up,
---                  5 the state is lost: the later steps are void until a START),
---                  gateway, token, reply, 1 to keep the reply for a retry, packed counts,
---                  base: the step after which a takeover replays from now on (0: as before),
---                  1 a takeover finds the state from now on, 0 it does not any more, '' as before,
+--        per step: epoch, step,
+--                  flags (1 START, 2 END, 16 the sequence consists of this one request, 64 its model is decoupled,
+--                  256 what most steps leave out follows, 512 its reply is kept for a retry),
+--                  gateway, token, reply, packed counts,
 --                  number of inbox entries to remove, these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values,
---                  and if the model keeps journals: the step's own inbox entry
+--        with 256: outcome (0 done, 1 the model failed, 2 void, 3 cancelled before it ran, 4 given up,
+--                  5 the state is lost: the later steps are void until a START),
+--                  base: the step after which a takeover replays from now on (0: as before); without 256 it is this
+--                  step if inbox entries are removed, else 0,
+--                  1 a takeover finds the state from now on, 0 it does not any more, '' as before,
+--                  1 no other field of the checkpoint before it stays, else 0
+--        if the model keeps journals: the step's own inbox entry
 -- reply  per step: 1 committed
 --                  2 committed, and the sequence is over
 --                  3 committed, and the sequence is paged: other sequences wait for its slot, it has no other step, and
@@ -30,8 +33,11 @@
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
--- Flags of a step that is the first or the last one, or has further answers.
-local NOT_IN_THE_MIDST = START + END + ALONE + STREAMED
+-- Flags of a step that has the arguments that most steps leave out, and of one whose reply is kept.
+local MORE, KEPT = 256, 512
+-- Flags of a step of which something has to be judged: it is the first or the last one, has further answers, or did not
+-- go as most do.
+local TO_BE_JUDGED = START + END + ALONE + STREAMED + MORE
 local EXECUTOR, REPLIES, REPLY_BYTES, MARK, JOURNAL_STEPS, JOURNAL_BYTES
 -- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 of a START
 -- only.
@@ -105,8 +111,9 @@ end
 
 -- Writes the parts of a state that have changed, which ARGV has from `from` to `to`; with `anew`, in the place of the
 -- whole.
-local function write_checkpoint(checkpoint, name, anew, from, to)
+local function write_checkpoint(sid, name, anew, from, to)
   if from > to then return end
+  local checkpoint = checkpoint_of(sid)
   if anew then redis.call('UNLINK', checkpoint) end
   -- In pieces: the first checkpoint of a long state has thousands of parts.
   for piece = from, to, PIECE do
@@ -236,7 +243,7 @@ local function commit(keys, step)
   step.joined = got[9]
   forget_cancelled(keys, got[10], step.n)
 
-  write_checkpoint(keys.checkpoint, step.name, step.anew, step.checkpoint, step.checkpoint_end)
+  write_checkpoint(step.sid, step.name, step.anew, step.checkpoint, step.checkpoint_end)
   local change = { 'cm', step.name }
   advance(keys, step, got[11], change)
   if step.keep then
@@ -278,44 +285,46 @@ end
 -- Makes a step final of which nothing has to be judged: the model ran it in the midst of a sequence, one caller waits
 -- for it, and no later step is open. Most steps are so, and `commit` is not asked, which takes twice as long. nil for
 -- every other step; nothing is changed then.
--- k: of the step's keys in KEYS; at: of its arguments in ARGV; the other arguments: where further ones stand there
-local function conclude(k, at, entries, entries_end, anew, checkpoint, checkpoint_end)
-  local name, flags, keep = ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 8] == '1'
-  if ARGV[at + 4] ~= '0' or bit.band(flags, NOT_IN_THE_MIDST) ~= 0 or JOURNAL_STEPS > 0 then return nil end
-  local record = KEYS[k]
+-- at: of the step's first argument in ARGV; the other arguments: where further ones stand there
+local function conclude(record, at, entries, entries_end, checkpoint, checkpoint_end)
+  local name, flags = ARGV[at + 1], tonumber(ARGV[at + 2])
+  if has(flags, TO_BE_JUDGED) or JOURNAL_STEPS > 0 then return nil end
+  local keep = has(flags, KEPT)
   local state, epoch, accepted, committed, owner, start, void, version, joined, cancelled, failed, orphaned, pageable,
     kept = unpack(redis.call('HMGET', record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. name, 'ca',
       'fl', 'og', 'pg', keep and 'rk' or 'st'))
-  if state ~= 'l' or epoch ~= ARGV[at + 1] or owner ~= EXECUTOR or accepted ~= name
+  if state ~= 'l' or epoch ~= ARGV[at] or owner ~= EXECUTOR or accepted ~= name
     or void or joined or cancelled or failed or orphaned or pageable and slots_wanted() > 0 then return nil end
   local n, done = tonumber(name), tonumber(committed)
   if not is_sound(state, n, done, tonumber(start), version) or n ~= done + 1 then return nil end
   commits = true
-  write_checkpoint(KEYS[k + 3], name, anew, checkpoint, checkpoint_end)
-  local base, recoverable, reply = ARGV[at + 10], ARGV[at + 11], ARGV[at + 7]
+  local sid, reply = id_of(record), ARGV[at + 5]
+  write_checkpoint(sid, name, false, checkpoint, checkpoint_end)
   local change = { 'cm', name }
-  if base ~= '0' then append(change, 'ck', base) end
-  if recoverable ~= '' then append(change, 'du', recoverable) end
+  if entries <= entries_end then append(change, 'ck', name) end
   if keep then keep_reply(record, n, name, reply, false, kept or '', change) end
   redis.call('HSET', record, unpack(change))
-  mark_idle(KEYS[k + 1], ARGV[at], ARGV[1])
+  mark_idle(idle_of(sid), sid, ARGV[1])
   remove_entries(entries, entries_end)
-  if ARGV[at + 5] ~= '' then answer(ARGV[at + 5], ARGV[at + 6], reply) end
-  tally(KEYS[5], ARGV[at + 9])
+  if ARGV[at + 3] ~= '' then answer(ARGV[at + 3], ARGV[at + 4], reply) end
+  tally(KEYS[5], ARGV[at + 6])
   return 1
 end
 
--- Makes a step final; returns the reply code. Arguments as of `conclude`; entry: the step's own inbox entry, if the model
--- keeps journals
-local function finish(k, at, entries, entries_end, anew, checkpoint, checkpoint_end, entry)
-  return conclude(k, at, entries, entries_end, anew, checkpoint, checkpoint_end) or commit(
-    { record = KEYS[k], idle = KEYS[k + 1], parked = KEYS[k + 2], checkpoint = KEYS[k + 3], inbox = KEYS[1],
-      owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4] },
-    { sid = ARGV[at], epoch = tonumber(ARGV[at + 1]), n = tonumber(ARGV[at + 2]), name = ARGV[at + 2],
-      flags = tonumber(ARGV[at + 3]), outcome = tonumber(ARGV[at + 4]), gateway = ARGV[at + 5], token = ARGV[at + 6],
-      reply = ARGV[at + 7], keep = ARGV[at + 8] == '1', counts = ARGV[at + 9], base = tonumber(ARGV[at + 10]),
-      recoverable = ARGV[at + 11], entries = entries, entries_end = entries_end, anew = anew, checkpoint = checkpoint,
-      checkpoint_end = checkpoint_end, entry = entry, joined = nil })
+-- Makes a step final; returns the reply code. Arguments as of `conclude`; more: where those stand that most steps leave
+-- out, if they are there; entry: the step's own inbox entry, if the model keeps journals
+local function finish(record, at, entries, entries_end, checkpoint, checkpoint_end, more, entry)
+  local code = conclude(record, at, entries, entries_end, checkpoint, checkpoint_end)
+  if code then return code end
+  local keys, flags = sequence_keys(record), tonumber(ARGV[at + 2])
+  keys.inbox, keys.owned, keys.deadlines, keys.feed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+  local outcome, base, recoverable, anew = '0', entries <= entries_end and ARGV[at + 1] or '0', '', '0'
+  if more then outcome, base, recoverable, anew = unpack(ARGV, more, more + 3) end
+  return commit(keys, { sid = id_of(record), epoch = tonumber(ARGV[at]), n = tonumber(ARGV[at + 1]), name = ARGV[at + 1],
+    flags = flags, outcome = tonumber(outcome), gateway = ARGV[at + 3], token = ARGV[at + 4], reply = ARGV[at + 5],
+    keep = has(flags, KEPT), counts = ARGV[at + 6], base = tonumber(base), recoverable = recoverable, entries = entries,
+    entries_end = entries_end, anew = anew == '1', checkpoint = checkpoint, checkpoint_end = checkpoint_end, entry = entry,
+    joined = nil })
 end
 
 -- Where the reading of ARGV has come to.
@@ -335,20 +344,18 @@ JOURNAL_STEPS, JOURNAL_BYTES = tonumber(ARGV[8]), tonumber(ARGV[9])
 removed, deadlines, wanted, refused, commits, has_committed, a = {}, {}, nil, 0, false, false, 10
 local executed, executed_end = counted()
 local results = {}
-for i = 1, (#KEYS - 7) / 4 do
-  local k, at = 8 + (i - 1) * 4, a
-  a = at + 12
+for i = 1, #KEYS - 7 do
+  local record, at, more, entry = KEYS[7 + i], a, nil, nil
+  a = at + 7
   local entries, entries_end = counted()
-  local anew = ARGV[a] == '1'
-  a = a + 1
   local checkpoint, checkpoint_end = counted()
-  local entry = nil
+  if has(tonumber(ARGV[at + 2]), MORE) then more, a = a, a + 4 end
   if JOURNAL_STEPS > 0 then entry, a = ARGV[a], a + 1 end
-  local done, result = for_one(KEYS[k], finish, k, at, entries, entries_end, anew, checkpoint, checkpoint_end, entry)
+  local done, result = for_one(record, finish, record, at, entries, entries_end, checkpoint, checkpoint_end, more, entry)
   -- The sequence was lost because its record cannot be read. Its caller is told, unless `lose` knew it from the record.
   if not done then
-    local gateway, token = ARGV[at + 5], ARGV[at + 6]
-    redis.call('SREM', KEYS[2], ARGV[at])
+    local gateway, token = ARGV[at + 3], ARGV[at + 4]
+    redis.call('SREM', KEYS[2], id_of(record))
     if not result[gateway .. ' ' .. token] then answer(gateway ~= '' and gateway, token, lost_reply()) end
     remove_entries(entries, entries_end)
   end

@@ -30,9 +30,16 @@ local calling_executor = nil
 -- Called with every key that was removed because it cannot be read. A script that can rebuild such a key sets it.
 local on_removed = nil
 
--- The four keys of a sequence, of which the first is KEYS[k].
-local function sequence_keys(k)
-  return { record = KEYS[k], idle = KEYS[k + 1], parked = KEYS[k + 2], checkpoint = KEYS[k + 3] }
+-- A script is told of a sequence by the key of its record. Its id, and its other keys, follow from that.
+local function id_of(record) return string.sub(record, #BASE + 5) end
+local function idle_of(sid) return BASE .. 'idle:' .. sid end
+local function parked_of(sid) return BASE .. 'parked:' .. sid end
+local function checkpoint_of(sid) return BASE .. 'checkpoint:' .. sid end
+
+-- The keys of a sequence.
+local function sequence_keys(record)
+  local sid = id_of(record)
+  return { record = record, idle = idle_of(sid), parked = parked_of(sid), checkpoint = checkpoint_of(sid) }
 end
 
 -- Counts an unreadable value by the kind of its key (docs/reference/keys.md), and logs it.
@@ -333,8 +340,8 @@ end
 -- stays. All of its keys follow from the record's key. Returns as `tell_lost`.
 local function lose(record, cause)
   count_unreadable(record, cause)
-  local sid = string.match(record, '}:seq:(.*)$')
-  local model, parked = model_of(sid), BASE .. 'parked:' .. sid
+  local sid = id_of(record)
+  local model, parked = model_of(sid), parked_of(sid)
   local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm')
   local told = tell_lost(record, parked, sid, got[1] or calling_executor, number(got[6]))
   -- The present wait is the first one: the sequence waits for its first slot, so the waiting line counts it and its
@@ -347,7 +354,7 @@ local function lose(record, cause)
     end
   end
   leave_tenant(record, sid)
-  redis.call('UNLINK', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid, journal_of(sid))
+  redis.call('UNLINK', record, idle_of(sid), parked, checkpoint_of(sid), journal_of(sid))
   redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
   redis.call('HINCRBY', BASE .. 'line:' .. model, 'over_o:' .. (got[4] or ''), 1)
@@ -371,14 +378,14 @@ local function for_one(record, act, ...)
   return false, lose(record, cause)
 end
 
--- Calls `act` for each sequence of a call with its keys and its own arguments, as `for_one`. Returns the results.
+-- Calls `act` for each sequence of a call with its keys, its id and its own arguments, as `for_one`. Returns the results.
 -- keys, args: how many keys and arguments belong to the whole call; each: arguments of a sequence
 -- lost: the result for a sequence that was ended as lost
 local function for_each(keys, args, each, act, lost)
   local results = {}
-  for k = keys + 1, #KEYS, 4 do
-    local a = args + #results * each
-    local done, result = for_one(KEYS[k], act, sequence_keys(k), unpack(ARGV, a + 1, a + each))
+  for k = keys + 1, #KEYS do
+    local record, a = KEYS[k], args + #results * each
+    local done, result = for_one(record, act, sequence_keys(record), id_of(record), unpack(ARGV, a + 1, a + each))
     results[#results + 1] = done and result or lost
   end
   return results

@@ -48,7 +48,7 @@ local function stays(entry)
   if got[1] == 'l' then
     forward(fields, entry[2], got)
   elseif got[1] == 'w' or got[1] == 'm' or got[1] == 'p' then
-    redis.call('XADD', BASE .. 'parked:' .. sid, '*', 'q', sid, 'n', n, 'f', fields.f, 'g', fields.g, 't', fields.t,
+    redis.call('XADD', parked_of(sid), '*', 'q', sid, 'n', n, 'f', fields.f, 'g', fields.g, 't', fields.t,
       'm', fields.m)
   end
   return false

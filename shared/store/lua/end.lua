@@ -3,9 +3,9 @@
 -- model's leader ends it (`expire`). One that is paused is resumed, so that its steps are run. One that waits for its
 -- first slot is refused with all of its steps, if there is a reply for them; else they too are run when it has a slot.
 --
--- KEYS   per sequence: record, idle marker, parked steps, checkpoint
+-- KEYS   per sequence: its record
 -- ARGV   1 state of its tombstone   2 encoded reply for the steps of a waiting sequence, or ''
---        per sequence: sequence id, run (as `submit` names it) or '' for whatever run it is in
+--        per sequence: run (as `submit` names it) or '' for whatever run it is in
 -- reply  per sequence: 3 it ends when its open steps have been answered   2 it was waiting, and is over
 --        1 it has no open step and ends now   0 there is none, it is over already, or in another run
 -- Safe to repeat.
@@ -33,6 +33,6 @@ local function end_sequence(keys, sid, run)
   return 1
 end
 
-local results = for_each(0, 2, 2, end_sequence, 0)
+local results = for_each(0, 2, 1, end_sequence, 0)
 tally_all()
 return results

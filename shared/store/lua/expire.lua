@@ -1,8 +1,8 @@
 -- Ends sequences whose idle marker has run out. Only the marker decides; the deadline said when to look at it. A paused
 -- sequence is resumed when its pause is over.
 --
--- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term   2 tombstone ms   then the sequence ids
+-- KEYS   those of leader.lua, then per sequence: its record
+-- ARGV   1 term   2 tombstone ms
 -- reply  per sequence: 1 expired, 0 not (its deadline was set to another time, or removed until its next commit)
 
 local function expire(keys, sid)
@@ -43,11 +43,11 @@ local function expire(keys, sid)
 end
 
 local UNREAD = -1
-local results = for_each(MODEL_KEYS, 2, 1, expire, UNREAD)
+local results = for_each(MODEL_KEYS, 2, 0, expire, UNREAD)
 for i, result in ipairs(results) do
   -- Its record could not be read, and it is lost now: the deadline under this id goes too.
   if result == UNREAD then
-    redis.call('ZREM', DEADLINES, ARGV[2 + i])
+    redis.call('ZREM', DEADLINES, id_of(KEYS[MODEL_KEYS + i]))
     results[i] = 0
   end
 end

@@ -2,8 +2,8 @@
 -- sequence again (`submit`), it ends after a short grace. A sequence that another connection has used since is no
 -- orphan.
 --
--- KEYS   per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 gateway, then per sequence: sequence id, token of the latest step that came over the connection, grace ms
+-- KEYS   per sequence: its record
+-- ARGV   1 gateway, then per sequence: token of the latest step that came over the connection, grace ms
 -- reply  per sequence: 1 it may be idle for the grace at most, from now on or after its open steps
 --        0 nothing changed: it was used by another connection, is closed, over, paused or orphaned already, or has
 --        less idle time left than the grace
@@ -27,4 +27,4 @@ local function orphan(keys, sid, token, grace)
   return 1
 end
 
-return for_each(0, 1, 3, orphan, 0)
+return for_each(0, 1, 2, orphan, 0)

@@ -1,8 +1,8 @@
 -- Pages idle sequences because their owner wants their slots for others.
 --
 -- KEYS   1 owned sequences   2 feed of the model   3 counts of the waiting line
---        per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 executor, then per sequence: sequence id, epoch
+--        per sequence: its record
+-- ARGV   1 executor, then per sequence: epoch
 -- reply  per sequence: 1 it is paged, 0 it stays: it has an open step, another owner or epoch, steps since its
 --        checkpoint, or it is to keep its slot
 -- Safe to repeat: a sequence that is paged stays its last owner's until another gets it.
@@ -21,4 +21,4 @@ local function page_idle(keys, sid, epoch)
   return 1
 end
 
-return for_each(3, 1, 2, page_idle, 0)
+return for_each(3, 1, 1, page_idle, 0)

@@ -2,8 +2,8 @@
 -- over (expire.lua). Steps are accepted as before, and parked. A step that runs meanwhile is run again afterwards: its
 -- owner's commit is refused, and its answer is the one of the second run. The idle time stands still.
 --
--- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term, then per sequence: sequence id, end of the pause (Redis clock, ms)
+-- KEYS   those of leader.lua, then per sequence: its record
+-- ARGV   1 term, then per sequence: end of the pause (Redis clock, ms)
 -- reply  per sequence the executor whose inbox may hold steps of it, which is to be drained; '' for none;
 --        false if it is not paused: it is over, is about to end, waits for its first slot, or only its owner holds its
 --        state
@@ -47,4 +47,4 @@ local function pause(keys, sid, until_ms)
   return state == 'l' and accepted > number(got[6]) and got[2] or ''
 end
 
-return for_each(MODEL_KEYS, 1, 2, pause, false)
+return for_each(MODEL_KEYS, 1, 1, pause, false)

@@ -32,8 +32,8 @@ local function count_lost(record, step, epoch)
 end
 
 local function reclaim(sid)
-  local keys = { record = BASE .. 'seq:' .. sid, idle = BASE .. 'idle:' .. sid, parked = BASE .. 'parked:' .. sid,
-    checkpoint = BASE .. 'checkpoint:' .. sid, owned = OWNED, deadlines = DEADLINES, feed = FEED }
+  local keys = sequence_keys(BASE .. 'seq:' .. sid)
+  keys.owned, keys.deadlines, keys.feed = OWNED, DEADLINES, FEED
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr', 'pg')
   if got[1] and not STATES[got[1]] then error(NOT_SOUND) end
   if got[1] ~= 'l' then return end

@@ -1,8 +1,8 @@
 -- Ends sequences that wait for a slot, whether new or between two owners. Every step parked for them gets the same
 -- error, and no record stays.
 --
--- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term, then per sequence: sequence id, entry id of its wait, encoded reply
+-- KEYS   those of leader.lua, then per sequence: its record
+-- ARGV   1 term, then per sequence: entry id of its wait, encoded reply
 -- reply  per sequence: steps answered; -1 if it does not wait under that entry any more
 
 local function reject(keys, sid, entry, reply)
@@ -11,6 +11,6 @@ local function reject(keys, sid, entry, reply)
   return refuse_waiting(keys, sid, reply, 'REJECTED')
 end
 
-local results = for_each(MODEL_KEYS, 1, 3, reject, -1)
+local results = for_each(MODEL_KEYS, 1, 2, reject, -1)
 tally_all()
 return results

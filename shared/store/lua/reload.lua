@@ -2,9 +2,8 @@
 -- two steps is ended here. A sequence with an open step is ended by the new load, which refuses the state.
 --
 -- KEYS   1 owned sequences   2 deadlines   3 feed
---        per sequence: record, idle marker, parked steps, checkpoint
+--        per sequence: its record
 -- ARGV   1 executor   2 model version   3 mark of the load that is served now   4 tombstone ms
---        per sequence: sequence id
 -- reply  per sequence: 1 ended, 0 it goes on: it has the mark of this load, an open step, or another owner
 -- Safe to repeat.
 
@@ -15,11 +14,11 @@ local function is_outdated(record)
 end
 
 local results = {}
-for i = 1, (#KEYS - 3) / 4 do
-  local keys = sequence_keys(4 + (i - 1) * 4)
+for i = 1, #KEYS - 3 do
+  local keys = sequence_keys(KEYS[3 + i])
   keys.owned, keys.deadlines, keys.feed = KEYS[1], KEYS[2], KEYS[3]
   local epoch = is_outdated(keys.record)
-  if epoch then release(keys, ARGV[4 + i], 'o', epoch, ARGV[2], ARGV[4]) end
+  if epoch then release(keys, id_of(keys.record), 'o', epoch, ARGV[2], ARGV[4]) end
   results[i] = epoch and 1 or 0
 end
 return results

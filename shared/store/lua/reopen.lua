@@ -1,30 +1,30 @@
 -- Makes an open sequence from an exported one, under an id that has none. It is paged until its next step; a sequence
 -- that is to keep its slot waits for one at once.
 --
--- KEYS   record, idle marker, parked steps, checkpoint
--- ARGV   1 sequence id   2 version   3 idle ms   4 most live sequences of the model   5 1 if it may be paged, else 0
---        6 last step   7 step with the latest START
---        8 number of other fields and values of the record, these fields and values
+-- KEYS   record
+-- ARGV   1 version   2 idle ms   3 most live sequences of the model   4 1 if it may be paged, else 0
+--        5 last step   6 step with the latest START
+--        7 number of other fields and values of the record, these fields and values
 --        number of fields and values of the journal but `run`, these fields and values
 --        then the fields and values of the checkpoint
 -- reply  1 done   0 the id has an open sequence   -1 the model has as many live sequences as it may
 -- atomic everything. A call that is sent again finds the sequence that the first one made.
 
-local sid, version, idle_ms, may_page, last, fields = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[5] == '1', ARGV[6],
-  tonumber(ARGV[8])
-local keys, model = sequence_keys(1), model_of(ARGV[1])
+local version, idle_ms, may_page, last, fields = ARGV[1], tonumber(ARGV[2]), ARGV[4] == '1', ARGV[5], tonumber(ARGV[7])
+local keys, sid = sequence_keys(KEYS[1]), id_of(KEYS[1])
+local model = model_of(sid)
 local deadlines = BASE .. 'deadlines:' .. model
 
 local state = redis.call('HGET', keys.record, 'st')
 if state and not TOMBSTONES[state] then return 0 end
-if redis.call('ZCARD', deadlines) >= tonumber(ARGV[4]) then return -1 end
+if redis.call('ZCARD', deadlines) >= tonumber(ARGV[3]) then return -1 end
 
 redis.call('DEL', keys.record, keys.checkpoint, journal_of(sid))
-if fields > 0 then redis.call('HSET', keys.record, unpack(ARGV, 9, 8 + fields)) end
+if fields > 0 then redis.call('HSET', keys.record, unpack(ARGV, 8, 7 + fields)) end
 local tenant = tenant_of(keys.record)
 if tenant ~= '' then redis.call('SADD', sequences_of(tenant), sid) end
 local entry = line_up(sid, 'm', version, '0', tenant)
-redis.call('HSET', keys.record, 'nx', last, 'cm', last, 'ck', last, 'sn', ARGV[7], 'cl', 0, 'vr', version, 'du', 1, 'bn',
+redis.call('HSET', keys.record, 'nx', last, 'cm', last, 'ck', last, 'sn', ARGV[6], 'cl', 0, 'vr', version, 'du', 1, 'bn',
   entry, 'la', clock_ms() .. ' - -')
 if may_page then
   redis.call('XDEL', BASE .. 'starts:' .. model, entry)
@@ -33,9 +33,9 @@ if may_page then
 else
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', BASE .. 'epoch'))
 end
-local journal, journal_end = 10 + fields, 9 + fields + tonumber(ARGV[9 + fields])
+local journal, journal_end = 9 + fields, 8 + fields + tonumber(ARGV[8 + fields])
 for from = journal, journal_end, PIECE do
-  redis.call('HSET', journal_of(sid), 'run', entry .. '.' .. ARGV[7],
+  redis.call('HSET', journal_of(sid), 'run', entry .. '.' .. ARGV[6],
     unpack(ARGV, from, math.min(from + PIECE - 1, journal_end)))
 end
 for from = journal_end + 1, #ARGV, PIECE do

@@ -1,7 +1,6 @@
 -- Resumes paused sequences: those with open steps wait for a slot at once, before new sequences.
 --
--- KEYS   per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   per sequence: sequence id
+-- KEYS   per sequence: its record
 -- reply  per sequence: 1 resumed, 0 it is not paused
 -- Safe to repeat.
 

@@ -1,28 +1,28 @@
 -- Accepts steps of sequences, in the order given. One call carries all steps that a gateway has gathered for one shard.
 --
--- KEYS   per step: record, idle marker, parked steps, checkpoint
+-- KEYS   per step: the record of its sequence
 -- ARGV   1 most sequences of a model that wait for their first slot   2 most open steps per sequence
 --        3 steps of a sequence whose digests are remembered   4 most live sequences of a model
 --        5 most callers that wait for one step by a retry
 --        6 encoded reply for the oldest of these callers when there is one too many; its step is 0xffffffff and stands
 --          for the last accepted step (since START)
---        per step: sequence id,
---                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
+--        per step: flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence consists of this one request, 32 it may be paged, 128 its caller is to be told
---                  how long it waits for a slot),
+--                  how long it waits for a slot, 256 what most steps leave out follows),
 --                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
---                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
---                  knowing what became of it, else -1,
+--                  message
+--        with 256: timeout us, when it was first sent (Redis clock, ms) if the gateway sends it again without knowing
+--                  what became of it, else -1,
 --                  its tenant, and most live sequences of the tenant in this shard (0: any number),
 --                  the executor of which a new sequence may take a spare slot, or ''
--- reply  per step {code, step, extra, run, cut_off}. For a refusal, step is the last accepted step (since START): it
---        does not depend on how far the owner has come with the accepted ones.
+-- reply  per step {code, step, run, extra, cut_off}, without what is '' at its end. For a refusal, step is the last
+--        accepted step (since START): it does not depend on how far the owner has come with the accepted ones.
 --        run names what began with a START: the record's birth, a dot, the number of its latest START. No other run of
---        any sequence has this name. '' for a refusal
---        cut_off names the run that an accepted START has cut off: it was open. Absent for every other step
---         0 accepted, delivered to the owner; extra is the sequence's birth
---         1 accepted, waits for a slot; extra is the birth
+--        any sequence has this name. '' for a refusal, and for a step before the latest START
+--        cut_off names the run that an accepted START has cut off: it was open
+--         0 accepted, delivered to the owner
+--         1 accepted, waits for a slot
 --         2 repeated; extra is the stored reply
 --         3 repeated while the step is open: the reply will come to this caller too; extra is the birth. So will the
 --           answers of a decoupled model, from the first one that is kept, also if the step is not open any more
@@ -43,6 +43,9 @@ local NEVER_SEEN, ENDED, EXPIRED, FAILED, LOST = -1, -2, -3, -4, -5
 local BACKLOG_FULL, BUSY, WRONG_STEP, CANCELLED = -6, -7, -8, -9
 local LATE, ANSWERED, EXISTS, QUOTA = -11, -12, -13, -14
 
+-- Flag of a step that has the arguments that most steps leave out.
+local MORE = 256
+
 -- Reply code by the state of a tombstone.
 local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
 
@@ -51,11 +54,11 @@ local function starts_of(step) return BASE .. 'starts:' .. model_of(step.sid) en
 local function line_of(step) return BASE .. 'line:' .. model_of(step.sid) end
 
 -- Puts a step into its owner's inbox.
--- at: before the step's arguments in ARGV; the other arguments as in the record
-local function deliver(at, owner, n, flags, epoch, instance, slot, committed, version)
-  local inbox, sid = BASE .. 'inbox:' .. owner, ARGV[at + 1]
+-- at: of the step's flags in ARGV; the other arguments as in the record
+local function deliver(at, sid, owner, n, flags, epoch, instance, slot, committed, version)
+  local inbox = BASE .. 'inbox:' .. owner
   local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', sid, 'n', n, 'f', flags, 'e', epoch,
-    'i', instance, 'l', slot, 'c', committed, 'v', version, 'g', ARGV[at + 6], 't', ARGV[at + 7], 'm', ARGV[at + 9])
+    'i', instance, 'l', slot, 'c', committed, 'v', version, 'g', ARGV[at + 4], 't', ARGV[at + 5], 'm', ARGV[at + 6])
   if delivered then return end
   -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
   -- owned sequences was written together with the record, so it tells the two cases apart.
@@ -64,7 +67,7 @@ local function deliver(at, owner, n, flags, epoch, instance, slot, committed, ve
   end
   -- An entry added and removed leaves an empty stream, which NOMKSTREAM then finds.
   redis.call('XDEL', inbox, redis.call('XADD', inbox, '*', 'k', ''))
-  deliver(at, owner, n, flags, epoch, instance, slot, committed, version)
+  deliver(at, sid, owner, n, flags, epoch, instance, slot, committed, version)
 end
 
 -- Keeps a step until its sequence has an owner.
@@ -177,27 +180,27 @@ end
 local function repeated(step, n, record, unkept)
   -- A step before the latest START belongs to an earlier run, whose name is not known any more.
   local run = n < record.start and '' or record.birth .. '.' .. record.start
-  if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, record.birth, run } end
+  if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, run, record.birth } end
   use_again(step, record)
   if n > record.committed then
     if join(step, n, record) then
       local count, first = answers_of(step.record, n)
       send_kept(step, n, first, count)
     end
-    return { JOINED, n, record.birth, run }
+    return { JOINED, n, run, record.birth }
   end
   local reply = redis.call('HGET', step.record, 'p:' .. n)
   if reply then
     local list = ' ' .. (redis.call('HGET', step.record, 'rk') or '')
     local first, last = string.match(list, ' ' .. n .. ':%d+/(%d+)/(%d+)')
-    if not first then return { REPEATED, n, reply, run } end
+    if not first then return { REPEATED, n, run, reply } end
     check_answers(step.record, tonumber(first), tonumber(last))
     -- All of them take the same way, so they come in their order.
     send_kept(step, n, tonumber(first), tonumber(last))
     answer(step.gateway, step.token, reply)
-    return { JOINED, n, record.birth, run }
+    return { JOINED, n, run, record.birth }
   end
-  return { unkept, record.last_step, '' }
+  return { unkept, record.last_step }
 end
 
 -- Whether the idle marker has run out, and only the scheduler has not ended the sequence yet.
@@ -249,12 +252,12 @@ local function by_number(step, begins, record)
   -- the client more than the number that was expected.
   local is_next = n == record.accepted + 1
   if is_next or n > record.accepted and (record.closed or is_idle_for_too_long(step, record)) then return nil end
-  local wrong = { WRONG_STEP, record.last_step, '' }
+  local wrong = { WRONG_STEP, record.last_step }
   if n < record.start or n > record.accepted then return wrong end
   local exists = first and not record.closed
   -- The number was given before, but to a request with another id or content: this is no retry.
   if step.digest ~= '' and (digest_of(record.ids, n, record.accepted) or step.digest) ~= step.digest then
-    return exists and { EXISTS, record.last_step, '' } or wrong
+    return exists and { EXISTS, record.last_step } or wrong
   end
   return repeated(step, n, record, exists and EXISTS or ANSWERED)
 end
@@ -372,8 +375,8 @@ local function begin_in_slot(step, flags, model, slot, instance)
   write_first(step, flags, birth)
   redis.call('HSET', step.record, 'fe', epoch)
   tally_slot_wait(model, step.version, 'start', 0)
-  deliver(step.at, step.prefers, 1, bit.bor(flags, START), epoch, instance, slot, 0, step.version)
-  return { DELIVERED, 1, birth, birth .. '.1' }
+  deliver(step.at, step.sid, step.prefers, 1, bit.bor(flags, START), epoch, instance, slot, 0, step.version)
+  return { DELIVERED, 1, birth .. '.1' }
 end
 
 -- Begins a sequence that waits for the leader to give it a slot.
@@ -384,7 +387,7 @@ local function begin_in_line(step, flags)
   redis.call('HSET', step.record, 'st', 'w', 'be', entry)
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
   park(step, 1, bit.bor(flags, START), step.version)
-  return { WAITING, 1, entry, entry .. '.1' }
+  return { WAITING, 1, entry .. '.1' }
 end
 
 -- Begins a new sequence, with this step as its first. last_step: of the old one, for a refusal
@@ -392,13 +395,13 @@ local function create(step, flags, last_step)
   local model, waiting = model_of(step.sid), number(redis.call('HGET', line_of(step), 'w'))
   -- Each that waits has an entry there: a count that was not corrected when a record could not be read harms nobody.
   if waiting > 0 then waiting = math.min(waiting, redis.call('XLEN', starts_of(step))) end
-  if waiting >= WAITING_MAX then return { BACKLOG_FULL, last_step, 'waiting' } end
+  if waiting >= WAITING_MAX then return { BACKLOG_FULL, last_step, '', 'waiting' } end
   -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
   -- is paged. So the number of entries bounds the live sequences.
   if redis.call('ZCARD', BASE .. 'deadlines:' .. model) >= LIVE_MAX then
-    return { BACKLOG_FULL, last_step, 'live' }
+    return { BACKLOG_FULL, last_step, '', 'live' }
   end
-  if step.tenant ~= '' and not enter_tenant(step) then return { QUOTA, last_step, '' } end
+  if step.tenant ~= '' and not enter_tenant(step) then return { QUOTA, last_step } end
   count_line(line_of(step), 'begun:' .. step.version, 1)
   -- Nobody overtakes those who wait.
   local slot, instance = nil, nil
@@ -442,7 +445,7 @@ local function submit(step, flags)
   local begins = has(flags, START)
   if not state then
     if begins or has(flags, IMPLICIT) then return create(step, flags, 0) end
-    return { NEVER_SEEN, 0, '' }
+    return { NEVER_SEEN, 0 }
   end
   local record = { state = state, owner = got[2], instance = got[3], slot = got[4], epoch = got[5],
     accepted = tonumber(got[6]), committed = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]),
@@ -464,18 +467,18 @@ local function submit(step, flags)
   local known = step.expected ~= '' and by_number(step, begins, record)
   if known then return known end
   -- To accept it now could run it twice.
-  if record.may_have_come and not remembers_all_since(step, record) then return { LATE, last_step, '' } end
+  if record.may_have_come and not remembers_all_since(step, record) then return { LATE, last_step } end
   if GONE[state] then
     if begins or has(flags, IMPLICIT) then return create(step, flags, last_step) end
-    return { GONE[state], last_step, '' }
+    return { GONE[state], last_step }
   end
-  if record.closed and not (begins or has(flags, IMPLICIT)) then return { GONE[record.cause], last_step, '' } end
-  if record.accepted - record.committed >= OPEN_MAX then return { BUSY, last_step, '' } end
+  if record.closed and not (begins or has(flags, IMPLICIT)) then return { GONE[record.cause], last_step } end
+  if record.accepted - record.committed >= OPEN_MAX then return { BUSY, last_step } end
   -- With an open step a sequence is not idle, so its marker gets no end until `commit` sets it again.
   if record.accepted == record.committed and redis.call('PERSIST', step.idle) == 0 then
     -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and
     -- slot.
-    if not (begins or has(flags, IMPLICIT)) then return { EXPIRED, last_step, '' } end
+    if not (begins or has(flags, IMPLICIT)) then return { EXPIRED, last_step } end
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
   end
@@ -488,63 +491,74 @@ local function submit(step, flags)
   redis.call('HSET', step.record, unpack(change))
   if record.orphaned then redis.call('HDEL', step.record, 'og') end
   local run = record.birth .. '.' .. (begins and n or record.start)
-  local cut_off = begins and not record.closed and record.birth .. '.' .. record.start or nil
+  local extra, cut_off = nil, nil
+  if begins and not record.closed then extra, cut_off = '', record.birth .. '.' .. record.start end
   local place = state == 'l' and record or state == 'p' and return_from_page(step, record)
   if place then
-    deliver(step.at, place.owner, n, flags, place.epoch, place.instance, place.slot, record.committed, record.version)
-    return { DELIVERED, n, record.birth, run, cut_off }
+    deliver(step.at, step.sid, place.owner, n, flags, place.epoch, place.instance, place.slot, record.committed,
+      record.version)
+    return { DELIVERED, n, run, extra, cut_off }
   end
   park(step, n, flags, record.version)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
-  return { WAITING, n, record.birth, run, cut_off }
+  return { WAITING, n, run, extra, cut_off }
 end
 
 -- Accepts a step of which nothing has to be judged: it follows in a live sequence, and comes for the first time. Most
 -- steps do, so `submit` is not asked, which takes twice as long. nil for every other step; nothing is changed then.
-local function follow(record, idle, at)
-  local flags, digest, expected = tonumber(ARGV[at + 2]), ARGV[at + 3], ARGV[at + 4]
-  if has(flags, START) or ARGV[at + 10] ~= '-1' then return nil end
+local function follow(record, sid, at)
+  local flags, digest, expected = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2]
+  if has(flags, START + MORE) then return nil end
   local state, owner, instance, slot, epoch, accepted, committed, closed, start, version, birth, _, orphaned, recent,
     older = unpack(redis.call('HMGET', record, unpack(NEEDED, 1, digest == '' and #NEEDED - 2 or #NEEDED)))
   if state ~= 'l' or closed ~= '0' or orphaned then return nil end
-  recent, older, birth = recent or '', older or '', birth or ''
-  accepted, committed, start = tonumber(accepted), tonumber(committed), tonumber(start)
-  if not (is_sound(state, accepted, committed, start, version) and is_placed(owner, instance, slot, epoch))
-    or expected ~= '' and start + expected ~= accepted + 2
+  recent, older = recent or '', older or ''
+  local taken, done = tonumber(accepted), tonumber(committed)
+  if not (is_sound(state, taken, done, tonumber(start), version) and is_placed(owner, instance, slot, epoch))
+    or expected ~= '' and start + expected ~= taken + 2
     or digest ~= '' and (string.find(recent, digest, 1, true) or string.find(older, digest, 1, true))
-    or accepted - committed >= OPEN_MAX
-    or accepted == committed and redis.call('PERSIST', idle) == 0 then return nil end
-  local n = accepted + 1
-  local change = { 'nx', n, 'la', accepted_now(ARGV[at + 6], ARGV[at + 7]) }
+    or taken - done >= OPEN_MAX
+    or taken == done and redis.call('PERSIST', idle_of(sid)) == 0 then return nil end
+  local n = taken + 1
+  -- Lua writes a number in three times that time, and Redis for itself in more.
+  local name = string.format('%d', n)
+  local change = { 'nx', name, 'la', accepted_now(ARGV[at + 4], ARGV[at + 5]) }
   if has(flags, END) then append(change, 'cl', 1) end
-  remember(digest, n, recent, older, committed, change)
+  remember(digest, n, recent, older, done, change)
   redis.call('HSET', record, unpack(change))
-  deliver(at, owner, n, flags, epoch, instance, slot, committed, version)
-  return { DELIVERED, n, birth, birth .. '.' .. start }
+  deliver(at, sid, owner, name, ARGV[at], epoch, instance, slot, committed, version)
+  return { DELIVERED, n, (birth or '') .. '.' .. start }
 end
 
--- Accepts or refuses the step whose keys and arguments stand behind KEYS[k] and ARGV[at].
-local function accept(k, at)
-  return follow(KEYS[k + 1], KEYS[k + 2], at) or submit({ at = at, record = KEYS[k + 1], idle = KEYS[k + 2],
-    parked = KEYS[k + 3], sid = ARGV[at + 1], digest = ARGV[at + 3], expected = ARGV[at + 4], version = ARGV[at + 5],
-    gateway = ARGV[at + 6], token = ARGV[at + 7], timeout = ARGV[at + 8], message = ARGV[at + 9],
-    since = tonumber(ARGV[at + 10]), tenant = ARGV[at + 11], tenant_max = ARGV[at + 12], prefers = ARGV[at + 13] },
-    tonumber(ARGV[at + 2]))
-end
+local FIELDS, ALL_FIELDS = 7, 12
 
-local FIELDS = 13
+-- Accepts or refuses a step. at: of its flags in ARGV, where its other arguments follow
+local function accept(record, at)
+  local sid = id_of(record)
+  local reply = follow(record, sid, at)
+  if reply then return reply end
+  local flags, timeout, since, tenant, tenant_max, prefers = tonumber(ARGV[at]), '0', '-1', '', '0', ''
+  if has(flags, MORE) then
+    flags = flags - MORE
+    timeout, since, tenant, tenant_max, prefers = unpack(ARGV, at + FIELDS, at + ALL_FIELDS - 1)
+  end
+  return submit({ at = at, record = record, idle = idle_of(sid), parked = parked_of(sid), sid = sid,
+    digest = ARGV[at + 1], expected = ARGV[at + 2], version = ARGV[at + 3], gateway = ARGV[at + 4], token = ARGV[at + 5],
+    message = ARGV[at + 6], timeout = timeout, since = tonumber(since), tenant = tenant, tenant_max = tenant_max,
+    prefers = prefers }, flags)
+end
 
 -- each call
 WAITING_MAX, OPEN_MAX, REMEMBERED = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 LIVE_MAX, JOINED_MAX, GAVE_WAY = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 now_text = nil
-local replies = {}
-for i = 1, #KEYS / 4 do
-  local k, at = (i - 1) * 4, 6 + (i - 1) * FIELDS
-  local done, reply = for_one(KEYS[k + 1], accept, k, at)
+local replies, at = {}, 7
+for i, record in ipairs(KEYS) do
+  local done, reply = for_one(record, accept, record, at)
   -- If the record could not be read, the sequence is lost now, and the second try finds the tombstone: the step is
   -- refused, or begins a new sequence.
-  replies[i] = done and reply or accept(k, at)
+  replies[i] = done and reply or accept(record, at)
+  at = at + (has(tonumber(ARGV[at]), MORE) and ALL_FIELDS or FIELDS)
 end
 tally_all()
 send_answers()

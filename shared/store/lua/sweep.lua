@@ -2,8 +2,8 @@
 -- records say is written again: which executor owns them, that they wait, when to look at their idle markers. A
 -- sequence whose next step lies in no stream any more is lost.
 --
--- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term, then the sequence ids
+-- KEYS   those of leader.lua, then per sequence: its record
+-- ARGV   1 term
 -- reply  per sequence: 1 repaired or sound, 0 lost, or over before
 -- Safe to repeat.
 
@@ -41,4 +41,4 @@ local function look_over(keys, sid)
   return 1
 end
 
-return for_each(MODEL_KEYS, 1, 1, look_over, 0)
+return for_each(MODEL_KEYS, 1, 0, look_over, 0)

@@ -3,11 +3,18 @@
 -- Counts are packed by shared/statistics/tally.py (msgpack array: field, increment, field, increment, ...). Here they
 -- are only appended to the model version's tally (list). `total` adds many of them up later, into the hash of counts.
 -- One RPUSH per call costs a tenth of the increments of a dozen fields.
+-- A request that succeeded has numbers alone, whose fields are always the same. Those of one call are added up here.
 
 local TALLY_TTL_MS = 86400000
 
--- Packed counts by key, and the keys in their order.
-local tallies, tally_keys
+-- The fields of a request that succeeded (`SUCCESS` of shared/statistics/tally.py), and how msgpack begins an array of so
+-- many values. All other counts are pairs, so no array of them is that long.
+local SUCCESS = { 'success_count', 'success_ns', 'queue_ns', 'inference_count', 'compute_input_ns', 'compute_infer_ns',
+  'compute_output_ns' }
+local OF_SUCCESS = 0x90 + #SUCCESS
+
+-- Packed counts by key, and the keys in their order; the sums of the requests that succeeded, by key.
+local tallies, tally_keys, successes
 
 -- Collects the counts of one request, or of one execution of the model. '' counts nothing.
 local function tally(key, packed)
@@ -18,7 +25,23 @@ local function tally(key, packed)
     tallies[key] = counts
     tally_keys[#tally_keys + 1] = key
   end
-  counts[#counts + 1] = packed
+  if string.byte(packed) ~= OF_SUCCESS then
+    counts[#counts + 1] = packed
+    return
+  end
+  local numbers, sums = cmsgpack.unpack(packed), successes[key]
+  if sums then
+    for i = 1, #SUCCESS do sums[i] = sums[i] + numbers[i] end
+  else
+    successes[key] = numbers
+  end
+end
+
+-- The sums of a tally as packed counts.
+local function packed_sums(sums)
+  local flat = {}
+  for i, field in ipairs(SUCCESS) do append(flat, field, sums[i]) end
+  return cmsgpack.pack(flat)
 end
 
 -- Counts a request that the script itself refuses.
@@ -71,10 +94,11 @@ end
 local function tally_all()
   for _, key in ipairs(tally_keys) do
     local length = 0
+    if successes[key] then table.insert(tallies[key], packed_sums(successes[key])) end
     for counts, from, to in pieces(tallies[key]) do length = redis.call('RPUSH', key, unpack(counts, from, to)) end
     if length == #tallies[key] then redis.call('PEXPIRE', key, TALLY_TTL_MS) end
   end
 end
 
 -- each call
-tallies, tally_keys = {}, {}
+tallies, tally_keys, successes = {}, {}, {}

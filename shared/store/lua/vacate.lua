@@ -2,8 +2,8 @@
 -- comes, or moves to another slot at once. Its owner is told; from here on the owner's commits are refused. A paged
 -- sequence can be moved too: it gets a slot without a step.
 --
--- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term, then per sequence: sequence id, epoch in which it was seen (0: paged), 1 (move it) or 0 (page it)
+-- KEYS   those of leader.lua, then per sequence: its record
+-- ARGV   1 term, then per sequence: epoch in which it was seen (0: paged), 1 (move it) or 0 (page it)
 -- reply  per sequence:
 --        0 it keeps its slot: it has an open step, another epoch, or a state that only its owner holds
 --        1 it has no slot any more
@@ -31,4 +31,4 @@ local function vacate(keys, sid, epoch, moving)
   return got[5] == got[6] and 1 or 2
 end
 
-return for_each(MODEL_KEYS, 1, 3, vacate, 0)
+return for_each(MODEL_KEYS, 1, 2, vacate, 0)

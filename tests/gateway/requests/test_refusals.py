@@ -45,7 +45,7 @@ def pending(parameters: dict[str, str]) -> PendingRequest:
     ],
 )
 def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters: dict[str, str], remedy: str) -> None:
-    error = refusal(pending(parameters), Submitted(SubmitCode.LOST, 9, b""))
+    error = refusal(pending(parameters), Submitted(SubmitCode.LOST, 9))
 
     assert (Reason.LOST, 9) == (error.reason, error.last_step)
     assert "the sequence's state was lost: its executor ended, its model was loaded anew, or" in error.message
@@ -55,7 +55,7 @@ def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters
 
 @pytest.mark.parametrize("code", [code for code in SubmitCode if code < 0])
 def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) -> None:
-    error = refusal(pending({}), Submitted(code, 9, b"7"))
+    error = refusal(pending({}), Submitted(code, 9, extra=b"7"))
 
     assert (code.name.lower(), 9) == (error.reason, error.last_step)
     assert "sequence 5" in error.message
@@ -63,7 +63,7 @@ def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) ->
 
 
 def test_an_expired_sequence_is_told_which_setting_bounds_its_idle_time() -> None:
-    error = refusal(pending({}), Submitted(SubmitCode.EXPIRED, 3, b""))
+    error = refusal(pending({}), Submitted(SubmitCode.EXPIRED, 3))
 
     assert Reason.EXPIRED is error.reason
     assert "idle for too long (max_sequence_idle_microseconds of its model)" in error.message

@@ -1270,7 +1270,7 @@ class TestCancel:
         """A retry took the step up elsewhere: who leaves first leaves alone, however often it is told."""
         first, retry = mesh.submission(7, ONE, START, request_id="a"), mesh.submission(7, ONE, START, request_id="a")
         accepted, joined = await mesh.submit(first), await mesh.submit(retry)
-        assert (SubmitCode.JOINED, accepted.extra) == (joined.code, joined.extra)
+        assert (SubmitCode.JOINED, accepted.birth) == (joined.code, joined.birth)
 
         for _ in range(2):
             assert CancelCode.SHARED is await mesh.cancel(first, accepted)
