@@ -111,7 +111,7 @@ def _quoted(names: Sequence[str]) -> str:
 def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> Column:
     """The interface's tensors. Tensors of one shape share one buffer, and each is writable."""
     first = tensors[0]
-    if first is not None and first.datatype != "BYTES":
+    if first is not None and first.datatype != "BYTES" and len(tensors) > 1:
         datatype, shape = first.datatype, first.shape
         parts: list[bytes] = []
         for tensor in tensors:
