@@ -2,8 +2,8 @@
 
 A message's fields are only ever appended (with a default, and a new `release.REVISION`). Any other change is a new
 `keyspace.SCHEMA_VERSION`; docs/contributing.md says how.
-Numbers that Lua scripts must read (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
-message, which the scripts do not look into.
+Numbers that Lua scripts must read (step, epoch, slot, flags, reply address) stand in fields of the stream entry, beside
+the message, which the scripts do not look into.
 """
 
 from __future__ import annotations
@@ -316,8 +316,11 @@ InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated | InboxOwn
 
 def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
     """Reads an inbox entry (fields: docs/reference/keys.md). Raises one of `shared.store.reading.FAILURES`."""
+    kind = fields.get(b"k")
+    if kind is None:
+        return _inbox_step(entry, fields)
     sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
-    match fields.get(b"k"):
+    match kind:
         case b"expired":
             return InboxExpired(entry.decode(), sequence, epoch)
         case b"vacated":
@@ -334,25 +337,25 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
                 committed=StepNumber(int(fields[b"c"])),
                 version=fields[b"v"].decode(),
             )
-        case None:
-            return _inbox_step(entry, sequence, epoch, fields)
-        case kind:
+        case _:
             raise ValueError(f"a control message of an unknown kind: {kind!r}")
 
 
-def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mapping[bytes, bytes]) -> InboxStep:
+def _inbox_step(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep:
+    number, flags, gateway, token, sequence = fields[b"a"].decode().split(" ", 4)
+    epoch, instance, slot, committed, version = fields[b"o"].decode().split(" ", 4)
     return InboxStep(
         entry=entry.decode(),
-        sequence=sequence,
-        step=StepNumber(int(fields[b"n"])),
-        flags=int(fields[b"f"]) & EXECUTOR_FLAGS,
-        epoch=epoch,
-        instance=InstanceIndex(int(fields[b"i"])),
-        slot=SlotIndex(int(fields[b"l"])),
-        committed=StepNumber(int(fields[b"c"])),
-        version=fields[b"v"].decode(),
-        gateway=fields[b"g"].decode(),
-        token=fields[b"t"].decode(),
+        sequence=SequenceId(sequence),
+        step=StepNumber(int(number)),
+        flags=int(flags) & EXECUTOR_FLAGS,
+        epoch=Epoch(int(epoch)),
+        instance=InstanceIndex(int(instance)),
+        slot=SlotIndex(int(slot)),
+        committed=StepNumber(int(committed)),
+        version=version,
+        gateway=gateway,
+        token=token,
         message=fields[b"m"],
         cancelled=fields.get(b"x") == b"1",
         given_up=fields.get(b"x") == b"2",

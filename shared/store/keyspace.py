@@ -24,7 +24,7 @@ SHARDS_OF_A_NEW_MESH = 1
 """One server runs one script at a time. With more shards the steps of one moment come in more script calls, and each
 call costs: four shards on one server take a fifth of the throughput. More than one are for a Cluster.
 """
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Grows when keys, fields or messages change their meaning. It is part of every key but `MESH`
 (`shared.store.release`).
 """

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shared.store.keyspace import SCHEMA_VERSION
 
-REVISION = 1
-"""Grows with each release that adds something within the schema; 0 is what tests/fixtures/formats/1 holds."""
+REVISION = 0
+"""Grows with each release that adds something within the schema; 0 is what tests/fixtures/formats/2 holds."""
 
 FORMAT = f"{SCHEMA_VERSION}.{REVISION}"
 

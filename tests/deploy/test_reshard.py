@@ -20,7 +20,7 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber, Term
 from shared.contract.messages import StepFlag
 from shared.store.commands import Redis
 from shared.store.company import Company
-from shared.store.keyspace import Keyspace
+from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.redis_client import UnfitRedisError, connect, join_mesh
 from shared.store.script_values import StepCommit, StepOutcome, Submission, SubmitCode
 from tests.embedded_redis import EmbeddedRedis
@@ -160,9 +160,9 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
     mesh = ScriptedMesh(redis, keys, "sum")
     await mesh.open()
 
-    bases = tuple(f"{keys.base(shard)}" for shard in keys.shard_ids())
+    bases = (*(f"{keys.base(shard)}" for shard in keys.shard_ids()), f"seqmesh:{SCHEMA_VERSION}:{{mesh}}:", keys.mesh)
     names = [name.decode() async for name in redis.scan_iter(match="seqmesh:*")]
-    assert [] == [name for name in names if not name.startswith((*bases, "seqmesh:1:{mesh}:", keys.mesh))]
+    assert [] == [name for name in names if not name.startswith(bases)]
     assert [] == [name for name in names if ":inbox:" in name or ":owned:" in name or ":cache:" in name]
 
     waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shard_ids()]
@@ -215,7 +215,7 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
     waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shard_ids()]
     assert 0 == sum(waiting)
     inbox = [entry for shard in keys.shard_ids() for _, entry in await redis.xrange(keys.inbox(shard, SECOND))]
-    tokens = {entry[b"t"].decode() for entry in inbox}
+    tokens = {entry[b"a"].split()[3].decode() for entry in inbox if b"a" in entry}
     assert {one.token for one in opened.values()} <= tokens
 
 

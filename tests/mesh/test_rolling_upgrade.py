@@ -2,7 +2,7 @@
 
 The later release is a stand-in (`tests/fixtures/formats/later`): this code, but with one more field in every message.
 So each service reads, beside its own, a format that has more than it knows, and one that lacks what it knows. What
-format 1.0 itself says is held by `tests/shared/test_formats.py`.
+format 2.0 itself says is held by `tests/shared/test_formats.py`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ async def test_steps_that_come_during_a_takeover_are_moved_on_with_the_others(
     assert came > 2
     assert [] == await stage.inbox(e1)
     parked = await stage.commands.xrange(stage.keys.sequence(SEVEN).parked)
-    assert list(range(1, came + 1)) == sorted(int(fields[b"n"]) for _, fields in parked)
+    assert list(range(1, came + 1)) == sorted(int(fields[b"a"].split()[0]) for _, fields in parked)
 
 
 @pytest.mark.leaves_sequences

@@ -1,7 +1,7 @@
-"""Format 1.0: one value of everything that services write for each other, and how it is read.
+"""Format 2.0: one value of everything that services write for each other, and how it is read.
 
-`tests/fixtures/formats/1/recorded.json` holds the bytes that the first release of schema 1 writes for them. They are
-never written anew: what they say must be read in the same way for as long as the schema is 1. A field that is added
+`tests/fixtures/formats/2/recorded.json` holds the bytes that the first release of schema 2 writes for them. They are
+never written anew: what they say must be read in the same way for as long as the schema is 2. A field that is added
 later stands in ADDED, and not in the samples. `python -m tests.shared.format_samples` records those that are not there
 yet, for a kind of message that is new.
 """
@@ -41,6 +41,7 @@ from shared.contract.messages import (
 )
 from shared.contract.state_fields import checkpointed_states
 from shared.contract.tensors import Tensor
+from shared.statistics.meter import Exemplar
 from shared.statistics.reports import (
     CustomFamily,
     ExecutorReport,
@@ -57,30 +58,8 @@ from shared.store.keyspace import SCHEMA_VERSION
 from shared.stored_settings import ChangedSettings, changed_settings_of
 
 FILE = Path(__file__).parents[1] / "fixtures" / "formats" / str(SCHEMA_VERSION) / "recorded.json"
-ADDED: Mapping[str, int] = {
-    "DynamicBatching.own_timeouts": 1,
-    "ModelConfig.ensemble": 1,
-    "ModelConfig.decoupled": 1,
-    "ModelConfig.ensemble_inflight_max": 1,
-    "ReplyMessage.number": 1,
-    "ReplyMessage.more": 1,
-    "ReplyMessage.empty": 1,
-    "ReplyMessage.notice": 1,
-    "EnsembleStep.model": 1,
-    "EnsembleStep.version": 1,
-    "EnsembleStep.inputs": 1,
-    "EnsembleStep.outputs": 1,
-    "StateSpec.growable": 1,
-    "InferMessage.call": 1,
-    "InferMessage.chain": 1,
-    "InferMessage.deadline_ms": 1,
-    "ServiceLine.host": 1,
-    "ServiceLine.grpc": 1,
-    "ModelReport.batches": 1,
-    "ModelReport.exemplars": 1,
-    "ServedModel.mark": 1,
-}
-"""`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
+ADDED: Mapping[str, int] = {}
+"""`Class.field` of what came after format 2.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 
 TENSOR = Tensor("X", "INT32", (1, 2), bytes(range(8)))
 POLICY = values.QueuePolicy(values.TimeoutAction.DELAY, 11, True, 12)
@@ -96,13 +75,13 @@ CONFIG = values.ModelConfig(
         strategy=values.Oldest(64, (4, 8), 5, preserve_ordering=True),
         idle_us=7,
         controls=(values.ControlSpec("S", values.ControlKind.START, "FP32", (0.0, 0.5)),),
-        states=(values.StateSpec("I", "O", "FP32", (2,), (3,), "zero", same_buffer=True),),
+        states=(values.StateSpec("I", "O", "FP32", (2,), (3,), "zero", same_buffer=True, growable=True),),
         iterative=True,
         implicit_start=True,
         describe_on_expiry=True,
         timeout_action=values.TimeoutAction.DELAY,
     ),
-    dynamic_batching=values.DynamicBatching((4,), 9, True, 3, 2, POLICY, {1: POLICY}),
+    dynamic_batching=values.DynamicBatching((4,), 9, True, 3, 2, POLICY, {1: POLICY}, own_timeouts=True),
     instance_groups=(values.InstanceGroup("g", "GPU", 2, (0, 1)),),
     parameters={"k": "v"},
     notes=("n",),
@@ -115,6 +94,9 @@ CONFIG = values.ModelConfig(
     metric_tags={"t": "u"},
     histogram_buckets={"h": (0.5, 1.0)},
     state_methods=True,
+    ensemble=(values.EnsembleStep("n", "3", {"I": "X"}, {"O": "Y"}),),
+    decoupled=True,
+    ensemble_inflight_max=6,
 )
 DIRECT = msgspec.structs.replace(
     CONFIG, sequence_batching=values.SequenceBatching(strategy=values.Direct(5, 0.5), idle_us=7)
@@ -168,9 +150,14 @@ INFER = InferMessage(
     cache_key="k",
     cache_bytes=5,
     flags=3,
+    call="c",
+    chain=("a", "b"),
+    deadline_ms=6,
 )
-REPLY = ReplyMessage("2", (TENSOR,), "INTERNAL", "text", "lost", 6, "executor-1-ab", {"p": 1})
-SERVED = ServedModel("m", "2", 1, 4, False, True, True, 7)
+REPLY = ReplyMessage(
+    "2", (TENSOR,), "INTERNAL", "text", "lost", 6, "executor-1-ab", {"p": 1}, 2, more=True, empty=True, notice=True
+)
+SERVED = ServedModel("m", "2", 1, 4, False, True, True, 7, "mark")
 REGISTRATION = ExecutorRegistration(
     executor=ExecutorId("executor-1-ab"),
     name="executor-1",
@@ -188,7 +175,7 @@ REPORT = ExecutorReport(
     "executor-1-ab",
     "h",
     HostReport(0.5, 2, 1),
-    (ModelReport("m", "2", 3, 0.5, (MemoryUse("GPU", 1, 9),)),),
+    (ModelReport("m", "2", 3, 0.5, (MemoryUse("GPU", 1, 9),), (4, 2), (Exemplar("e", 1, "t", 2, 3),)),),
     (GpuReport("u", 0.5, 2, 1, 3.0, 4.0, 5.0),),
     (CustomFamily("c", "counter", "help", (Sample("_sum", {"l": "v"}, 1.5),)),),
 )
@@ -209,7 +196,7 @@ SAMPLES: Mapping[str, Recorded] = {
         lambda data: msgspec.msgpack.decode(data, type=ControlMessage),
     ),
     "report": Recorded(REPORT, lambda: encode_report(REPORT), decode_report),
-    "service": of_json(ServiceLine("gateway", "gateway-1", "0.1.0", "1.0", 5)),
+    "service": of_json(ServiceLine("gateway", "gateway-1", "0.1.0", "2.0", 5, "h", "grpc://h:1")),
     "tally": Recorded({"success_count": 1}, lambda: packed({"success_count": 1}), unpacked),
     "settings": Recorded(
         ChangedSettings({"log_info": False}, {"m": {"trace_level": ("OFF",)}, "": {"trace_rate": 5}}),
@@ -235,7 +222,7 @@ SAMPLES: Mapping[str, Recorded] = {
             cancelled=True,
             suspicion=2,
         ),
-        q=b"m||i7", n=b"3", f=b"3", e=b"2", i=b"1", l=b"4", c=b"2", v=b"2", g=b"g", t=b"t", m=b"m", x=b"1", y=b"2",
+        a=b"3 3 g t m||i7", o=b"2 1 4 2 2", m=b"m", x=b"1", y=b"2",
     ),
     "inbox expired": inbox(InboxExpired("5-1", SEQUENCE, Epoch(2)), k=b"expired", q=b"m||i7", e=b"2"),
     "inbox vacated": inbox(InboxVacated("5-1", SEQUENCE, Epoch(2)), k=b"vacated", q=b"m||i7", e=b"2"),

@@ -7,10 +7,10 @@
 -- atomic epoch, owner and the move of every parked step. Callers that asked (flag 128) are told how long it waited
 
 -- Tells the caller of a step that has asked for it how long the step has waited; packed as a ReplyMessage of
--- shared/contract/messages.py is. fields: as `park` wrote them; entry: the step's among the parked ones
-local function tell_waited(fields, entry)
+-- shared/contract/messages.py is. entry: the step's among the parked ones
+local function tell_waited(gateway, token, entry)
   local waited = math.max(0, clock_ms() - number(string.match(entry, '^%d+')))
-  answer(fields[8], fields[10], cmsgpack.pack({ '', {}, '', '', '', 0, '', { sequence_waited_ms = waited }, 0, false,
+  answer(gateway, token, cmsgpack.pack({ '', {}, '', '', '', 0, '', { sequence_waited_ms = waited }, 0, false,
     false, true }))
 end
 
@@ -41,21 +41,15 @@ local function assign(keys, sid, waits, executor, instance, slot)
   local suspected = number(got[7]) ~= committed + 1 and suspicion(got[9], committed + 1)
   local _, steps = each_entry(parked, '0-0', math.huge, function(entry)
     local fields = entry[2]
-    if has(number(fields[6]), TOLD) then tell_waited(fields, entry[1]) end
-    for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
-      fields[#fields + 1] = extra
-    end
-    if suspected then
-      fields[#fields + 1] = 'y'
-      fields[#fields + 1] = suspected
-    end
-    -- fields[4] is the step's number, as `park` wrote it. x 1: cancelled, x 2: given up; the owner does not run it.
-    if got[5] and listed(got[5], fields[4]) then
-      fields[#fields + 1] = 'x'
-      fields[#fields + 1] = '1'
-    elseif got[7] == fields[4] then
-      fields[#fields + 1] = 'x'
-      fields[#fields + 1] = '2'
+    local n, flags, gateway, token = step_of(fields_of(entry).a)
+    if has(number(flags), TOLD) then tell_waited(gateway, token, entry[1]) end
+    append(fields, 'o', ownership(epoch, instance, slot, got[3], got[4]))
+    if suspected then append(fields, 'y', suspected) end
+    -- x 1: cancelled, x 2: given up; the owner does not run it.
+    if got[5] and listed(got[5], n) then
+      append(fields, 'x', '1')
+    elseif got[7] == n then
+      append(fields, 'x', '2')
     end
     redis.call('XADD', inbox, '*', unpack(fields))
   end)

@@ -13,22 +13,16 @@
 --   step was answered before, the gateway knows the caller no longer.
 
 -- Adds a step to the inbox of its present owner, as `assign` would have added it.
--- fields: of the entry, by name; flat: as they stand there; got: of the record
-local function forward(fields, flat, got)
-  local out = { 'e', got[3], 'i', got[4], 'l', got[5], 'c', got[7] }
-  if listed(got[9], fields.n) then
-    out = { 'x', '1', unpack(out) }
-  elseif got[10] == fields.n then
-    out = { 'x', '2', unpack(out) }
-  end
+-- n: its number; fields: of the entry; got: of the record
+local function forward(n, fields, got)
+  local out = { 'a', fields.a, 'm', fields.m, 'o', ownership(got[3], got[4], got[5], got[7], got[12]) }
   local step = number(got[7]) + 1
   local suspected = number(got[10]) ~= step and suspicion(got[11], step)
-  if suspected then out = { 'y', suspected, unpack(out) } end
-  for i = 1, #flat, 2 do
-    if not string.find(' e i l c x y ', ' ' .. flat[i] .. ' ', 1, true) then
-      out[#out + 1] = flat[i]
-      out[#out + 1] = flat[i + 1]
-    end
+  if suspected then append(out, 'y', suspected) end
+  if listed(got[9], n) then
+    append(out, 'x', '1')
+  elseif got[10] == n then
+    append(out, 'x', '2')
   end
   redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', unpack(out))
 end
@@ -36,20 +30,20 @@ end
 -- Handles one entry. True if it must stay in this inbox.
 local function stays(entry)
   local fields = fields_of(entry)
-  local sid, n, epoch = fields.q, number(fields.n), number(fields.e)
-  -- No step number: a control message.
-  if n == 0 then return ARGV[4] == '1' end
+  local name, _, gateway, token, sid = step_of(fields.a)
+  -- A control message.
+  if not name then return ARGV[4] == '1' end
+  local n, epoch = number(name), number(string.match(fields.o, '^%d+'))
   local got = redis.call('HMGET', BASE .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
-    'tk')
-  if not got[1] then answer(fields.g, fields.t, lost_reply()) end
+    'tk', 'vr')
+  if not got[1] then answer(gateway, token, lost_reply()) end
   -- The checkpoint covers the step, or the entry belongs to no sequence, or to an earlier one of the same id.
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
-    forward(fields, entry[2], got)
+    forward(name, fields, got)
   elseif got[1] == 'w' or got[1] == 'm' or got[1] == 'p' then
-    redis.call('XADD', parked_of(sid), '*', 'q', sid, 'n', n, 'f', fields.f, 'g', fields.g, 't', fields.t,
-      'm', fields.m)
+    redis.call('XADD', parked_of(sid), '*', 'a', fields.a, 'm', fields.m)
   end
   return false
 end

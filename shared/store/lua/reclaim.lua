@@ -83,7 +83,8 @@ if versions then
 end
 
 local function take_its_sequence(entry)
-  local sid = fields_of(entry).q
+  local fields = fields_of(entry)
+  local sid = fields.q or select(5, step_of(fields.a))
   if sid then take_owned(sid) end
 end
 local looked_at = ARGV[6] == '' and 0 or select(2, each_entry(INBOX, ARGV[6], most, take_its_sequence))

@@ -57,8 +57,9 @@ local function line_of(step) return BASE .. 'line:' .. model_of(step.sid) end
 -- at: of the step's flags in ARGV; the other arguments as in the record
 local function deliver(at, sid, owner, n, flags, epoch, instance, slot, committed, version)
   local inbox = BASE .. 'inbox:' .. owner
-  local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', sid, 'n', n, 'f', flags, 'e', epoch,
-    'i', instance, 'l', slot, 'c', committed, 'v', version, 'g', ARGV[at + 4], 't', ARGV[at + 5], 'm', ARGV[at + 6])
+  local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*',
+    'a', about_step(n, flags, ARGV[at + 4], ARGV[at + 5], sid),
+    'o', ownership(epoch, instance, slot, committed, version), 'm', ARGV[at + 6])
   if delivered then return end
   -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
   -- owned sequences was written together with the record, so it tells the two cases apart.
@@ -73,8 +74,7 @@ end
 -- Keeps a step until its sequence has an owner.
 local function park(step, n, flags, version)
   count_line(line_of(step), 's:' .. version, 1)
-  redis.call('XADD', step.parked, '*', 'q', step.sid, 'n', n, 'f', flags,
-    'g', step.gateway, 't', step.token, 'm', step.message)
+  redis.call('XADD', step.parked, '*', 'a', about_step(n, flags, step.gateway, step.token, step.sid), 'm', step.message)
 end
 
 -- Whether the latest step was accepted under this very token: then its reply comes to this caller anyway.

@@ -67,19 +67,17 @@ end
 local function refuse_waiting(keys, sid, reply, reason)
   local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
   local model, count = model_of(sid), 0
-  local function refuse(fields, since_ms)
+  local function refuse(n, gateway, token, since_ms)
     count = count + 1
-    redis.call('XADD', BASE .. 'replies:' .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
+    redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, reply)
     tally_refused(BASE .. 'tally:' .. model .. '::' .. got[3], reason, clock_ms() - since_ms)
-    for gateway, token in string.gmatch(redis.call('HGET', keys.record, 'j:' .. fields.n) or '', '(%S+) (%S+);') do
+    for gateway, token in string.gmatch(redis.call('HGET', keys.record, 'j:' .. n) or '', '(%S+) (%S+);') do
       redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, reply)
     end
   end
   each_entry(keys.parked, '0-0', math.huge, function(entry)
-    local fields = fields_of(entry)
-    if fields.g and fields.t and number(fields.n) > number(got[4]) then
-      refuse(fields, tonumber(string.match(entry[1], '^%d+')))
-    end
+    local n, _, caller, token = step_of(fields_of(entry).a)
+    if number(n) > number(got[4]) then refuse(n, caller, token, tonumber(string.match(entry[1], '^%d+'))) end
   end)
   leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
   count_over(sid, reason == 'REJECTED' and 'r' or 'c', got[3])

@@ -82,14 +82,13 @@ async def reading(redis: Redis, keys: Keyspace, held: Held, *, bytes_max: int = 
         await redis.unlink(name)
 
 
-NUMBERS = {"e": 1, "n": 1, "f": 1, "i": 0, "l": 0, "c": 0}
+STEP = {"a": "1 1 g t m||i7", "o": "1 0 0 0 1"}
 
 
 async def add(redis: Redis, name: str, *sizes: int) -> None:
     for size in sizes:
         message = InferMessage("m", "1", "", 7, (Tensor("INPUT", "UINT8", (size,), bytes(size)),))
-        step = {"q": "m||i7", "v": "1", "g": "g", "t": "t", "m": encode(message), **NUMBERS}
-        await redis.xadd(name, step)
+        await redis.xadd(name, {**STEP, "m": encode(message)})
 
 
 async def add_expired(redis: Redis, name: str) -> None:

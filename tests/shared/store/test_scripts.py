@@ -1759,7 +1759,7 @@ async def test_a_takeover_of_large_steps_does_not_hold_copies_of_all_of_them(pri
     keys = Keyspace("large", 1)
     scripts, shard, message = Scripts(redis, keys), ShardId(0), bytes(4 << 20)
     for number in range(32):
-        await redis.xadd(keys.inbox(shard, ALICE), {"q": f"sum||i{number}", "n": 1, "e": 1, "m": message})
+        await redis.xadd(keys.inbox(shard, ALICE), {"a": f"1 1 g t sum||i{number}", "o": "1 0 0 0 1", "m": message})
     await redis.sadd(keys.owned(shard, ALICE, "sum"), *(f"sum||i{number}" for number in range(32)))
     before = (await redis.info("memory"))["used_memory_peak"]
 

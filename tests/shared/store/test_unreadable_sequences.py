@@ -377,7 +377,7 @@ async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh,
     if state == "live":
         entries = await client.xrange(inbox)
         await client.xdel(
-            inbox, *(entry for entry, fields in entries if fields[b"q"] == mesh.sequence(VICTIM).encode())
+            inbox, *(entry for entry, fields in entries if fields[b"a"].endswith(mesh.sequence(VICTIM).encode()))
         )
     else:
         await client.delete(own.parked)
