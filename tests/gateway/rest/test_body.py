@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -50,3 +51,17 @@ def test_two_tenants_of_one_request_are_refused() -> None:
     assert "acme" == body.read_headers({"headers": [acme, acme]}).tenant
     with pytest.raises(RequestError, match="two tenants, 'acme' and 'rival'"):
         body.read_headers({"headers": [acme, rival]})
+
+
+def test_headers_that_came_before_are_not_read_again_and_refused_ones_are_refused_again() -> None:
+    known = ((b"content-length", b"12"), (b"inference-header-content-length", b"8"))
+    broken = (*known, (b"inference-header-content-length", b"9"))
+
+    headers = body.read_headers({"headers": known})
+    assert headers is body.read_headers({"headers": (known[0], known[1])})
+    assert headers == body.read_headers({"headers": list(known)})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        headers.header_length = None  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in range(2):
+        with pytest.raises(RequestError, match="has two values"):
+            body.read_headers({"headers": broken})

@@ -118,6 +118,32 @@ async def test_metrics_count_this_gateway_and_the_mesh_on_both_ports(
     assert "seqmesh_gateway_mesh_up 1.0" in other
 
 
+async def test_a_path_is_served_again_as_it_was_whatever_was_asked_of_it(session: aiohttp.ClientSession):
+    """The route of a path is kept; the same headers mean the same, and each endpoint makes its own of them."""
+    ready, generate, infer = ("/v2/models/echo/ready", "/v2/models/echo_text/generate", "/v2/models/echo_text/infer")
+    head = {"Inference-Header-Content-Length": "0"}
+    seen: list[list[int]] = []
+    for _ in range(2):
+        asked = [
+            ("GET", ready),
+            ("POST", ready),
+            ("PUT", infer),
+            ("POST", generate),
+            ("POST", infer),
+            ("POST", generate),
+        ]
+        statuses: list[int] = []
+        for method, path in asked:
+            async with session.request(method, path, data=b'{"TEXT": "a"}', headers=head) as response:
+                statuses.append(response.status)
+                await response.read()
+        seen.append(statuses)
+
+    assert seen[0] == seen[1]
+    assert [200, 405, 405] == seen[0][:3]
+    assert seen[0][3] == seen[0][5]
+
+
 # -- sessions -------------------------------------------------------------------------------------------------------
 
 
