@@ -87,7 +87,7 @@ class Bench:
         await self._redis.xadd(self._keys.replies(SHARD, GatewayId(GATEWAY)), {"opened": ""})
         born = await self._run(self._submit(0, SEQUENCES, StepFlag.START))
         places = [
-            Assignment(sequence, one.extra.decode(), EXECUTOR, InstanceIndex(0), SlotIndex(slot))
+            Assignment(sequence, one.birth, EXECUTOR, InstanceIndex(0), SlotIndex(slot))
             for slot, (sequence, one) in enumerate(zip(self._sequences, born, strict=True))
         ]
         self._epochs = await self._run(self._scripts.assign(places, shard=SHARD, model=MODEL, term=Term(1)))
