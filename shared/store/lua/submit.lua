@@ -520,7 +520,7 @@ local function follow(record, sid, at)
     or taken - done >= OPEN_MAX
     or taken == done and redis.call('PERSIST', idle_of(sid)) == 0 then return nil end
   local n = taken + 1
-  -- Lua writes a number in three times that time, and Redis for itself in more.
+  -- Lua's own way to write a number takes three times as long.
   local name = string.format('%d', n)
   local change = { 'nx', name, 'la', accepted_now(ARGV[at + 4], ARGV[at + 5]) }
   if has(flags, END) then append(change, 'cl', 1) end
