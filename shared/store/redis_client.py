@@ -270,7 +270,10 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
         return
     remedy = "start a newer release"
     if schema < SCHEMA_VERSION:
-        remedy = f"let its sequences end, stop its services, which are older, and remove the key '{keys.mesh}'"
+        remedy = (
+            f"let its sequences end, stop its services, which are older, and remove the key '{keys.mesh}', or give "
+            "`seqmesh up` another --data-dir"
+        )
     raise UnfitRedisError(
         f"the mesh '{keys.prefix}' is of schema {schema}, but release {RELEASE} speaks {SCHEMA_VERSION}: {remedy}, "
         "or use another SEQMESH_KEY_PREFIX"

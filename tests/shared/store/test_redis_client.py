@@ -279,7 +279,7 @@ async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis
             SCHEMA_VERSION + 1,
             f"is of schema {SCHEMA_VERSION + 1}, but release .* speaks {SCHEMA_VERSION}: start a newer",
         ),
-        (SCHEMA_VERSION - 1, f"stop its services, which are older, and remove the key '{keys.mesh}', or use another"),
+        (SCHEMA_VERSION - 1, f"stop its services, which are older, and remove the key '{keys.mesh}', or give"),
     ):
         await redis.hset(keys.mesh, "schema", schema)
         with pytest.raises(UnfitRedisError, match=told):
