@@ -258,6 +258,8 @@ class GrpcConnection(asyncio.Protocol):
         opening = self._known[1]
         until = None if opening.timeout_s is None else self._now() + opening.timeout_s
         rpc = Rpc(self, event.stream_id, opening, self._rules.message_bytes_max, until)
+        # With END_STREAM its headers are all that its client says: a stream that was answered then is closed for both.
+        rpc.is_half_closed = event.stream_ended is not None
         if not self.rpcs:
             self._seat.work()
         self.rpcs[rpc.number] = rpc

@@ -33,11 +33,12 @@ local function pause(keys, sid, until_ms)
   if not state or TOMBSTONES[state] or state == 'w' then return false end
   if not is_sound(state, accepted, committed, start, got[8]) then error(NOT_SOUND) end
   local _, left = times_of(got[12])
+  local idle_left = accepted == committed and redis.call('PTTL', keys.idle) or 0
+  -- Its idle time is over, also that behind a pause, and only the leader has not ended it yet.
+  if idle_left < 0 then return false end
   if got[9] ~= NO_ENTRY then
     if state == 'l' and got[7] ~= '1' or ended_as(got[10], start) then return false end
-    left = accepted == committed and redis.call('PTTL', keys.idle) or 0
-    -- Its idle time is over, and only the leader has not ended it yet.
-    if left < 0 then return false end
+    left = idle_left
     withdraw(keys.record, sid, state, got)
   end
   redis.call('HSET', keys.record, 'ps', until_ms .. ' ' .. (left or 0))

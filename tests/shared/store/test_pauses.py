@@ -217,6 +217,16 @@ async def test_one_whose_idle_time_is_over_stays_over(mesh: ScriptedMesh) -> Non
     assert await expire(mesh)
 
 
+async def test_one_whose_idle_time_is_over_behind_its_pause_is_not_paused_again(mesh: ScriptedMesh) -> None:
+    """The leader is late: it has ended neither the pause nor the sequence."""
+    await live(mesh)
+    assert await mesh.pause(7)
+    await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
+
+    assert not await mesh.pause(7)
+    assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
+
+
 async def test_a_state_that_only_its_owner_holds_is_not_taken_from_it(mesh: ScriptedMesh) -> None:
     step = await live(mesh)
     await mesh.redis.hset(mesh.keys.sequence(step.sequence).record, "du", "0")

@@ -102,6 +102,16 @@ async def test_a_content_length_that_is_wrong_harms_nobody(peer: Peer, length: s
     assert await is_served(peer)
 
 
+async def test_a_call_that_is_refused_at_its_headers_which_are_all_of_it_harms_no_other_call(peer: Peer) -> None:
+    other = peer.call(LIVE)
+    number = peer.call(INFER, end=True, grpc_encoding="zstd")
+
+    assert "12" == (await peer.status(number))[0]
+    peer.say(other, b"")
+    assert ("0", "") == await peer.status(other)
+    assert number not in peer.reset
+
+
 async def test_an_encoding_that_is_not_known_is_refused_and_those_that_are_named(peer: Peer) -> None:
     number = peer.call(INFER, grpc_encoding="zstd")
     peer.say(number, b"")
