@@ -183,11 +183,7 @@ def _inputs(document: Json, binary: memoryview, model: str, regions: Regions) ->
     position = in_regions = 0
     tensors: list[Tensor] = []
     for tensor in array_member(document, "inputs"):
-        parameters = object_of(object_of(tensor).get("parameters"))
-        check_one_source(tensor, parameters)
-        name = text_member(tensor, "name")
-        datatype = text_member(tensor, "datatype")
-        shape = _shape(tensor)
+        name, datatype, shape, parameters = _described(tensor)
         if "shared_memory_region" in parameters:
             part = _part_of(parameters, regions)
             tensors.append(Tensor(name, datatype, shape, regions.read(part, taken=in_regions)))
@@ -207,6 +203,13 @@ def _inputs(document: Json, binary: memoryview, model: str, regions: Regions) ->
     if position != len(binary):
         raise RequestError(f"unexpected additional input data for model '{model}'")
     return tuple(tensors)
+
+
+def _described(tensor: Any) -> tuple[str, str, tuple[int, ...], Json]:
+    """What a document says of an input: its name, datatype, shape and parameters."""
+    parameters = object_of(object_of(tensor).get("parameters"))
+    check_one_source(tensor, parameters)
+    return text_member(tensor, "name"), text_member(tensor, "datatype"), _shape(tensor), parameters
 
 
 def _shape(tensor: Json) -> tuple[int, ...]:
@@ -291,10 +294,9 @@ def _read_tensors(text: bytes) -> TensorsPart | None:
             return None
         inputs: list[tuple[str, str, tuple[int, ...], int]] = []
         for tensor in array_member(document, "inputs"):
-            parameters = object_of(object_of(tensor).get("parameters"))
-            check_one_source(tensor, parameters)
+            name, datatype, shape, parameters = _described(tensor)
             size = unsigned_of(parameters.get("binary_data_size"), "binary_data_size")
-            inputs.append((text_member(tensor, "name"), text_member(tensor, "datatype"), _shape(tensor), size))
+            inputs.append((name, datatype, shape, size))
         outputs, forms = _outputs(document, NO_REGIONS)
     except RequestError:
         return None

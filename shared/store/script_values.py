@@ -299,11 +299,9 @@ class StepCommit(msgspec.Struct, frozen=True):
     entry: str = ""
 
     @property
-    def replays_behind(self) -> int:
-        """The base as the script takes it: 0 for "as before"."""
-        if self.base is None:
-            return self.step if self.entries else 0
-        return self.base
+    def usual_base(self) -> int:
+        """The base that `commit` takes if it is not told another one."""
+        return self.step if self.entries else 0
 
 
 class StepAnswers(OfSequence, frozen=True):

@@ -453,12 +453,9 @@ def _fields_of(step: StepCommit) -> list[Any]:
     flags = int(step.flags)
     if step.keep_reply:
         flags += KEPT
-    usual_base = step.step if step.entries else 0
+    base = step.usual_base if step.base is None else step.base
     has_more = (
-        step.replays_behind != usual_base
-        or step.recoverable is not None
-        or step.anew
-        or step.outcome is not StepOutcome.DONE
+        base != step.usual_base or step.recoverable is not None or step.anew or step.outcome is not StepOutcome.DONE
     )
     fields: list[Any] = [
         step.epoch,
@@ -476,7 +473,7 @@ def _fields_of(step: StepCommit) -> list[Any]:
         fields += named
     if has_more:
         recoverable = "" if step.recoverable is None else int(step.recoverable)
-        fields += (int(step.outcome), step.replays_behind, recoverable, int(step.anew))
+        fields += (int(step.outcome), base, recoverable, int(step.anew))
     return fields
 
 

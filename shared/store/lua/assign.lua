@@ -37,21 +37,13 @@ local function assign(keys, sid, waits, executor, instance, slot)
   leave_line(LINE, got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', STARTS, waits, got[6] or waits)
   redis.call('SADD', owned_by(executor, MODEL), sid)
-  -- A step that is given up anyway (x 2 below) needs no suspicion.
-  local suspected = number(got[7]) ~= committed + 1 and suspicion(got[9], committed + 1)
+  local owned = { owner = executor, epoch = epoch, instance = instance, slot = slot, committed = got[3], version = got[4],
+    cancelled = got[5], given_up = got[7], lost = got[9] }
   local _, steps = each_entry(parked, '0-0', math.huge, function(entry)
-    local fields = entry[2]
-    local n, flags, gateway, token = step_of(fields_of(entry).a)
+    local fields = fields_of(entry)
+    local n, flags, gateway, token = step_of(fields.a)
     if has(number(flags), TOLD) then tell_waited(gateway, token, entry[1]) end
-    append(fields, 'o', ownership(epoch, instance, slot, got[3], got[4]))
-    if suspected then append(fields, 'y', suspected) end
-    -- x 1: cancelled, x 2: given up; the owner does not run it.
-    if got[5] and listed(got[5], n) then
-      append(fields, 'x', '1')
-    elseif got[7] == n then
-      append(fields, 'x', '2')
-    end
-    redis.call('XADD', inbox, '*', unpack(fields))
+    hand_over(n, fields, owned)
   end)
   redis.call('DEL', parked)
   if steps == 0 and number(got[8]) == committed then

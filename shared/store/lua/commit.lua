@@ -33,8 +33,8 @@
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
--- Flags of a step that has the arguments that most steps leave out, and of one whose reply is kept.
-local MORE, KEPT = 256, 512
+-- Flag of a step whose reply is kept.
+local KEPT = 512
 -- Flags of a step of which something has to be judged: it is the first or the last one, has further answers, or did not
 -- go as most do.
 local TO_BE_JUDGED = START + END + ALONE + STREAMED + MORE

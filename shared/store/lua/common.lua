@@ -13,6 +13,8 @@
 -- of it.
 
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, STREAMED, TOLD = 1, 2, 4, 8, 16, 32, 64, 128
+-- Flag of a step that has the arguments that most steps leave out; only `submit` and `commit` are told it.
+local MORE = 256
 
 -- Of the present call: its keys and arguments; what Redis offers (a library sees it in calls only); the beginning of
 -- every key of its shard. Keys that a script builds from a record begin with BASE too, so they carry the hash tag of the
@@ -244,6 +246,25 @@ end
 -- Where the owner has the sequence, in the entry of a step in its inbox (field o).
 local function ownership(epoch, instance, slot, committed, version)
   return epoch .. ' ' .. instance .. ' ' .. slot .. ' ' .. committed .. ' ' .. version
+end
+
+-- Puts a step that was accepted before into the inbox of its sequence's present owner.
+-- n: its number, as text; fields: of its entry, in another inbox or among the parked steps
+-- owned: of the record: owner, epoch, instance, slot, committed, version, and cancelled (ca), given_up (gu), lost (tk)
+local function hand_over(n, fields, owned)
+  local out = { 'a', fields.a, 'm', fields.m,
+    'o', ownership(owned.epoch, owned.instance, owned.slot, owned.committed, owned.version) }
+  local step = number(owned.committed) + 1
+  -- A step that is given up anyway (x 2 below) needs no suspicion.
+  local suspected = number(owned.given_up) ~= step and suspicion(owned.lost, step)
+  if suspected then append(out, 'y', suspected) end
+  -- x 1: cancelled, x 2: given up; the owner does not run it.
+  if listed(owned.cancelled, n) then
+    append(out, 'x', '1')
+  elseif owned.given_up == n then
+    append(out, 'x', '2')
+  end
+  redis.call('XADD', BASE .. 'inbox:' .. owned.owner, '*', unpack(out))
 end
 
 -- Entries that are read together: each may have a message of many MiB, and a script gets copies.

@@ -12,21 +12,6 @@
 -- * An entry whose sequence has no record any more is removed, and its caller hears that the sequence is lost. If the
 --   step was answered before, the gateway knows the caller no longer.
 
--- Adds a step to the inbox of its present owner, as `assign` would have added it.
--- n: its number; fields: of the entry; got: of the record
-local function forward(n, fields, got)
-  local out = { 'a', fields.a, 'm', fields.m, 'o', ownership(got[3], got[4], got[5], got[7], got[12]) }
-  local step = number(got[7]) + 1
-  local suspected = number(got[10]) ~= step and suspicion(got[11], step)
-  if suspected then append(out, 'y', suspected) end
-  if listed(got[9], n) then
-    append(out, 'x', '1')
-  elseif got[10] == n then
-    append(out, 'x', '2')
-  end
-  redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', unpack(out))
-end
-
 -- Handles one entry. True if it must stay in this inbox.
 local function stays(entry)
   local fields = fields_of(entry)
@@ -41,7 +26,8 @@ local function stays(entry)
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
-    forward(name, fields, got)
+    hand_over(name, fields, { owner = got[2], epoch = got[3], instance = got[4], slot = got[5], committed = got[7],
+      version = got[12], cancelled = got[9], given_up = got[10], lost = got[11] })
   elseif got[1] == 'w' or got[1] == 'm' or got[1] == 'p' then
     redis.call('XADD', parked_of(sid), '*', 'a', fields.a, 'm', fields.m)
   end

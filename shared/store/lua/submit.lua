@@ -43,9 +43,6 @@ local NEVER_SEEN, ENDED, EXPIRED, FAILED, LOST = -1, -2, -3, -4, -5
 local BACKLOG_FULL, BUSY, WRONG_STEP, CANCELLED = -6, -7, -8, -9
 local LATE, ANSWERED, EXISTS, QUOTA = -11, -12, -13, -14
 
--- Flag of a step that has the arguments that most steps leave out.
-local MORE = 256
-
 -- Reply code by the state of a tombstone.
 local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
 
