@@ -382,7 +382,8 @@ class Executor:
 
     def commit(self, group: Group, *, may_be_early: bool = False) -> list[CommitCode]:
         """One call. may_be_early: the group before has not been final yet."""
-        births = [self.bench.truth.record(done.sequence).get(b"bn", b"") for done in group.done]
+        records = [self.bench.truth.record(done.sequence) for done in group.done]
+        births = [record.get(b"bn", b"") for record in records]
         call = self.bench.scripts.commit(
             group.commits,
             shard=SHARD,
@@ -402,9 +403,9 @@ class Executor:
         if not may_be_early and CommitCode.OUT_OF_ORDER in codes:
             self.bench.truth.violate(f"{self.name}: {[done.step for done in group.done]} came out of order: {codes}")
         self.bench.truth.committed(self.name, group.done, codes, births)
-        # No service hands a group in before the one before it. Where that made a part of it final, and that part was
-        # then taken away, no call can know that the group was counted.
-        is_counted_again = group.came_early and CommitCode.REFUSED in codes and CommitCode.BEFORE not in codes
+        # No service hands a group in before the one before it. Where that made a part of it final, and no record tells
+        # of that part any more, no call can know that the group was counted.
+        is_counted_again = group.came_early and not any(map(_was_committed, group.commits, records))
         group.came_early |= may_be_early and bool(self.bench.truth.news)
         if self.bench.truth.news and (not group.is_counted or is_counted_again):
             group.is_counted = True
@@ -444,6 +445,13 @@ def request_of(queued: QueuedStep) -> tuple[int, bool]:
     """A step's request, and whether its reply is to be kept."""
     number, keeps = queued.step.message.split()
     return int(number), keeps == b"1"
+
+
+def _was_committed(step: StepCommit, record: dict[bytes, bytes]) -> bool:
+    """Whether the record, as it was before a call, tells that a step of the call was committed before."""
+    if not record:
+        return StepFlag.ALONE in step.flags
+    return int(record.get(b"ep", 0)) == step.epoch and step.step <= int(record.get(b"cm", 0))
 
 
 def _grown(state: State, saved: int | None) -> GrownState:
