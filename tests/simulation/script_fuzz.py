@@ -21,7 +21,7 @@ import msgspec
 from executor.core.recovery import Checkpoints
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.contract.messages import StepFlag
-from shared.contract.record import CANCELLED
+from shared.contract.record import CANCELLED, NO_ENTRY
 from shared.store.exported import ExportedSequence
 from shared.store.journals import journal_of
 from shared.store.script_sender import Call
@@ -315,12 +315,14 @@ class Fuzz:
     def pause(self) -> None:
         """An operator wants a sequence to run nothing. The leader may end before it has moved on the steps."""
         sequence, now_ms = self.chance.choice(self.sequences), self.bench.now_us // 1000
-        until_ms = now_ms + self.chance.choice((0, 50, 50, 10 * IDLE_MS))
-        state, is_idle = self.truth.record(sequence).get(b"st", b""), self.is_marker_gone(sequence)
+        until_ms = now_ms + self.chance.choice((-10 * IDLE_MS, 0, 50, 10 * IDLE_MS))
+        record, is_idle, left_ms = self.truth.record(sequence), self.is_marker_gone(sequence), self.idle_ms(sequence)
         pausing = Pausing(sequence, until_ms)
         (owner,) = self.run(self.scripts.pause([pausing], shard=SHARD, model=MODEL, term=self.leader.term))
         self.tell(f"an operator pauses {sequence} until {until_ms % 1_000_000}: {owner}")
-        self.truth.paused(sequence, state, until_ms, is_paused=owner is not None, idle=is_idle)
+        self.truth.paused(sequence, record.get(b"st", b""), until_ms, is_paused=owner is not None, idle=is_idle)
+        if owner is not None and record.get(b"be") != NO_ENTRY and self.idle_ms(sequence) < left_ms:
+            self.truth.violate(f"{sequence}: has {self.idle_ms(sequence)} ms of its idle time left, not {left_ms}")
         if owner and self.chance.random() < 0.8:
             self.drain(next(executor for executor in self.executors if executor.name == owner))
         elif owner:
@@ -530,7 +532,11 @@ class Fuzz:
                 self.truth.expired(sequence, idle=is_idle)
 
     def is_marker_gone(self, sequence: SequenceId) -> bool:
-        return self.store.ttl_ms(self.keys.sequence(sequence).idle.encode()) in (-2, 0)
+        return self.idle_ms(sequence) in (-2, 0)
+
+    def idle_ms(self, sequence: SequenceId) -> int:
+        """What is left of its idle time; negative if it has none."""
+        return self.store.ttl_ms(self.keys.sequence(sequence).idle.encode())
 
     def reject(self, leader: Leader) -> None:
         """Somebody who waits for its first slot has waited for too long."""

@@ -42,7 +42,8 @@ local function pause(keys, sid, until_ms)
     withdraw(keys.record, sid, state, got)
   end
   redis.call('HSET', keys.record, 'ps', until_ms .. ' ' .. (left or 0))
-  local idle_ms = until_ms - clock_ms() + (left or 0)
+  -- A leader that hears of the wish late may be behind the end of the pause already.
+  local idle_ms = math.max(0, until_ms - clock_ms()) + (left or 0)
   if accepted == committed then redis.call('PEXPIRE', keys.idle, math.max(1, idle_ms)) end
   redis.call('ZADD', DEADLINES, until_ms, sid)
   return state == 'l' and accepted > number(got[6]) and got[2] or ''

@@ -209,6 +209,18 @@ async def test_a_pause_cannot_keep_one_that_is_over_or_about_to_end(mesh: Script
     assert "c" == (await mesh.record(7))["st"]
 
 
+async def test_a_pause_that_is_over_before_it_begins_takes_nothing_of_the_idle_time(mesh: ScriptedMesh) -> None:
+    """The leader was away, and hears of the wish late."""
+    await live(mesh)
+    left_ms = await idle_ms(mesh)
+
+    assert await mesh.pause(7, pause_ms=-IDLE_MS)
+    assert left_ms - 1000 < await idle_ms(mesh) <= left_ms
+    assert not await expire(mesh)
+    assert ("p", None) == ((await mesh.record(7))["st"], (await mesh.record(7)).get("ps"))
+    assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
+
+
 async def test_one_whose_idle_time_is_over_stays_over(mesh: ScriptedMesh) -> None:
     await live(mesh)
     await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
