@@ -58,6 +58,8 @@ from shared.store.scripts import Scripts
 
 PATIENCE_S = 10.0
 """How long requests wait while Redis is away, before they fail with "try again later". A restart takes about this."""
+CLOCK_READINGS = 3
+"""How often the clock of Redis is read before requests are sent again."""
 LATE_PATIENCE_S = 2.0
 """How long a step that Redis refused as LATE still waits for the answer to its first attempt, before it fails."""
 
@@ -362,11 +364,11 @@ class Dispatch:
         """Reads the clock of Redis, if one of the requests is sent again.
 
         The answer is a moment old when it arrives, so a time computed from it is slightly too early, never too late.
-        That errs on the safe side: no step that came in since the first attempt is overlooked.
+        That errs on the safe side: no step that came in since the first attempt is overlooked. The answer that came
+        fastest counts, so that few steps from before the first attempt are taken for later ones.
         """
         if any(pending.first_sent is not None for batch in batches for pending in batch.requests):
-            ((seconds, microseconds),) = await link.exchange([("TIME",)])
-            self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
+            self._redis_ahead_ms = max([await _redis_ahead_ms(link) for _ in range(CLOCK_READINGS)])
 
     def _script_calls(self, batches: Sequence[CallBatch]) -> list[Call[Any]]:
         return [self._calls.of(batch, self._redis_ahead_ms) for batch in batches]
@@ -400,6 +402,12 @@ class Dispatch:
         if self._down_since is not None:
             logs.info("redis is back", away_s=round(time.monotonic() - self._down_since, 3))
             self._down_since = None
+
+
+async def _redis_ahead_ms(link: Link) -> float:
+    """What the clock of Redis has more than this process's monotonic clock, or slightly less than that, ms."""
+    ((seconds, microseconds),) = await link.exchange([("TIME",)])
+    return int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
 
 def _measure_accepted(pending: PendingRequest, now_ns: int) -> None:

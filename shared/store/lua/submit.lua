@@ -259,12 +259,13 @@ local function by_number(step, begins, record)
   return repeated(step, n, record, exists and EXISTS or ANSWERED)
 end
 
--- Whether the digests of all steps since this one was first sent are remembered. If so, a step whose digest is not
--- among them was not accepted. A record that is younger than the first sending proves nothing: the record before it may
--- have had the step.
-local function remembers_all_since(step, record)
+-- Whether a step that would have been recognised by its digest or its number is known not to have been accepted: all
+-- digests since it was first sent are remembered, or no run but the present one can have had its number. A record that
+-- is younger than the first sending proves nothing: the record before it may have had the step.
+local function is_surely_new(step, record)
   local born_ms = tonumber(string.match(record.birth, '^%d+'))
-  return step.digest ~= '' and record.accepted <= REMEMBERED and born_ms and born_ms < step.since
+  if not born_ms or born_ms >= step.since then return false end
+  return step.digest ~= '' and record.accepted <= REMEMBERED or step.expected ~= '' and record.start == 1
 end
 
 -- The time of this call as text: Lua takes long to write a number.
@@ -464,7 +465,7 @@ local function submit(step, flags)
   local known = step.expected ~= '' and by_number(step, begins, record)
   if known then return known end
   -- To accept it now could run it twice.
-  if record.may_have_come and not remembers_all_since(step, record) then return { LATE, last_step } end
+  if record.may_have_come and not is_surely_new(step, record) then return { LATE, last_step } end
   if GONE[state] then
     if begins or has(flags, IMPLICIT) then return create(step, flags, last_step) end
     return { GONE[state], last_step }

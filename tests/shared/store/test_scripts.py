@@ -33,7 +33,7 @@ from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
+from shared.store.redis_client import connect, redis_now_ms
 from shared.store.script_values import (
     Assignment,
     CancelCode,
@@ -1407,6 +1407,25 @@ class TestResent:
         again = await mesh.submit(mesh.submission(7, ONE, request_id="b", since_ms=begun + 1))
 
         assert (SubmitCode.WAITING, 3) == (again.code, again.step)
+
+    async def test_a_numbered_step_sent_again_is_told_from_others_by_its_number(self, mesh: ScriptedMesh) -> None:
+        """In the first run of a sequence: the number of a step in a later run may have been given in the one before."""
+        first = mesh.submission(7, ONE, START, gateway="other")
+        await mesh.submit(first)
+        begun = int((await mesh.record(7))["bn"].split("-")[0])
+        async with asyncio.timeout(60):
+            while await redis_now_ms(mesh.redis) <= begun:
+                pass
+        await mesh.submit(mesh.submission(7, ONE, gateway="other"))
+
+        again = await mesh.submit(mesh.submission(7, ONE, expected_step=3, since_ms=begun + 1))
+        assert (SubmitCode.WAITING, 3) == (again.code, again.step)
+        await mesh.submit(mesh.submission(7, ONE, gateway="other"))
+        earlier = await mesh.submit(mesh.submission(7, ONE, expected_step=5, since_ms=begun))
+        assert (SubmitCode.LATE, 4) == (earlier.code, earlier.step), "the sequence may have begun after it was sent"
+        await mesh.submit(mesh.submission(7, ONE, START, gateway="other"))
+        other_run = await mesh.submit(mesh.submission(7, ONE, expected_step=2, since_ms=begun + 1))
+        assert (SubmitCode.LATE, 1) == (other_run.code, other_run.step)
 
     async def test_a_step_sent_again_is_late_when_another_sequence_has_begun_under_its_id_meanwhile(
         self, mesh: ScriptedMesh
