@@ -57,7 +57,7 @@ class Habit:
     """How a client behaves.
 
     window     steps sent without waiting
-    patience_s how long it waits for an answer before it asks elsewhere; None: as long as it takes
+    patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
     style: Style
@@ -113,6 +113,13 @@ class Client:
         self._is_over = is_over
         self._lives = 0
         self.excused = EXCUSED
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long it waits for an answer. In calm weather it waits as long as it takes: no answer is lost then, and a
+        client that asks again every two seconds may bring more than a slow model works off.
+        """
+        return None if self._is_over() else self.habit.patience_s
 
     async def run(self) -> None:
         """Sequence after sequence."""
@@ -207,7 +214,7 @@ class Sequence:
             raise GivenUpError(f"sequence {self._id}: its caller leaves")
         for index, (call, answer) in enumerate(zip(calls, answers, strict=True)):
             try:
-                async with asyncio.timeout(self._habit.patience_s):
+                async with asyncio.timeout(self._client.patience_s):
                     # Shielded, as in a stream: who leaves gives up all that is open in one turn.
                     self._check(call, await asyncio.shield(answer))
             except (LostError, TimeoutError):

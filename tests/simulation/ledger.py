@@ -192,7 +192,8 @@ class Ledger:
                 last = exported.last_step
                 inputs = {n: given for n, given in life.inputs.items() if n <= last}
                 now = asyncio.get_running_loop().time()
-                self._lives[copy, born] = Life(inputs, life.states[last], exported.start_step, last, now)
+                state = life.states[last]
+                self._lives[copy, born] = Life(inputs, state, exported.start_step, last, now, states={last: state})
 
     # -- judging ----------------------------------------------------------------------------------------------------
 

@@ -238,7 +238,9 @@ class Executor:
             if member is None or row is None or end is None or member.owned.phase is not OwnedPhase.RUNNING:
                 continue
             request, _ = request_of(member.queued)
-            answers = [b"%d answer %d %s" % (request, n, str(row[1]).encode()) for n in range(1, request % ANSWERS + 1)]
+            # START that fails has no state, whatever state the engine had before it.
+            told = None if end is RowEnd.FAILED and member.queued.step.flags & StepFlag.START else row[1]
+            answers = [b"%d answer %d %s" % (request, n, str(told).encode()) for n in range(1, request % ANSWERS + 1)]
             self.open.append(OpenStep(member, end, row[1], row[2], answers))
         return [None if end is None else RowEnd.OPEN for end in ends]
 
@@ -450,7 +452,7 @@ def request_of(queued: QueuedStep) -> tuple[int, bool]:
 def _was_committed(step: StepCommit, record: dict[bytes, bytes]) -> bool:
     """Whether the record, as it was before a call, tells that a step of the call was committed before."""
     if not record:
-        return StepFlag.ALONE in step.flags
+        return bool(step.flags & StepFlag.ALONE)
     return int(record.get(b"ep", 0)) == step.epoch and step.step <= int(record.get(b"cm", 0))
 
 
