@@ -460,12 +460,16 @@ class EffectPerformer:
     async def _expire(self, shards: Sequence[ShardId], now_ms: int) -> None:
         """Ends the due sequences of these shards.
 
-        The script ends each sequence that it looks at, or gives it a later deadline, or removes its deadline. So the
-        loop ends: no sequence is found due twice.
+        The script ends each sequence that it looks at, or gives it a later deadline, or removes its deadline. So no
+        sequence is found due twice, unless the clock of Redis is behind `now_ms`: then the look ends as well.
         """
+        seen = set[SequenceId]()
         while shards:
             due = await self._due(shards, now_ms)
             looked_at = [sequence for sequences in due.values() for sequence in sequences]
+            if seen.issuperset(looked_at):
+                return
+            seen.update(looked_at)
             # Read before the script runs, which removes the checkpoints.
             states = await paged_descriptions(self._redis, self._keys, self._mesh.membership, self._model, looked_at)
             calls = [

@@ -34,9 +34,17 @@ MAILBOX_MAX = 8_192
 """Entries that were read and not yet taken in. At this bound the model's streams are not read; they have bounds too."""
 AT_EASE_AFTER_S = 0.1
 """A leader that was asked for a slot is asked for more of them soon."""
+SET_BACK_MS = 1_000
+"""By how much the clock of Redis may go back before a leader begins anew. Until the clock is where it was, nothing that
+waits for a time happens.
+"""
 LOST_KINDS = (LOST.decode(), UNREADABLE)
 LOST_NAMED_MAX = 16
 """Lost sequences, or models whose lead is lost, that one line of the log names; it counts all."""
+
+
+class ClockSetBackError(Exception):
+    """The clock of Redis was set back: the times that the leader knows lie in the future."""
 
 
 class Leader:
@@ -138,8 +146,8 @@ class Leader:
         """Leads until it is closed or cancelled.
 
         rebuilding  is entered while the state is rebuilt
-        raises  CONNECTION_LOST; ResponseError (FENCED: another scheduler leads); IllegalMoveError or
-                BrokenInvariantError, which are mistakes in this code
+        raises  CONNECTION_LOST; ResponseError (FENCED: another scheduler leads); ClockSetBackError; IllegalMoveError
+                or BrokenInvariantError, which are mistakes in this code
         """
         async with rebuilding:
             await self._rebuild()
@@ -158,7 +166,7 @@ class Leader:
         if self._sweep:
             await sweep(mesh, self.model, self.term)
         poll, now_ms = await mesh.polls.next()
-        self._offers = poll.offers(self.model)
+        self._offers, self._now_ms = poll.offers(self.model), now_ms
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
@@ -184,6 +192,8 @@ class Leader:
         mailbox, self._mailbox = self._mailbox, []
         polled, self._polled = self._polled, False
         poll, now_ms = self._poll, self._now_ms
+        if now_ms < self.state.now_ms - SET_BACK_MS:
+            raise ClockSetBackError(f"by {self.state.now_ms - now_ms} ms")
         events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
         self._tell_lost(events)
         if (shares := self._shares()) != self.state.shares:

@@ -22,7 +22,7 @@ from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
 from scheduler.effects import MeshAccess
-from scheduler.leader import LOST_NAMED_MAX, Leader
+from scheduler.leader import LOST_NAMED_MAX, ClockSetBackError, Leader
 from scheduler.leadership import Leadership
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
@@ -304,6 +304,8 @@ class Scheduler:
                     self._leadership.fenced(model, term, error)
                     return
                 logs.error("leader failed", error, model=model, term=term)
+            except ClockSetBackError as error:
+                logs.warning("clock of redis set back, rebuilding", model=model, term=term, cause=error)
             except (IllegalMoveError, BrokenInvariantError) as error:
                 logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
             except CONNECTION_LOST as error:

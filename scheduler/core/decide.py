@@ -507,7 +507,7 @@ def tick(state: LeaderState, event: Tick) -> list[Action]:
     overdue = expiry.overdue(state)
     actions: list[Action] = [reject(state, sequence, expiry.TIMEOUT_MESSAGE, event.cause) for sequence in overdue]
     if is_look_due:
-        actions.append(LookForExpired(state.now_ms, event.cause))
+        actions.append(LookForExpired(event.now_ms, event.cause))
     actions += paging.look_again(state, event.cause)
     actions += balance.time_passed(state, event.cause)
     actions += forecasts.time_passed(state, event.cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from scheduler.core.events import Reclaimed, Vacated
 from scheduler.core.slots import SlotAddress
 from scheduler.effects import EffectPerformer
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, sequence_id
+from shared.store.redis_client import redis_now_ms
 from tests.scheduler.stage import MODEL, Stage
 
 SEVEN = sequence_id(MODEL, "", 7)
@@ -157,3 +159,21 @@ async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
         await leader.perform([LookForExpired(1)])
 
     assert ["x"] * 20 == [(await stage.record(number))["st"] for number in range(1, 21)]
+
+
+@pytest.mark.leaves_sequences
+async def test_a_look_ends_although_the_clock_of_redis_is_behind_its_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set back by an hour: each sequence gets a deadline that is due again."""
+    monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
+    e1 = await stage.join("e1", slots=8)
+    async with stage.scheduler():
+        await stage.start_many(5)
+        await stage.live(*range(1, 6))
+        await stage.commit(await stage.inbox(e1), e1)
+
+    async with performer(stage) as leader, asyncio.timeout(60):
+        await leader.perform([LookForExpired(await redis_now_ms(stage.redis) + 3_600_000)])
+
+    assert ["l"] * 5 == [(await stage.record(number))["st"] for number in range(1, 6)]

@@ -19,6 +19,7 @@ from scheduler.reader import LEADERS_MAX
 from shared.contract.ids import SchedulerId, Term, sequence_id
 from shared.contract.messages import ServedModel
 from shared.store.link import Link
+from shared.store.membership import Member
 from shared.store.redis_client import redis_now_ms
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
@@ -89,6 +90,34 @@ async def test_an_idle_leader_looks_as_soon_as_an_idle_time_is_cut(stage: Stage)
     await observed.watch(stage, begin_ms, 20)
 
     assert [0, 1100] == observed.looks
+
+
+@pytest.mark.leaves_sequences
+async def test_a_leader_begins_anew_when_the_clock_of_redis_is_set_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing that waits for a time would happen for an hour."""
+    e1 = await stage.join("e1", idle_ms=60_000)
+    membership = stage.mesh.polls._membership
+    look = membership.look
+
+    async def an_hour_ahead() -> tuple[list[Member], int]:
+        members, now_ms = await look()
+        return members, now_ms + 3_600_000
+
+    monkeypatch.setattr(membership, "look", an_hour_ahead)
+    async with stage.scheduler() as scheduler:
+        await stage.start_many(1)
+        await stage.live(1)
+        first = scheduler.leaders[MODEL]
+        monkeypatch.undo()
+        await stage.commit(await stage.inbox(e1), e1, idle_ms=100)
+
+        async def is_over() -> bool:
+            return (await stage.record(1))["st"] == "x"
+
+        await stage.until(is_over)
+        assert first is not scheduler.leaders[MODEL]
 
 
 async def test_a_leader_is_woken_by_what_executors_offer_of_its_own_model(stage: Stage) -> None:
