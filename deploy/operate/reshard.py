@@ -30,12 +30,9 @@ from deploy.operate.operating import connected
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, entry_key, model_of
 from shared.contract.record import (
-    ACCEPTED,
     BIRTH,
-    COMMITTED,
     DEADLINE_ENTRY,
     STATE,
-    VERSION,
     WAIT_ENTRY,
     WAITING,
 )
@@ -335,7 +332,7 @@ class Resharding:
 
     async def _records(self, entries: Iterable[StartsEntry]) -> dict[SequenceId, dict[str, bytes | None]]:
         """What the records of these entries' sequences say of their wait."""
-        names = (WAIT_ENTRY, BIRTH, DEADLINE_ENTRY, STATE, VERSION, ACCEPTED, COMMITTED)
+        names = (WAIT_ENTRY, BIRTH, DEADLINE_ENTRY, STATE)
         records: dict[SequenceId, dict[str, bytes | None]] = {}
         for part in parts(sorted({entry.sequence for entry in entries if entry.sequence})):
             pipe = self._redis.pipeline(transaction=False)
@@ -426,17 +423,17 @@ def moved_entries(to: Keyspace, entries: Iterable[StartsEntry], records: Records
 def line_counts(
     to: Keyspace, entries: Iterable[MovedEntry], records: Records, before: Iterable[Mapping[bytes, bytes]]
 ) -> dict[int, Counter[str]]:
-    """The counts of the waiting lines, by shard: those of who waits anew, and all others of before in the first one."""
+    """The counts of the waiting lines, by shard: how many wait for their first slot, of which each shard has its bound
+    (submit.lua), and all other counts of before in the first one, as only their sums are read.
+    """
     counts: dict[int, Counter[str]] = {shard: Counter() for shard in to.shard_ids()}
     for line in before:
         for field, value in line.items():
-            if (name := text_of(field)) != "w" and not name.startswith("s:"):
+            if (name := text_of(field)) != "w":
                 counts[0][name] += int(value)
     for entry in entries:
         if entry.waits:
-            record, line = records[entry.sequence], counts[entry.shard]
-            line["w"] += record[STATE] == WAITING
-            line[f"s:{text_of(record[VERSION] or b'')}"] += int(record[ACCEPTED] or 0) - int(record[COMMITTED] or 0)
+            counts[entry.shard]["w"] += records[entry.sequence][STATE] == WAITING
     return counts
 
 

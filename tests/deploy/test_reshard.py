@@ -29,7 +29,7 @@ from tests.scripted_mesh import ScriptedMesh
 FIRST, SECOND = ExecutorId("first"), ExecutorId("second")
 INPUT = {"INPUT": np.array([1], np.int32)}
 TENANT = "acme"
-LIVE, OPEN, PAGED, NEW = range(1, 9), range(9, 17), range(17, 25), range(25, 41)
+LIVE, OPEN, PAGED, PAUSED, NEW = range(1, 9), range(9, 17), range(17, 25), range(25, 29), range(29, 45)
 IDLE_MS = 3_600_000
 
 
@@ -102,14 +102,16 @@ async def begun(redis: Redis, shards: int) -> dict[int, Submission]:
     keys = await join_mesh(redis, "seqmesh", shards)
     mesh, opened = ScriptedMesh(redis, keys, "sum"), dict[int, Submission]()
     await mesh.open()
-    for number in (*LIVE, *OPEN, *PAGED):
+    for number in (*LIVE, *OPEN, *PAGED, *PAUSED):
         submission = mesh.submission(number, INPUT, StepFlag.START | StepFlag.PAGEABLE)
         await mesh.submit(msgspec.structs.replace(submission, tenant=TENANT))
         await mesh.assign(number, FIRST, slot=number)
         await committed(mesh, number, 1)
     for number in PAGED:
         await mesh.vacate(number)
-    for number in (*OPEN, *NEW):
+    for number in PAUSED:
+        assert await mesh.pause(number)
+    for number in (*OPEN, *PAUSED, *NEW):
         opened[number] = mesh.submission(number, INPUT, StepFlag.START if number in NEW else StepFlag.NONE)
         await mesh.submit(opened[number])
     return opened
@@ -166,8 +168,7 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
     assert [] == [name for name in names if ":inbox:" in name or ":owned:" in name or ":cache:" in name]
 
     waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shard_ids()]
-    steps = [int(await redis.hget(keys.line(shard, "sum"), "s:1") or 0) for shard in keys.shard_ids()]
-    assert (len(NEW), len(NEW) + len(OPEN)) == (sum(waiting), sum(steps))
+    assert (len(NEW), len(opened)) == (sum(waiting), await waiting_steps(redis, keys))
 
     order: list[tuple[int, int]] = []
     for shard in keys.shard_ids():
@@ -188,35 +189,42 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
     assert b"b" == await redis.hget(keys.work_queue("add", "1").meta, "a")
 
     for shard in keys.shard_ids():
-        own = {mesh.sequence(number) for number in (*LIVE, *OPEN, *PAGED)}
+        own = {mesh.sequence(number) for number in (*LIVE, *OPEN, *PAGED, *PAUSED)}
         expected = {sequence.encode() for sequence in own if shard == keys.shard_of(sequence)}
         assert expected == await redis.smembers(keys.tenant(shard, TENANT))
 
     epochs = set[int]()
-    for number in (*LIVE, *PAGED, *NEW, *OPEN):
+    for number in (*LIVE, *PAGED, *NEW, *OPEN, *PAUSED):
         record = await mesh.record(number)
-        assert {"st": record["st"]} == {"st": "w" if number in NEW else "m" if number in OPEN else "p"}
+        assert {"st": record["st"]} == {"st": "w" if number in NEW else "m" if number in opened else "p"}
         if number not in NEW:
             sequence = mesh.sequence(number)
             state = await redis.hget(keys.sequence(sequence).checkpoint, "s:SUM")
             assert b"1 of %d" % number == state
             assert await redis.zscore(keys.deadlines(keys.shard_of(sequence), "sum"), sequence) is not None
-            assert (number in OPEN) == (await redis.pttl(keys.sequence(sequence).idle) < 0)
+            assert (number in opened) == (await redis.pttl(keys.sequence(sequence).idle) < 0)
         if number in LIVE or number in PAGED:
             again = await mesh.submit(mesh.submission(number, INPUT))
             assert (SubmitCode.WAITING, 2) == (again.code, again.step)
     mesh.term = Term(9)
-    for number in (*LIVE, *OPEN, *PAGED, *NEW):
+    for number in PAUSED:
+        assert await mesh.resume(number)
+    for number in (*LIVE, *OPEN, *PAGED, *PAUSED, *NEW):
         before = int((await mesh.record(number)).get("ep", 0))
         epoch = await mesh.assign(number, SECOND)
         assert epoch > before
         epochs.add(epoch)
         await committed(mesh, number, 1 if number in NEW else 2)
     waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shard_ids()]
-    assert 0 == sum(waiting)
+    assert (0, 0) == (sum(waiting), await waiting_steps(redis, keys))
     inbox = [entry for shard in keys.shard_ids() for _, entry in await redis.xrange(keys.inbox(shard, SECOND))]
     tokens = {entry[b"a"].split()[3].decode() for entry in inbox if b"a" in entry}
     assert {one.token for one in opened.values()} <= tokens
+
+
+async def waiting_steps(redis: Any, keys: Keyspace) -> int:
+    """How many steps the waiting line counts."""
+    return sum([int(await redis.hget(keys.line(shard, "sum"), "s:1") or 0) for shard in keys.shard_ids()])
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 3), (1, 4)])
