@@ -357,9 +357,9 @@ def end(state: LeaderState, sequence: Sequence, how: str, cause: str, *, is_spar
         state.backlog(sequence.version).withdraw(sequence.sequence)
         return []
     table = state.table_at(sequence.place)
-    table.release(sequence.place, sequence.sequence)
-    if is_spare and state.executors[table.executor].has_spares:
-        table.put_by(sequence.place, shard_of(sequence.sequence, state.policy.shards))
+    stays_spare = is_spare and state.executors[table.executor].has_spares
+    spare_in = shard_of(sequence.sequence, state.policy.shards) if stays_spare else None
+    table.release(sequence.place, sequence.sequence, spare_in)
     if how not in NOT_FREED:
         state.freed_slots(sequence.version).freed(state.now_ms)
     return serve(state, sequence.version, cause)

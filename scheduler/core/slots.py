@@ -106,13 +106,18 @@ class InstanceSlots:
             del self.spare[slot]
             heappush(self._given_back, slot)
 
-    def release(self, slot: SlotIndex, sequence: SequenceId) -> None:
-        """Takes a slot back from the sequence that holds it."""
+    def release(self, slot: SlotIndex, sequence: SequenceId, spare_in: ShardId | None) -> None:
+        """Takes a slot back from the sequence that holds it. spare_in: the shard in which it is spare now; None: it is
+        free
+        """
         holder = self.taken.get(slot)
         if holder != sequence:
             raise IllegalMoveError(f"slot {slot} is held by {holder!r}: '{sequence}' cannot give it back")
         del self.taken[slot]
-        heappush(self._given_back, slot)
+        if spare_in is None:
+            heappush(self._given_back, slot)
+        else:
+            self.spare[slot] = spare_in
 
 
 class SlotTable:
@@ -185,9 +190,9 @@ class SlotTable:
         self.load += 1
         return True
 
-    def release(self, place: SlotAddress, sequence: SequenceId) -> None:
-        """Takes a slot back from the sequence that holds it."""
-        self.instances[place.instance].release(place.slot, sequence)
+    def release(self, place: SlotAddress, sequence: SequenceId, spare_in: ShardId | None = None) -> None:
+        """As `InstanceSlots.release`."""
+        self.instances[place.instance].release(place.slot, sequence, spare_in)
         self.load -= 1
 
     def put_by(self, place: SlotAddress, shard: ShardId) -> None:

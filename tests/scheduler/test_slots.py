@@ -6,24 +6,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.slots import InstanceSlots
-from shared.contract.ids import SequenceId, SlotIndex
+from shared.contract.ids import SequenceId, ShardId, SlotIndex
 
 SIZE = 6
 
 
-@given(st.lists(st.tuples(st.sampled_from(["lowest", "at", "release"]), st.integers(0, SIZE))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["lowest", "at", "release", "lay out", "spare again", "recall"]), st.integers(0, SIZE)
+        )
+    )
+)
 def test_the_lowest_free_slot_is_given_whatever_was_taken_and_given_back(moves: list[tuple[str, int]]) -> None:
     slots = InstanceSlots(SIZE)
-    free = set(range(SIZE))
+    free, spare = set(range(SIZE)), set[int]()
     for number, (move, slot) in enumerate(moves):
         sequence = SequenceId(str(number))
         if move == "lowest" and free:
             assert min(free) == slots.take_lowest(sequence)
             free.remove(min(free))
         elif move == "at":
-            assert (slot in free) == slots.take_at(SlotIndex(slot), sequence)
+            assert (slot in free | spare) == slots.take_at(SlotIndex(slot), sequence)
             free.discard(slot)
-        elif move == "release" and slot in slots.taken:
-            slots.release(SlotIndex(slot), slots.taken[SlotIndex(slot)])
-            free.add(slot)
-        assert free == slots.free()
+            spare.discard(slot)
+        elif move == "lay out" and free:
+            assert min(free) == slots.lay_out_lowest(ShardId(0))
+            free.remove(min(free))
+            spare.add(min(slots.spare.keys() - spare))
+        elif move == "recall":
+            slots.recall(ShardId(0))
+            free |= spare
+            spare.clear()
+        elif move in ("release", "spare again") and slot in slots.taken:
+            slots.release(SlotIndex(slot), slots.taken[SlotIndex(slot)], ShardId(0) if move == "spare again" else None)
+            (spare if move == "spare again" else free).add(slot)
+        assert (free, spare) == (slots.free(), set(slots.spare))
+
+
+def test_a_slot_that_is_spare_again_and_again_takes_no_memory() -> None:
+    slots = InstanceSlots(SIZE)
+    slot = slots.lay_out_lowest(ShardId(0))
+
+    for number in range(100):
+        assert slots.take_at(slot, SequenceId(str(number)))
+        slots.release(slot, SequenceId(str(number)), ShardId(0))
+
+    assert [] == slots._given_back
+    slots.recall(ShardId(0))
+    assert slot in slots.free()
