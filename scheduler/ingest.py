@@ -198,8 +198,7 @@ def forecast_asked(entry: StreamEntry) -> ForecastAsked:
 
 
 def waiting(entry: StreamEntry) -> SequenceWaits:
-    """An entry by which a sequence waits (`create` and `return_to_line` in submit.lua, `go_on` in common.lua,
-    reclaim.lua, vacate.lua)."""
+    """An entry by which a sequence waits, or returns to the line (`line_up` in common.lua)."""
     wait = parse_entry(entry.entry, entry.source.shard)
     check_versions([entry.fields[b"v"].decode()])
     return SequenceWaits(

@@ -37,13 +37,17 @@ local function write(record, step)
   local count, first, bytes = answers_of(record, step.n)
   local before, change = count, {}
   for a = step.answers, step.answers_end, 2 do
-    local number, reply = tonumber(ARGV[a]), ARGV[a + 1]
-    if number > count then
-      -- Redis was restarted with older data, and the answers between are lost: none before this one can be kept.
-      if number > count + 1 or not step.keep then first = number + (step.keep and 0 or 1) end
-      count = number
+    local nth, reply = tonumber(ARGV[a]), ARGV[a + 1]
+    if nth > count then
+      if nth > count + 1 then
+        -- Redis was restarted with older data, and the answers between are lost: none before this one can be kept.
+        for old = first, count do redis.call('HDEL', record, answer_field(step.name, old)) end
+        first, bytes = nth, 0
+      end
+      if not step.keep then first = nth + 1 end
+      count = nth
       if step.keep then
-        append(change, answer_field(step.name, number), reply)
+        append(change, answer_field(step.name, nth), reply)
         bytes = bytes + #reply
       end
       send(step, got[5] or '', reply)

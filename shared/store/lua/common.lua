@@ -478,6 +478,7 @@ local function go_on(keys, sid)
     left = left or math.max(0, redis.call('PTTL', keys.idle))
     redis.call('PEXPIRE', keys.idle, left)
     redis.call('ZADD', deadlines, clock_ms() + left, sid)
+    look_by(sid, clock_ms() + left)
   else
     -- The next commit sets it; it lowers none that stands there.
     redis.call('ZREM', deadlines, sid)

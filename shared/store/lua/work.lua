@@ -51,7 +51,7 @@ end
 -- A member is the place (39 characters), a dot and the id.
 local ID_AT = 41
 
-local function id_of(member)
+local function id_in(member)
   return string.sub(member, ID_AT)
 end
 

@@ -15,9 +15,9 @@ local function write(id, first, last)
   if not meta then return 0 end
   local before = meta.sent
   for a = first, last, 2 do
-    local number = tonumber(ARGV[a])
-    if number > meta.sent then
-      meta.sent = number
+    local nth = tonumber(ARGV[a])
+    if nth > meta.sent then
+      meta.sent = nth
       send(id, ARGV[a + 1])
     end
   end

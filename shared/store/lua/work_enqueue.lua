@@ -38,11 +38,6 @@ local function level_sizes(keys)
   end
 end
 
-local function add(list, first, second)
-  list[#list + 1] = first
-  list[#list + 1] = second
-end
-
 local function put(command, key, pairs)
   if #pairs > 0 then redis.call(command, key, unpack(pairs)) end
 end
@@ -53,7 +48,7 @@ local function enqueue(keys, counts, a, count, results)
   local known = redis.call('HMGET', keys.meta, unpack(ids))
   -- Answers that are held back count too. Otherwise they would grow without bound while the first answer does not come.
   local size = redis.call('ZCARD', keys.queue) + redis.call('HLEN', keys.early)
-  local number = redis.call('INCRBY', keys.number, count) - count
+  local arrived_before = redis.call('INCRBY', keys.number, count) - count
   local in_level = level_sizes(keys)
   local queue, metas, messages, deadlines, order, early = {}, {}, {}, {}, {}, {}
   for i, id in ipairs(ids) do
@@ -68,23 +63,23 @@ local function enqueue(keys, counts, a, count, results)
     elseif bound > 0 and size >= bound or not answer and own > 0 and in_level(level, 0) >= own then
       results[#results + 1] = 0
     elseif answer then
-      add(order, number + i, id)
-      add(early, id, answer)
+      append(order, arrived_before + i, id)
+      append(early, id, answer)
       size = size + 1
       results[#results + 1] = 1
     else
-      local meta = { place = level .. '.0.' .. string.format('%016d', number + i), arrived = now, deadline = '0',
+      local meta = { place = level .. '.0.' .. string.format('%016d', arrived_before + i), arrived = now, deadline = '0',
         action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, lost = 0,
         sent = 0, shape = ARGV[f + 8] }
       if timeout > 0 then
         meta.deadline = string.format('%.0f', now + timeout)
-        add(deadlines, meta.deadline, id)
+        append(deadlines, meta.deadline, id)
       end
       if own > 0 then in_level(level, 1) end
-      if ordered then add(order, number + i, id) end
-      add(queue, 0, member_of(meta, id))
-      add(metas, id, meta_text(meta))
-      add(messages, id, ARGV[f + 9])
+      if ordered then append(order, arrived_before + i, id) end
+      append(queue, 0, member_of(meta, id))
+      append(metas, id, meta_text(meta))
+      append(messages, id, ARGV[f + 9])
       size = size + 1
       results[#results + 1] = 1
     end

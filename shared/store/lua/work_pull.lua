@@ -35,7 +35,7 @@ local members, ids, metas = {}, {}, {}
 local function look()
   members, ids = redis.call('ZRANGE', keys.queue, 0, most), {}
   if #members == 0 then return true end
-  for i, member in ipairs(members) do ids[i] = id_of(member) end
+  for i, member in ipairs(members) do ids[i] = id_in(member) end
   metas = redis.call('HMGET', keys.meta, unpack(ids))
   local is_readable = true
   for i, member in ipairs(members) do

@@ -8,7 +8,7 @@
 local keys = work_keys(1)
 local members = redis.call('ZRANGE', keys.queue, 0, tonumber(ARGV[2]) - 1)
 for _, member in ipairs(members) do
-  local id = id_of(member)
+  local id = id_in(member)
   local meta = meta_of(redis.call('HGET', keys.meta, id))
   if meta and member_of(meta, id) == member then
     give_up(keys, id, meta, ARGV[1], 'OTHER')

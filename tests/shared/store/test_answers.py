@@ -185,6 +185,20 @@ async def test_the_answers_of_a_step_give_way_together_with_its_reply(answered: 
     assert ["p:2", "p:2:1"] == names
 
 
+async def test_behind_a_gap_the_answers_before_it_are_dropped(answered: Answered) -> None:
+    """Redis was restarted with older data: a retry gets what came after the lost answers."""
+    await answered.begin()
+    await answered.write(1, 2)
+
+    await answered.write(5, 6)
+
+    record = await answered.mesh.record(7)
+    assert ["p:1:5", "p:1:6"] == sorted(name for name in record if name.startswith("p:"))
+    assert f"1 6 5 {sum(len(record[f'p:1:{number}']) for number in (5, 6))}" == record["an"]
+    _, token = await answered.again()
+    assert [5, 6] == await answered.heard(token)
+
+
 async def test_answers_to_a_caller_who_cannot_ask_again_are_not_kept(answered: Answered) -> None:
     first = await answered.begin(request_id="")
 

@@ -123,6 +123,19 @@ async def test_its_slot_is_free_and_its_idle_time_stands_still(mesh: ScriptedMes
     assert [b"r"] == await waiting_kinds(mesh)
 
 
+async def test_the_leader_is_told_when_the_idle_time_of_a_resumed_one_ends(mesh: ScriptedMesh) -> None:
+    """It would look at the end of the pause else, as it was told when the sequence was paused."""
+    await live(mesh)
+    assert await mesh.pause(7, pause_ms=60 * IDLE_MS)
+    read = len(await feed(mesh))
+
+    assert await mesh.resume(7)
+
+    assert [b"d"] == [kind for kind, _ in (await feed(mesh))[read:]]
+    ((_, fields),) = await mesh.redis.xrevrange(mesh.keys.feed(mesh.keys.shard_of(mesh.sequence(7)), "sum"), count=1)
+    assert await deadline_ms(mesh) == pytest.approx(int(fields[b"d"]), abs=1)
+
+
 async def test_what_runs_and_what_comes_is_run_after_it_in_order(mesh: ScriptedMesh) -> None:
     """2 is committed without a checkpoint, 3 runs, 4 waits at the owner, 5 comes later: the next owner gets all."""
     await live(mesh)

@@ -288,6 +288,18 @@ class TestRetry:
 
         assert 1 == (await mesh.reply(first)).step
         assert 1 == (await mesh.reply(second)).step
+        assert [] == [name for name in await mesh.record(7) if name.startswith(("j:", "a:"))], "nobody waits any more"
+
+    async def test_a_retry_of_a_start_names_its_run(self, mesh: ScriptedMesh) -> None:
+        first = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+        joined = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, request_id="a")
+
+        again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+
+        assert "" != first.run == joined.run == again.run
 
     async def test_an_end_is_answered_again_after_the_sequence_is_over(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))
@@ -1071,6 +1083,8 @@ class TestExpiry:
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
 
         assert not await expire(mesh, step.sequence)
+        deadlines = mesh.keys.deadlines(mesh.keys.shard_of(step.sequence), "sum")
+        assert await mesh.redis.zscore(deadlines, step.sequence) is None, "the next commit sets it"
 
     async def test_between_two_owners_it_expires_as_well_and_leaves_the_line(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
@@ -1565,6 +1579,22 @@ class TestOrphan:
 
         (step,) = await steps(mesh, ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        assert await idle_left_ms(mesh) > GRACE_MS
+        assert "og" not in await mesh.record(7)
+
+    async def test_a_step_after_the_grace_has_begun_with_a_commit_gives_the_idle_time_back(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await start(mesh)
+        second = mesh.submission(7, ONE, request_id="second")
+        await mesh.submit(second)
+        assert await orphan(mesh, second.token)
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step, request_id="second") is CommitCode.COMMITTED
+
+        retry = mesh.submission(7, ONE, request_id="second", gateway="g-other")
+        assert SubmitCode.REPEATED is (await mesh.submit(retry)).code
+
         assert await idle_left_ms(mesh) > GRACE_MS
         assert "og" not in await mesh.record(7)
 

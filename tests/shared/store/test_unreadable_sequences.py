@@ -343,6 +343,21 @@ async def swept(mesh: ScriptedMesh) -> list[int]:
 
 
 @pytest.mark.leaves_sequences
+async def test_a_sweep_leaves_what_is_over_as_it_is(mesh: ScriptedMesh) -> None:
+    """VICTIM has ended, and OTHER never began."""
+    only = mesh.submission(VICTIM, ONE, START | StepFlag.END)
+    await submitted(mesh, only)
+    epoch = await mesh.assign(VICTIM, ALICE)
+    await committed(mesh, done(mesh, only, 1, epoch, flags=START | StepFlag.END))
+    tombstone = await mesh.record(VICTIM)
+
+    assert [0, 0] == await swept(mesh)
+
+    assert tombstone == await mesh.record(VICTIM)
+    assert 0 == await mesh.redis.exists(mesh.keys.deadlines(mesh.keys.shard_ids()[0], "sum"))
+
+
+@pytest.mark.leaves_sequences
 async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_records(mesh: ScriptedMesh) -> None:
     """Here VICTIM is live, between two steps, and OTHER waits."""
     started = mesh.submission(VICTIM, ONE, START)
