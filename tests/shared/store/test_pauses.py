@@ -327,6 +327,17 @@ async def test_a_sweep_keeps_the_pause_and_a_dead_executor_takes_nothing_of_it(m
     assert [2] == [one.step for one in await steps(mesh, BOB)]
 
 
+async def test_a_sweep_keeps_the_pause_of_one_without_an_open_step(mesh: ScriptedMesh) -> None:
+    step = await live(mesh)
+    await mesh.pause(7)
+    before = await mesh.record(7)
+
+    shard = mesh.keys.shard_of(step.sequence)
+    assert [1] == await mesh.scripts.run(mesh.scripts.sweep([step.sequence], shard=shard, model="sum", term=mesh.term))
+
+    assert before == await mesh.record(7)
+
+
 async def test_an_older_leader_pauses_nothing(mesh: ScriptedMesh) -> None:
     step = await live(mesh)
     mesh.term = Term(2)

@@ -1758,10 +1758,13 @@ class TestEnd:
         waiting = [mesh.submission(7, ONE, flags) for flags in (START, NONE)]
         for submission in waiting:
             await mesh.submit(submission)
+        entry = (await mesh.record(7))["be"].encode()
 
         assert await end(mesh) is EndCode.REMOVED
 
         assert {} == await mesh.record(7)
+        told = await mesh.redis.xrange(mesh.keys.feed(mesh.keys.shard_of(mesh.sequence(7)), "sum"))
+        assert [entry] == [fields[b"b"] for _, fields in told], "the leader takes it out of the line"
         assert ["1", "1"] == [(await mesh.reply(submission)).version for submission in waiting]
         assert await end(mesh) is EndCode.NOTHING
 
