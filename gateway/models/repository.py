@@ -21,7 +21,7 @@ from shared.contract.errors import Code, LoadError, MeshError, RequestError, Una
 from shared.contract.ids import entry_key
 from shared.contract.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
-from shared.store.commands import Redis
+from shared.store.commands import Pipeline, Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
 from shared.store.redis_client import CONNECTION_LOST
@@ -203,11 +203,18 @@ class RepositoryControl:
             )
 
     async def _withdraw(self, word: ControlMessage) -> None:
-        """Removes a message that could not be carried out, so that executors that start later do not try it again."""
+        """Removes a message that could not be carried out, so that executors that start later do not try it again.
+        Another message about the model, which was written since, stays.
+        """
+
+        async def remove(together: Pipeline) -> None:
+            if await together.hget(self._keys.wanted, word.model) == encode(word):
+                together.multi()
+                together.hdel(self._keys.wanted, word.model)
+
         try:
-            if await self._redis.hget(self._keys.wanted, word.model) == encode(word):
-                await self._redis.hdel(self._keys.wanted, word.model)
-        except CONNECTION_LOST:
+            await self._redis.transaction(remove, self._keys.wanted)
+        except (*CONNECTION_LOST, ResponseError):
             # Executors that start later will then try it, and fail as the others have. What they serve is the same.
             return
 

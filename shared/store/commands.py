@@ -7,7 +7,7 @@ nothing. Annotations only: what runs is redis-py's client.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 Value = str | bytes | int | float
@@ -24,6 +24,7 @@ class Redis(Protocol):
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *failure: object) -> None: ...
     def pipeline(self, transaction: bool = True) -> Pipeline: ...  # noqa: FBT001, FBT002 - redis-py's signature
+    async def transaction(self, func: Callable[[Pipeline], Awaitable[None]], *watches: str) -> list[Any]: ...
 
     # -- the server ----------------------------------------------------------------------------------------------------
     async def ping(self) -> bool: ...

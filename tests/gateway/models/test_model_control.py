@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import redis as redis_py
 
 from gateway.grpc import repository as grpc_repository
 from gateway.grpc.pb import pb
-from gateway.models.repository import behind, check_model_name, check_overrides, decisive_failure
+from gateway.models import repository as module
+from gateway.models.catalog import Catalog
+from gateway.models.repository import RepositoryControl, behind, check_model_name, check_overrides, decisive_failure
 from gateway.rest import models as rest_models
 from shared.contract.errors import RequestError
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import ExecutorRegistration, LoadFailure
-from shared.store.membership import Member
+from shared.contract.messages import ControlMessage, ExecutorRegistration, LoadFailure, encode
+from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member, Membership
 
 ENTRY = "5-0"
 
@@ -77,3 +82,28 @@ def test_an_empty_configuration_is_one_that_was_given() -> None:
     for given in http, grpc:
         with pytest.raises(RequestError, match="'config' is empty"):
             check_overrides("m", {}, given)
+
+
+async def test_a_load_that_comes_while_a_failed_one_is_withdrawn_stays(
+    redis: Redis, redis_url: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors that hear of it would otherwise find nothing to do, and its caller would be told that it is done."""
+    keys = Keyspace(key_prefix)
+    control = RepositoryControl(redis, keys, Catalog(Membership(redis, keys)))
+    failed, late = (ControlMessage("load", "m", generation=generation) for generation in ("1", "2"))
+    to_come = [late]
+
+    def compared(word: ControlMessage) -> bytes:
+        """Called when what is stored has been read: the late load comes then."""
+        if to_come:
+            with redis_py.Redis.from_url(redis_url) as another:
+                another.hset(keys.wanted, "m", encode(to_come.pop()))
+        return encode(word)
+
+    monkeypatch.setattr(module, "encode", compared)
+    await redis.hset(keys.wanted, "m", encode(failed))
+    await control._withdraw(failed)
+    assert encode(late) == await redis.hget(keys.wanted, "m")
+
+    await control._withdraw(late)
+    assert await redis.hget(keys.wanted, "m") is None
