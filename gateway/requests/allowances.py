@@ -62,10 +62,11 @@ class Allowances:
         self._tenants = tenants
         self._draw = draw
         self._known: OrderedDict[str, Allowance] = OrderedDict()
+        self._waiting = 0
 
     def __len__(self) -> int:
-        """Requests that wait to be let in."""
-        return sum([len(allowance.waiting) for allowance in self._known.values()]) if self._known else 0
+        """Requests that wait to be let in. Counted as they come and go: each request to the gateway asks."""
+        return self._waiting
 
     def counted_as(self, tenant: str) -> str:
         """The name under which a tenant is counted: clients may make names up, so only those with limits of their own
@@ -87,6 +88,7 @@ class Allowances:
             enters(None)
             return
         allowance.waiting.append(enters)
+        self._waiting += 1
         if allowance.drawing is None:
             allowance.drawing = asyncio.create_task(self._let_in(tenant, allowance), name=f"allowance of {tenant}")
 
@@ -111,10 +113,10 @@ class Allowances:
                 drawn = await self._draw(tenant, limits, asked + int(limits.steps_per_s * AHEAD_S))
             except (RedisError, OSError) as lost:
                 logs.debug("allowance not counted", tenant=tenant, error=str(lost))
-        for _ in range(min(asked, drawn.granted)):
-            allowance.waiting.popleft()(None)
-        for _ in range(asked - drawn.granted):
-            allowance.waiting.popleft()(too_fast(tenant, limits, drawn.next_us))
+        for number in range(asked):
+            self._waiting -= 1
+            is_granted = number < drawn.granted
+            allowance.waiting.popleft()(None if is_granted else too_fast(tenant, limits, drawn.next_us))
         allowance.credit, allowance.until = max(0, drawn.granted - asked), time.monotonic() + CREDIT_S
 
 

@@ -153,3 +153,16 @@ async def test_more_tenants_than_are_remembered_may_wait_at_once() -> None:
     await settle()
 
     assert {(number, None) for number in range(TENANTS_MAX + 2)} == {*entered}
+
+
+async def test_those_who_wait_are_counted_without_a_look_at_the_tenants() -> None:
+    """Each request to the gateway asks for the number, also one without a tenant."""
+    server, entered = Server(1), Entered()
+    gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=1)}), server.draw)
+    for number in range(3):
+        gate.enter(f"made-up-{number}", noting(entered, number))
+    gate._known.clear()
+
+    assert 3 == len(gate)
+    await settle()
+    assert (3, 0) == (len(entered), len(gate))
