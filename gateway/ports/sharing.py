@@ -20,7 +20,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -105,16 +105,18 @@ async def locked_folder(folder: Path, ports: SharedPorts) -> int:
     """The folder, made if need be, as an open file that is locked. Raises UnavailableError if it stays locked."""
     end = asyncio.get_running_loop().time() + WAIT_S
     while asyncio.get_running_loop().time() < end:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        found = os.fstat(opened)
-        if found.st_uid != os.geteuid():
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        # Until it is locked here, who was the last to leave may remove it.
+        with suppress(FileNotFoundError):
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            found = os.fstat(opened)
+            if found.st_uid != os.geteuid():
+                os.close(opened)
+                raise PermissionError("it belongs to another user")
+            if locked(opened) and os.fstat(opened).st_nlink:
+                return opened
             os.close(opened)
-            raise PermissionError("it belongs to another user")
-        # Who was the last to leave may have removed it meanwhile.
-        if locked(opened) and os.fstat(opened).st_nlink:
-            return opened
-        os.close(opened)
         await asyncio.sleep(LOOK_S)
     raise UnavailableError(f"another gateway has been starting on {ports.host}:{ports.http_port} for {WAIT_S:.0f} s")
 

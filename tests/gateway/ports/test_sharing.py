@@ -139,6 +139,27 @@ async def test_many_may_come_and_go_at_once(ports: SharedPorts, tmp_path: Path) 
     assert [] == list(tmp_path.iterdir())
 
 
+async def test_a_folder_that_the_last_gateway_removes_before_it_is_locked_is_made_anew(
+    ports: SharedPorts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def open_late(folder: Path, flags: int) -> int:
+        monkeypatch.setattr(os, "open", opened)
+        folder.rmdir()
+        return opened(folder, flags)
+
+    monkeypatch.setattr(os, "open", open_late)
+    async with sharing(ports, tmp_path) as share:
+        assert share.folder.is_dir()
+
+
+async def test_a_file_in_the_place_of_the_folder_is_refused_at_once(ports: SharedPorts, tmp_path: Path) -> None:
+    (tmp_path / ports.name).touch()
+    with pytest.raises(UnavailableError, match="cannot be shared"):
+        await entered(ports, tmp_path)
+
+
 async def test_a_folder_of_somebody_else_is_refused(
     ports: SharedPorts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
