@@ -81,6 +81,8 @@ class Catalog:
         self._served_until: dict[tuple[str, str], float] = {}
         self._unserved_since: dict[tuple[str, str], float] = {}
         self._refreshed_at: float | None = None
+        self._begun = self._accepted = 0
+        """Numbers of refreshes: the latest that has begun, and the latest whose answer was accepted."""
         self._asked = asyncio.Event()
         self._after_refresh: list[Callable[[], None]] = []
 
@@ -206,11 +208,15 @@ class Catalog:
                     await self._asked.wait()
 
     async def refresh(self) -> None:
-        """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
+        """Reads the mesh once; the view is then no older than this call. Raises one of `CONNECTION_LOST`."""
+        self._begun = number = self._begun + 1
         # The order matters: an executor publishes its models before it registers, so every member's models are found.
         members = await self._membership.members()
         records = await self._membership.models()
-        self._accept(records, members)
+        # Several may read at once: what was read later may have been accepted meanwhile.
+        if number > self._accepted:
+            self._accepted = number
+            self._accept(records, members)
 
     def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
         now = self._clock()

@@ -320,3 +320,25 @@ async def test_who_asks_while_the_mesh_is_read_hears_after_the_next_reading() ->
 
     assert ["after reading 2"] == heard
     running.cancel()
+
+
+async def test_an_older_answer_never_replaces_a_newer_one() -> None:
+    """A load is answered after a refresh of its own: what another one has read before it must not come back."""
+
+    class Slow(Mesh):
+        async def models(self) -> Mapping[str, ModelRecord]:
+            if not self.present:
+                reading.set()
+                await may_go_on.wait()
+            return self.records
+
+    reading, may_go_on = asyncio.Event(), asyncio.Event()
+    mesh = Slow()
+    older = asyncio.create_task(mesh.catalog.refresh())
+    await reading.wait()
+    await mesh.at(100, member("1"))
+    may_go_on.set()
+    await older
+
+    assert {"m": ("1",)} == mesh.catalog.view.ready
+    assert {} == (await mesh.at(100)).view.ready
