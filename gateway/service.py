@@ -127,6 +127,8 @@ async def _serve_ports(
     exposure.warn()
     tasks.start(exposure.warn_of_model_control(parts.catalog), name="exposure")
     servers = await _servers(settings, parts, stop, ports, exposure, regions)
+    for name, server in (("http", servers.http), ("grpc", servers.grpc), ("metrics", servers.metrics)):
+        tasks.start(server.watched(), name=f"{name} port")
     grpc_port = servers.grpc.port
     addresses = ListeningPorts(ports.http.getsockname()[1], grpc_port, ports.metrics.getsockname()[1])
     logs.info(

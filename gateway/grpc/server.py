@@ -6,7 +6,6 @@ Source: triton-spec section 6 (message size, keepalive); Triton's command line.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from typing import Any
 
@@ -63,7 +62,7 @@ class GrpcServer(PortServer[GrpcConnection]):
         self._rules = connection_rules(settings)
         self.limit = RpcLimit(settings.grpc_max_concurrent_rpcs)
         self._turns = LoopTurns()
-        self._health_task = asyncio.get_running_loop().create_task(self._watch_health(), name="grpc health")
+        self._loops.append(asyncio.get_running_loop().create_task(self._watch_health(), name="grpc health"))
 
     async def stop(self, grace_s: float, *, see_off_s: float | None = None) -> None:
         """Answers the calls on open connections, closes the connections, then stops.
@@ -75,9 +74,6 @@ class GrpcServer(PortServer[GrpcConnection]):
         grace_s    seconds until unanswered calls are cancelled
         see_off_s  seconds until connections take no new call; None: SEE_OFF_S
         """
-        self._health_task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._health_task
         self._health.stop()
         self._servicer.leave()
         await super().stop(grace_s, see_off_s=see_off_s)

@@ -93,7 +93,8 @@ class PortServer(ABC, Generic[C]):
         self._told_at: dict[str, float] = {}
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._checking: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        """What runs as long as the server does."""
         self.port = 0
 
     @abstractmethod
@@ -109,12 +110,19 @@ class PortServer(ABC, Generic[C]):
         """From now on a connection is closed instead of waiting for another request."""
 
     async def start(self, listening: socket.socket) -> None:
-        """Begins to accept connections. The server owns the socket from now on, and closes it."""
+        """Begins to accept connections. The server owns the socket from now on, and closes it. `watched` tells of its
+        loops' failures.
+        """
         loop = asyncio.get_running_loop()
         self._listening = listening
         self.port = listening.getsockname()[1]
         self._accepting = loop.create_task(self._accept(listening), name=f"{self._name} accept")
-        self._checking = loop.create_task(self._check(), name=f"{self._name} check")
+        self._loops += [self._accepting, loop.create_task(self._check(), name=f"{self._name} check")]
+
+    async def watched(self) -> None:
+        """Returns when the server has stopped. Raises what one of its loops fails with: its port is then not served."""
+        ended, _ = await asyncio.wait(self._loops, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.gather(*(loop for loop in ended if not loop.cancelled()))
 
     async def stop(self, grace_s: float, *, see_off_s: float | None = None) -> None:
         """Accepts what clients have connected already, answers the requests on open connections, then closes them.
@@ -122,7 +130,7 @@ class PortServer(ABC, Generic[C]):
         grace_s    seconds until unanswered requests are cut off
         see_off_s  seconds until connections without a request are closed; None: SEE_OFF_S
         """
-        assert self._listening is not None and self._accepting is not None and self._checking is not None
+        assert self._listening is not None and self._accepting is not None
         see_off_s = SEE_OFF_S if see_off_s is None else see_off_s
         if see_off_s and not self._accepting.done():
             await quieten(self._listening)
@@ -140,7 +148,7 @@ class PortServer(ABC, Generic[C]):
             else:
                 connection.see_off()
         await self._gone(max(0.0, grace_s - (time.monotonic() - begin)))
-        await end([self._checking, *self._open])
+        await end([*self._loops, *self._open])
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

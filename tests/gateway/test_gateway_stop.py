@@ -17,6 +17,8 @@ import pytest
 import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
+from gateway.grpc.server import GrpcServer
+from gateway.ports.serving import PortServer
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.ids import sequence_id
@@ -239,3 +241,23 @@ async def test_who_is_in_flight_when_a_loop_of_the_gateway_fails_is_told_what_to
                 assert (503, True) == (answer.status, "ended before its time" in (await answer.json())["error"])
                 with pytest.raises(InferenceServerException, match="ended before its time"):
                     await over_grpc
+
+
+@pytest.mark.parametrize(
+    ("server", "loop"), [(PortServer, "_accept"), (PortServer, "_check"), (GrpcServer, "_watch_health")]
+)
+async def test_a_gateway_ends_when_a_loop_of_one_of_its_ports_fails(
+    gateway_settings: GatewaySettings,
+    server: type[Any],
+    loop: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(server, loop, fail)
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 - what is raised is the gateway's end
+        async with gateway_running(gateway_settings), asyncio.timeout(60):
+            while "task failed" not in caplog.messages:
+                await asyncio.sleep(0.01)

@@ -164,6 +164,27 @@ async def accepts_connections(port: int) -> bool:
     return True
 
 
+async def test_a_loop_that_failed_is_told_of_and_stopping_still_answers_what_is_open(
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: GrpcServer) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(GrpcServer, "_watch_health", fail)
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), grpc_settings)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        await twin.wait_for_calls(1)
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            await server.watched()
+        stopping = asyncio.create_task(server.stop(60))
+        twin.finish(0)
+
+        assert "r1" == (await call).id
+        await stopping
+
+
 async def test_what_is_not_answered_within_the_grace_is_cancelled(
     twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings
 ) -> None:
