@@ -122,12 +122,13 @@ class CallClient:
             if call.number not in self._refused:
                 raise
             task.uncancel()
-            return self._refused.pop(call.number)
+            return self._refused[call.number]
         except Exception as failure:  # noqa: BLE001 - the model waits, and must learn of it
             logs.error("call failed unexpectedly", failure, model=call.model)
             return CallAnswer(error_code=Code.INTERNAL, error=f"the call failed: {type(failure).__name__}: {failure}")
         finally:
             del self._tasks[call.number]
+            self._refused.pop(call.number, None)
 
     def _note(self, edge: tuple[str, str]) -> None:
         self.edges.pop(edge, None)

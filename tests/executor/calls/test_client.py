@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -332,6 +333,26 @@ async def test_a_call_can_be_failed_and_those_that_are_open_at_the_end_are(make:
     await caller.client.close()
     assert "the executor stops" == (await asyncio.wrap_future(last)).error
     assert "the executor stops" == (await caller()).error
+
+
+async def test_a_refusal_that_comes_too_late_is_not_that_of_the_streams_next_response(make: Make) -> None:
+    client = (await make(FakeGateway(never))).client
+
+    async def answered_nevertheless() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        return "the answer"
+
+    first = asyncio.create_task(client.bounded(CALL, answered_nevertheless()))
+    await asyncio.sleep(0)
+    client.fail(CALL.number, "deadlock")
+    assert "the answer" == await first
+    following = asyncio.create_task(client.bounded(CALL, asyncio.sleep(600)))
+    await asyncio.sleep(0)
+    following.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await following
 
 
 class EndlessGateway(FakeGateway):
