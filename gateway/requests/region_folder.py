@@ -41,13 +41,14 @@ class RegionFolder:
     def add(self, entry: RegionEntry) -> bool:
         """Registers a region; False if there is one of that name."""
         new = self.path / f".{uuid.uuid4().hex}"
-        new.write_bytes(msgspec.json.encode(entry))
         try:
+            new.write_bytes(msgspec.json.encode(entry))
             os.link(new, self._file(entry.name))
         except FileExistsError:
             return False
         finally:
-            new.unlink()
+            # It is not there if the folder has no room for another file.
+            new.unlink(missing_ok=True)
         return True
 
     def remove(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.bounds.byte_budget import ByteBudget
+from gateway.requests.region_folder import RegionFolder
 from gateway.requests.regions import REGIONS_MAX, RESERVED_PREFIX, Regions
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 
@@ -182,6 +184,24 @@ def test_there_are_so_many_regions_and_no_more(folder: Path, monkeypatch: pytest
     regions.unregister()
     regions.register("one more", "mine", 0, 64)
     assert REGIONS_MAX > 3
+
+
+def test_a_registration_for_which_there_is_no_room_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = RegionFolder(tmp_path / "regions")
+    regions = regions_in(folder, shared=shared)
+    write = Path.write_bytes
+
+    def write_half(path: Path, content: bytes) -> None:
+        write(path, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+
+    no_room = "shared memory region 'r' cannot be registered: No space left on device"
+    assert (Code.UNAVAILABLE, no_room) == refusal(regions, "/mine")
+    assert [] == list(shared.path.iterdir())
 
 
 def test_where_it_is_not_allowed_nothing_is_opened(folder: Path) -> None:
