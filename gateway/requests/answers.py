@@ -1,11 +1,13 @@
 """The answers of one request, one after the other: of a decoupled model any number, of another model one.
 
-answers = RequestAnswers(inference, call, connection)
-try:
-async for answer in answers:
-...  # answer.content is an Answer or a MeshError; the last one has answer.is_last
-finally:
-answers.close()
+Whoever takes them closes them, too:
+
+    answers = RequestAnswers(inference, call, connection)
+    try:
+        async for answer in answers:
+            ...  # answer.content is an Answer or a MeshError; the last one has answer.is_last
+    finally:
+        answers.close()
 """
 
 from __future__ import annotations
