@@ -105,7 +105,11 @@ class Allowances:
             allowance.drawing = None
 
     async def _round(self, tenant: str, allowance: Allowance) -> None:
-        """Decides upon all requests that wait now."""
+        """Decides upon all requests that wait now, in their order.
+
+        Where the connection is lost all of them enter: while Redis is away a tenant may exceed its rate. What is left
+        of a draw may be used for CREDIT_S and is lost then, also if the tenant's limits have changed meanwhile.
+        """
         limits, asked = self._tenants().of(tenant), len(allowance.waiting)
         drawn = Drawn(asked, 0)
         if limits.steps_per_s:

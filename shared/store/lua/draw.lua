@@ -4,7 +4,9 @@
 -- KEYS   1 allowance of the tenant
 -- ARGV   1 how many requests are wanted   2 us between two requests   3 most requests at one moment
 -- reply  how many may be sent, us until one more may be
--- Not safe to repeat: what was taken is gone.
+-- Not safe to repeat: what was taken is gone. A gateway that gets no reply lets in all that it asked for, so a tenant may
+-- exceed its rate while Redis is away. What a gateway takes ahead and does not use within a second is lost to the tenant,
+-- also if the limits change meanwhile.
 
 local wanted, each, burst = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
