@@ -540,6 +540,17 @@ class TestCommit:
         assert CommitCode.OUT_OF_ORDER is await commit(mesh, ALICE, second)
         assert "0" == (await mesh.record(7))["cm"]
 
+    async def test_a_step_that_redis_has_forgotten_is_not_committed(self, mesh: ScriptedMesh) -> None:
+        """Redis was restarted with older data: it may give the number to another step."""
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        (second,) = await steps(mesh, ALICE)
+        await mesh.redis.hset(mesh.keys.sequence(second.sequence).record, "nx", "1")
+
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, second)
+
+        assert "1" == (await mesh.record(7))["cm"]
+
 
 class TestTakeover:
     async def test_takeovers_and_what_late_owners_try_are_counted(self, mesh: ScriptedMesh) -> None:
