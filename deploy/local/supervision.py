@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from shared.contract.errors import FAILED
+from shared.process.endings import ending
 
 STOP_ORDER = ("console", "gateway", "executor", "scheduler", "redis")
 SERVER = "redis"
@@ -267,10 +268,3 @@ def is_news(child: Child, code: int) -> bool:
     intervals."""
     times = child.quick_failures
     return code <= 0 or times <= REPORTED_IN_A_ROW or times.bit_count() == 1
-
-
-def ending(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"exited with code {code}"
-    return f"was killed by {signal.Signals(-code).name}"

@@ -44,7 +44,7 @@ LONG_LEASE = {"SEQMESH_LEASE_MS": "10000"}
 PATIENCE_S = 60.0
 """How long a test waits for something that must happen; long, because the machine may be busy."""
 LOG_LINES = 60
-DEATH = re.compile(r"was killed by|exited with code")
+DEATH = re.compile(r"^seqmesh: \S+ (?:was killed by|exited with code)")
 TRACEBACK = re.compile(
     r"^ *(?:\+ Exception Group )?Traceback \(most recent call last\):\n(?: .*\n)*(?:\w.*\n)?", re.MULTILINE
 )
@@ -245,9 +245,7 @@ class RunningMesh:
 
     def deaths(self) -> list[str]:
         """What the launcher said of processes that ended."""
-        return [
-            line for line in self.log("launcher").splitlines() if re.search(r"was killed by|exited with code", line)
-        ]
+        return [line for line in self.log("launcher").splitlines() if DEATH.search(line)]
 
     def tracebacks(self) -> list[str]:
         """Every Python traceback in the processes' logs, with the process's name."""

@@ -74,7 +74,7 @@ async def test_sums_are_right_and_nobody_hears_of_it_though_processes_of_instanc
         over.set()
     assert [0] * len(traffics) == [traffic.repeated for traffic in traffics]
     assert executor == mesh.pid("executor-1")
-    assert mesh.log("executor-1").count("ended with signal 9 (SIGKILL)") >= KILLS
+    assert mesh.log("executor-1").count("was killed by SIGKILL") >= KILLS
     pids = [process.pid for process in instances_of(mesh)]
     assert len(models) == len(pids)
 

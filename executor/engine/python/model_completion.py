@@ -24,9 +24,10 @@ import msgspec
 
 from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import called, error_text, forget, import_model_class, takes
-from executor.engine.python.process.environments import EXECUTORS_OWN, Environment, status_text
+from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
+from shared.process.endings import ending
 
 LIMIT_S = 60.0
 """Time for starting Python, importing the model and running the function. Triton allows 30 s for starting."""
@@ -75,9 +76,7 @@ def completed_apart(
     try:
         outcome = msgspec.json.decode(answer, type=CompletionResult)
     except msgspec.DecodeError:
-        raise ConfigError(
-            f"auto_complete_config of model '{name}': its process ended with {status_text(process.returncode)}"
-        ) from None
+        raise ConfigError(f"auto_complete_config of model '{name}': its process {ending(process.returncode)}") from None
     if outcome.error:
         raise (LoadError if outcome.is_import_error else ConfigError)(outcome.error)
     return outcome.config

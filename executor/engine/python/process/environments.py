@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import sys
 import tarfile
 import threading
@@ -96,11 +95,6 @@ def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environmen
         if environment is None:
             environment = _unpacked[key] = _from_archive(path)
         return environment
-
-
-def status_text(code: int) -> str:
-    """How a process ended, by its return code (`Popen.returncode`)."""
-    return f"exit status {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
 
 
 def _from_archive(path: Path) -> Environment:

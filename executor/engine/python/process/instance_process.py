@@ -18,11 +18,12 @@ from queue import SimpleQueue
 
 from executor.engine.python.model_metrics import forget_reported, report_families
 from executor.engine.python.process import messages
-from executor.engine.python.process.environments import Environment, status_text
+from executor.engine.python.process.environments import Environment
 from executor.engine.python.process.frames import EndedError, FrameError, pair
 from executor.engine.python.process.host import SHOW_STACK
 from executor.engine.python.process.made_calls import MadeCalls
 from shared.process import logs
+from shared.process.endings import ending
 
 CLOSE_LIMIT_S = 5.0
 """Time for the model's `finalize`, and for the end of its process."""
@@ -206,7 +207,7 @@ class InstanceProcess:
         """Takes leave of a process that has ended by itself. Says how it ended."""
         self._process.wait()
         self.kill()
-        return f"ended with {status_text(self._process.returncode)}"
+        return ending(self._process.returncode)
 
     def _ends_within(self, seconds: float) -> bool:
         """Whether the process has ended, or does within a time. May be called from any thread."""
