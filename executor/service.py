@@ -17,6 +17,7 @@ from executor.calls.watch import DeadlockWatch
 from executor.connections import RedisConnections
 from executor.engine.mkl import ask_for_fixed_products
 from executor.engine.python.calls import install
+from executor.engine.python.process.environments import UNPACKED
 from executor.lease.control import Control
 from executor.lease.draining import Draining
 from executor.lease.hung_calls import HungCallError
@@ -24,12 +25,13 @@ from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostEr
 from executor.models.loader import Loader
 from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository
-from executor.models.sources import open_sources, remove_abandoned
+from executor.models.sources import OVERRIDE, open_sources
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
+from shared.process.locked_folders import remove_abandoned
 from shared.store.company import Company
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
@@ -53,7 +55,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     redis = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
     connections = RedisConnections(lambda run: redis(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
-    remove_abandoned()
+    remove_abandoned(OVERRIDE, UNPACKED)
     repository = ModelRepository(
         open_sources(settings.models, settings.model_cache_dir.expanduser(), settings.model_cache_bytes),
         find_devices(settings.gpu),

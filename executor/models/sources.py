@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Protocol
 
 from executor.models.fingerprints import folder_fingerprint
-from executor.remote.cache import Cache, locked_in_use, remove_unused
+from executor.remote.cache import Cache
 from executor.remote.repository import RemoteRepository
 from executor.remote.storage import Storage, StorageError
 from shared.contract.errors import LoadError, sendable
 from shared.contract.locations import ModelLocation
 from shared.process import logs
+from shared.process.locked_folders import TemporaryFolder
 
 OVERRIDE = "seqmesh-override-"
-"""Begins the names of folders that hold the files of load requests, in the system's folder of temporary files."""
+"""Begins the names of temporary folders that hold the files of load requests."""
 
 
 class ModelFiles(Protocol):
@@ -82,8 +81,8 @@ class Override:
     """
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
-        self._holder, self._lock = _locked_folder()
-        self.folder = Path(self._holder.name) / model
+        self._place = TemporaryFolder(OVERRIDE)
+        self.folder = self._place.path / model
         try:
             for name, content in files.items():
                 path = (self.folder / name.removeprefix("file:")).resolve()
@@ -97,25 +96,7 @@ class Override:
 
     def cleanup(self) -> None:
         """Removes the folder with the files that the load request brought."""
-        os.close(self._lock)
-        self._holder.cleanup()
-
-
-def _locked_folder() -> tuple[TemporaryDirectory[str], int]:
-    """A new folder and a lock on it, which ends with this process however that ends."""
-    while True:
-        holder = TemporaryDirectory(prefix=OVERRIDE)
-        # Until it is locked, an executor that starts may take it for abandoned.
-        if (lock := locked_in_use(Path(holder.name))) is not None:
-            return holder, lock
-        holder.cleanup()
-
-
-def remove_abandoned() -> None:
-    """Removes the folders of overrides whose executors were killed."""
-    for folder in Path(gettempdir()).glob(f"{OVERRIDE}*"):
-        with suppress(PermissionError):  # another user's
-            remove_unused(folder)
+        self._place.remove()
 
 
 class LocalFolder:

@@ -13,12 +13,11 @@ download; they go, the oldest first, when the cache would grow beyond its bound.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from executor.remote.listing import Listing, RemoteFile
 from shared.contract.errors import LoadError
 from shared.contract.locations import RemoteLocation
 from shared.process import logs
+from shared.process.locked_folders import locked, locked_in_use, remove_unused
 
 INCOMING = "incoming"
 FILE_MODE = 0o444
@@ -173,64 +173,6 @@ class Cache:
                 if path.is_file():
                     sizes[status.st_ino] = status.st_size
         return sum(sizes.values())
-
-
-@contextmanager
-def locked(folder: Path) -> Generator[Path | None]:
-    """Makes a folder and holds it exclusively. None: another process had it, and has moved it away meanwhile."""
-    # Not with `exist_ok`: that fails if the folder that stood there is moved away at that moment.
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    try:
-        lock = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        yield None
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder if is_at(folder, lock) else None
-    finally:
-        os.close(lock)
-
-
-def locked_in_use(folder: Path) -> int | None:
-    """Keeps a folder from being removed (`remove_unused`) until the returned descriptor is closed, or this process has
-    ended. None: it is not there.
-    """
-    try:
-        lock = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    if is_at(folder, lock):
-        return lock
-    # It was removed before it was locked.
-    os.close(lock)
-    return None
-
-
-def remove_unused(folder: Path) -> bool:
-    """Removes a folder, unless a process uses it. Returns whether the folder is gone."""
-    try:
-        lock = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
-
-
-def is_at(folder: Path, opened: int) -> bool:
-    """Whether an open folder is the one that a path leads to."""
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(opened))
-    except FileNotFoundError:
-        return False
 
 
 def is_same(path: Path, file: RemoteFile) -> bool:

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from executor.engine.base import Row, RowError, RowResult, Timings
 from executor.engine.python.process import messages
-from executor.engine.python.process.environments import EXECUTORS_OWN, environment_of
+from executor.engine.python.process.environments import EXECUTORS_OWN, UNPACKED, environment_of
 from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory, pair
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess
 from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
@@ -24,6 +25,7 @@ from executor.engine.python.process.messages import LoadStates, Ran, Restore, Ru
 from executor.engine.python.process.restarts import AT_ONCE, DELAY_MAX_S, Restarts
 from shared.contract.errors import LoadError
 from shared.contract.tensors import Tensor
+from shared.process.locked_folders import remove_abandoned
 
 Ends = tuple[Frames, Frames]
 
@@ -217,5 +219,28 @@ def test_a_path_without_an_environment_says_so(
 
     with pytest.raises(LoadError, match=problem):
         environment_of({"EXECUTION_ENV_PATH": path}, tmp_path)
-    assert not list(tmp_path.glob("seqmesh-environment-*"))
+    assert not list(tmp_path.glob(f"{UNPACKED}*"))
     assert EXECUTORS_OWN is environment_of({}, tmp_path)
+
+
+def test_an_unpacked_environment_outlives_a_killed_executor_until_another_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not longer, and none that is in use goes."""
+    temporary = tmp_path / "temporary"
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    # Without the lock of a process, as one that was killed leaves it.
+    left = temporary / f"{UNPACKED}killed"
+    (left / "bin").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        archive.add(tmp_path / "bin", "bin")
+    used = environment_of({"EXECUTION_ENV_PATH": str(tmp_path / "env.tar")}, tmp_path)
+
+    remove_abandoned(UNPACKED)
+
+    assert [used.folder] == list(temporary.iterdir())
+    assert Path(used.python).exists()
+    del used
+    assert [] == list(temporary.iterdir())

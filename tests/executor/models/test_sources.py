@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from executor.models.sources import OVERRIDE, Override, open_sources, remove_abandoned
+from executor.models.sources import OVERRIDE, Override, open_sources
 from shared.contract.errors import MeshError
+from shared.process.locked_folders import remove_abandoned
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_what_a_load_request_brought_outlives_a_killed_executor_until_another_on
     (left / "m").mkdir(parents=True)
     lives = Override("m", {"1/model.py": b""})
 
-    remove_abandoned()
+    remove_abandoned(OVERRIDE)
 
     assert not left.exists()
     assert (lives.folder / "1" / "model.py").is_file()

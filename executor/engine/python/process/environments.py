@@ -12,19 +12,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 from weakref import WeakValueDictionary, finalize
 
 from executor.configuration.parameters import ENVIRONMENT
 from shared.contract.errors import LoadError
+from shared.process.locked_folders import TemporaryFolder
 
+UNPACKED = "seqmesh-unpacked-"
+"""Begins the names of temporary folders that hold unpacked archives. Not `seqmesh-environment-`, as it was before there
+were locks on them: who finds such a folder cannot tell whether it is in use."""
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 ROOT = Path(__file__).resolve().parents[4]
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -98,18 +100,18 @@ def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environmen
 
 
 def _from_archive(path: Path) -> Environment:
-    folder = Path(mkdtemp(prefix="seqmesh-environment-"))
+    folder = TemporaryFolder(UNPACKED)
     try:
         with tarfile.open(path) as archive:
             # An environment is code that runs as the executor: links to an interpreter elsewhere are its own affair.
-            archive.extractall(folder, filter="tar")
-        environment = _in_folder(folder)
+            archive.extractall(folder.path, filter="tar")
+        environment = _in_folder(folder.path)
     except Exception as error:  # a cut archive raises what its compression does: EOFError, zlib.error
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
         if isinstance(error, LoadError):
             raise
         raise LoadError(f"parameter '{ENVIRONMENT}': {path} cannot be unpacked: {error}") from error
-    finalize(environment, shutil.rmtree, folder, ignore_errors=True)
+    finalize(environment, folder.remove)
     return environment
 
 
