@@ -81,14 +81,16 @@ def locked_in_use(folder: Path) -> int | None:
 
 
 def remove_unused(folder: Path) -> bool:
-    """Removes a folder, unless a process uses it. Returns whether the folder is gone."""
+    """Removes a folder, unless a process uses it. Returns whether the folder that was there is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        # Before it was locked another process may have removed it, and put a new one in its place.
+        if is_at(folder, lock):
+            shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError:
         return False
     finally:
