@@ -12,6 +12,8 @@ from shared.process.logs import Level, level_of_line
 from shared.process.repeats import Repeats
 
 LOG_BYTES_MAX = 32 << 20
+LINE_BYTES_MAX = 1 << 16
+"""A line that is longer is read in pieces: it may never end, as that of a progress bar."""
 LOG_TAIL_LINES = 20
 TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
@@ -56,7 +58,7 @@ class LogFile:
         return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
 
     def _new_lines(self) -> list[str]:
-        """Whole lines since the last call."""
+        """Lines since the last call. The last one is left for the next call if it has no end yet."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -64,7 +66,8 @@ class LogFile:
                 self._seen_bytes = 0
             file.seek(self._seen_bytes)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
+        end = data.rfind(b"\n") + 1
+        whole = data[:end] if len(data) - end <= LINE_BYTES_MAX else data
         self._seen_bytes += len(whole)
         if self._seen_bytes > LOG_BYTES_MAX:
             self._cut()

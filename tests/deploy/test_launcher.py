@@ -543,6 +543,26 @@ def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monk
     assert len((tmp_path / "a.log.1").read_text().splitlines()) == 1
 
 
+def test_a_line_without_an_end_is_read_once_and_cut_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress bar of a model writes one for as long as it runs."""
+    monkeypatch.setattr("deploy.local.child_logs.LOG_BYTES_MAX", 100)
+    monkeypatch.setattr("deploy.local.child_logs.LINE_BYTES_MAX", 30)
+    log, sizes = LogFile(tmp_path / "a.log"), list[int]()
+    with log.open_for_child() as file:
+        for _ in range(6):
+            file.write(b"\r 50% of an epoch" * 2)
+            file.flush()
+
+            assert [] == log.new_important_lines()
+            sizes.append(log.path.stat().st_size)
+        file.write(b"\n2026-01-01T00:00:00.000Z WARNING later\n")
+
+    assert [34, 68, 0] * 2 == sizes
+    assert ["2026-01-01T00:00:00.000Z WARNING later"] == log.new_important_lines()
+
+
 def on_a_terminal(data_dir: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
     """A launcher of stand-ins whose output is a terminal; with the terminal's other end."""
     ours, theirs = pty.openpty()
