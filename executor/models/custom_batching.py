@@ -94,16 +94,13 @@ class BatchStrategy:
         self.path = path
         self._model = config.name
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name} strategy")
-        module = self._import(path)
-        self._module_name = module.__name__
-        missing = [name for name in HOOKS if not callable(getattr(module, name, None))]
-        if missing:
-            raise LoadError(f"batch strategy '{path}' of model '{config.name}' has no {', '.join(missing)}")
-        self._hooks: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in HOOKS}
+        self._module_name = f"seqmesh_batch_strategy_{next(_modules)}"
         try:
-            self._batcher = self._hooks["model_batcher_initialize"](config)
-        except BaseException as failure:
-            raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
+            self._hooks = self._hooks_of(self._import(path))
+            self._batcher = self._initialized(config)
+        except BaseException:
+            sys.modules.pop(self._module_name, None)
+            raise
 
     async def decide(
         self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool = False
@@ -158,7 +155,7 @@ class BatchStrategy:
             logs.error("batch strategy failed", failure, model=self._model, hook=hook)
 
     def _import(self, path: Path) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"seqmesh_batch_strategy_{next(_modules)}", path)
+        spec = importlib.util.spec_from_file_location(self._module_name, path)
         if spec is None or spec.loader is None or not path.is_file():
             raise LoadError(f"batch strategy '{path}' of model '{self._model}' is not a Python file")
         module = importlib.util.module_from_spec(spec)
@@ -167,11 +164,22 @@ class BatchStrategy:
         try:
             spec.loader.exec_module(module)
         except BaseException as failure:
-            del sys.modules[spec.name]
             raise LoadError(
                 f"batch strategy '{path}' of model '{self._model}' cannot be imported: {_reason(failure)}"
             ) from failure
         return module
+
+    def _hooks_of(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
+        missing = [name for name in HOOKS if not callable(getattr(module, name, None))]
+        if missing:
+            raise LoadError(f"batch strategy '{self.path}' of model '{self._model}' has no {', '.join(missing)}")
+        return {name: getattr(module, name) for name in HOOKS}
+
+    def _initialized(self, config: ModelConfig) -> Any:
+        try:
+            return self._hooks["model_batcher_initialize"](config)
+        except BaseException as failure:
+            raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
 
     def _blame(self, hook: str) -> str:
         return f"{hook} of the batch strategy of model '{self._model}' failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,14 @@ def test_a_model_without_dynamic_batching_and_without_a_strategy_is_not_told_of_
         ),
     ],
 )
-def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, reason: str) -> None:
+def test_one_that_cannot_be_loaded_says_why_and_leaves_nothing(tmp_path: Path, text: str, reason: str) -> None:
+    before = set(sys.modules)
+
     with pytest.raises(LoadError, match="batch strategy") as caught:
         BatchStrategy(put(tmp_path / "own.py", text), PLAIN)
 
     assert reason in caught.value.message
+    assert before == set(sys.modules)
 
 
 def test_the_strategy_of_the_guide_bounds_a_batch_by_its_bytes(tmp_path: Path) -> None:
