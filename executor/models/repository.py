@@ -26,7 +26,7 @@ from executor.models.fingerprints import Fingerprint, fingerprint
 from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.recovery import of_versions, with_methods
-from executor.models.served import LoadedModel, ServedVersion, close, close_now
+from executor.models.served import LoadedModel, ServedVersion, close, close_now, finalizing
 from executor.models.slots import slots_within
 from executor.models.sources import LocalFolder, ModelFiles, ModelSource, Override
 from executor.models.warmup import warm_up
@@ -455,9 +455,10 @@ class ModelRepository:
             config = with_methods(config, engines)
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:
-            for engine, thread in zip(engines, threads, strict=False):  # the last thread may have no engine
-                thread.run(engine.close)
-            for thread in threads:
+            for (name, _), engine, thread in zip(self.devices.places(config), engines, threads, strict=False):
+                with finalizing(config.name, name):
+                    thread.run(engine.close)
+            for thread in threads:  # the last one may have no engine
                 thread.stop()
             raise
         bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from executor.models.custom_batching import BatchStrategy
@@ -76,12 +77,19 @@ class LoadedModel:
         return next((served for served in self.versions if served.version == version), None)
 
 
+@contextmanager
+def finalizing(model: str, instance: str) -> Generator[None]:
+    """A block that finalizes an instance. What it raises is logged, so that it holds up nothing behind it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a model's own `finalize` may raise anything; it is gone anyway
+        logs.error("model not finalized", error, model=model, instance=instance)
+
+
 async def close(served: ServedVersion) -> None:
     for worker in served.workers:
-        try:
+        with finalizing(served.config.name, worker.name):
             await worker.close()
-        except Exception as error:  # noqa: BLE001 - a model's own `finalize` may raise anything; it is gone anyway
-            logs.error("model not finalized", error, model=served.config.name, instance=worker.name)
     if served.strategy is not None:
         await served.strategy.close()
 
@@ -89,6 +97,7 @@ async def close(served: ServedVersion) -> None:
 def close_now(served: ServedVersion) -> None:
     """Finalizes the engines of a version on which nothing has run yet."""
     for worker in served.workers:
-        worker.close_now()
+        with finalizing(served.config.name, worker.name):
+            worker.close_now()
     if served.strategy is not None:
         served.strategy.close_now()

@@ -333,8 +333,10 @@ class EngineWorker:
 
     def close_now(self) -> None:
         """As `close`, for an engine on which nothing has run yet, called from a thread that may block."""
-        self._thread.run(self._close)
-        self._thread.stop()
+        try:
+            self._thread.run(self._close)
+        finally:
+            self._thread.stop()
 
     def _close(self) -> None:
         if self._waiting is not None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from unittest.mock import Mock
@@ -155,6 +156,28 @@ async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: ModelR
     state, reason = states(repository)["1"]
     assert "UNAVAILABLE" == state
     assert "it is broken" in reason
+
+
+def test_a_failed_load_ends_every_engine_and_thread_that_it_made_also_if_one_cannot_be_finalized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the error is that of the load."""
+    change_config(folder, "count: 1", "count: 2")
+    change_config(folder, "max_batch_size", "version_policy { all {} } max_batch_size")
+    add_version(folder, 2)
+    before = set(threading.enumerate())
+    made = [Mock(close=Mock(side_effect=RuntimeError("no finalize"))) for _ in range(3)]
+    backend = Mock(load=Mock(side_effect=[*made, ValueError("it is broken")]))
+    monkeypatch.setattr("executor.models.repository.find_backend", Mock(return_value=backend))
+
+    with pytest.raises(LoadError, match="version 2 is at UNAVAILABLE state: Internal: ValueError: it is broken"):
+        ModelRepository((folder,), Devices()).load("running_sum")
+
+    assert [1] * 3 == [engine.close.call_count for engine in made]
+    assert 3 == caplog.messages.count("model not finalized")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 async def test_a_wrong_configuration_is_a_failed_poll(repository: ModelRepository, folder: Path) -> None:
