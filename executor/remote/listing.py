@@ -62,7 +62,8 @@ class Listing:
 def listings(root: str, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Listing]:
     """The models among the objects below a root, by name.
 
-    found  name of the object (root included) -> what fsspec says of it; a name that ends in '/' marks a folder
+    found   name of the object (root included) -> what fsspec says of it; a name that ends in '/' marks a folder
+    raises  KeyError, OverflowError, TypeError or ValueError for an object of which a store says something else
     """
     files: dict[str, list[RemoteFile]] = {}
     folders: dict[str, set[str]] = {}

@@ -105,7 +105,12 @@ class Storage:
                 self._files.ls(path.split("/", maxsplit=1)[0])
             return found
 
-        return listings(self.location.path, self._ask(ask))
+        found = self._ask(ask)
+        try:
+            return listings(self.location.path, found)
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            said = f"{self.location} lists an object in a form that is not known: {type(error).__name__}: {error}"
+            raise StorageError(without_secrets(said), lasting=True) from None
 
     def _ask(self, call: Any) -> Any:
         try:

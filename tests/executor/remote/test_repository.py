@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import s3fs
@@ -267,6 +268,28 @@ async def test_of_two_repositories_the_first_that_has_a_model_gives_it(store: Ob
     assert ["1"] == list(repository.load("running_sum").record.versions)
     assert ["running_sum"] == repository.names()
     await repository.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"type": "file", "size": 1, "LastModified": "yesterday"}, "ValueError: Invalid isoformat string: 'yesterday'"),
+        ({"type": "file", "LastModified": 1}, "KeyError: 'size'"),
+        ({"type": "file", "size": 1, "LastModified": [1]}, "TypeError: "),
+        ({"type": "file", "size": 1, "LastModified": float("inf")}, "OverflowError: "),
+    ],
+)
+async def test_a_listing_of_another_form_is_a_problem_of_its_repository_and_ends_nothing(
+    repository: ModelRepository, monkeypatch: pytest.MonkeyPatch, told: dict[str, object], problem: str
+) -> None:
+    found = {f"{BUCKET}/models/m/config.pbtxt": told}
+    monkeypatch.setattr(s3fs.S3FileSystem, "find", Mock(return_value=found))
+
+    assert repository.refresh()
+
+    (said,) = map(str, repository.problems())
+    assert f"{BUCKET}/models lists an object in a form that is not known: {problem}" in said
+    assert ["running_sum"] == repository.names()
 
 
 def test_credentials_stand_in_no_error(monkeypatch: pytest.MonkeyPatch, store: ObjectStore) -> None:
