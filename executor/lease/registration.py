@@ -36,7 +36,7 @@ from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import ExecutorRegistration, LoadFailure
+from shared.contract.messages import ExecutorRegistration, LoadFailure, ModelRecord
 from shared.process import logs
 from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
@@ -247,8 +247,12 @@ class Registration:
         self.registered.set()
 
     async def _publish(self) -> None:
-        for model in list(self._repository.loaded.values()):
-            await self._connections.membership.publish(model.record)
+        for record in self._records():
+            await self._connections.membership.publish(record)
+
+    def _records(self) -> list[ModelRecord]:
+        # A copy, because models are loaded on another thread meanwhile.
+        return [model.record for model in list(self._repository.loaded.values())]
 
     async def _renew(self) -> None:
         """Renews the lease. A lease that was not renewed in time is lost, whatever the reason."""
@@ -276,7 +280,7 @@ class Registration:
             try:
                 if not await membership.is_known(self.executor):
                     raise LeaseLostError(self.executor)
-                for record in await membership.unknown([model.record for model in self._repository.loaded.values()]):
+                for record in await membership.unknown(self._records()):
                     await membership.publish(record)
             except (*CONNECTION_LOST, ResponseError) as error:
                 logs.debug("registration not looked at", cause=str(error))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -15,10 +15,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
 from executor.lease.registration import Applied, LeaseLostError
+from executor.models.repository import ModelRepository
+from executor.models.served import LoadedModel, ServedVersion
 from executor.sequences.holdings import Holding
 from shared.contract.errors import LoadError, Reason
 from shared.contract.ids import Epoch, ExecutorId, StepNumber
-from shared.contract.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
+from shared.contract.messages import ExecutorRegistration, ModelRecord, ReplyMessage, StepFlag, encode
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
@@ -440,6 +442,47 @@ async def test_a_lease_that_has_ended_ends_the_registration(mesh: ScriptedMesh, 
             await a.task
 
         assert ended.group_contains(LeaseLostError)
+
+
+class ModelsMeanwhile:
+    """A loaded model; while it is looked at, the thread that loads models brings another one."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._loaded = repository.loaded
+        self.versions: list[ServedVersion] = []
+
+    @property
+    def record(self) -> ModelRecord:
+        record = self._loaded["sum"].record
+        self._loaded["later"] = LoadedModel(record, [])
+        return record
+
+
+async def test_a_registration_outlives_a_load_that_ends_while_it_looks_at_its_models(
+    executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: asyncio.Queue[int] = asyncio.Queue()
+
+    async def unknown(_membership: Membership, records: Sequence[ModelRecord]) -> Sequence[ModelRecord]:
+        seen.put_nowait(len(records))
+        return ()
+
+    monkeypatch.setattr("executor.lease.registration.KNOWN_INTERVAL_S", 0)
+    monkeypatch.setattr(Membership, "unknown", unknown)
+    async with executor("a") as a:
+        a.repository.loaded["meanwhile"] = cast("LoadedModel", ModelsMeanwhile(a.repository))
+        await _seen(seen, 3, a.task)
+
+
+async def _seen(counts: asyncio.Queue[int], count: int, running: asyncio.Task[None]) -> None:
+    """Returns when so many models were looked at. Raises what has ended the registration."""
+    while True:
+        counted = asyncio.create_task(counts.get())
+        await asyncio.wait({counted, running}, return_when=asyncio.FIRST_COMPLETED)
+        if not counted.done():
+            await running
+        if await counted == count:
+            return
 
 
 async def test_a_registration_without_an_answer_is_not_repeated_under_the_same_id(
