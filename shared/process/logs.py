@@ -154,7 +154,11 @@ class WithoutRepeats(logging.Filter):
         if record.levelno < Level.WARNING:
             return True
         cause = record.exc_info[1] if record.exc_info else None
-        said = (record.name, record.levelno, event_of(record), str(fields_of(record)), f"{type(cause)} {cause}")
+        try:
+            said = (record.name, record.levelno, event_of(record), str(fields_of(record)), f"{type(cause)} {cause}")
+        except Exception:  # noqa: BLE001 - a library's or a model's, with wrong arguments: the handler tells of it
+            # Raised from here, it would fail whoever logs: `logging` expects no filter to raise.
+            return True
         suppressed = self._repeats.suppressed(said)
         if suppressed:
             vars(record)["fields"] = {**fields_of(record), "repeated": suppressed}

@@ -144,6 +144,29 @@ def test_records_and_warnings_of_libraries_come_out_in_the_same_form(configured:
     assert "py.warnings" in second
 
 
+class MuteError(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_record_that_cannot_be_written_does_no_harm_to_whoever_logs_it(
+    configured: Configure, style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As everywhere in Python: a model, or a library, that logs with wrong arguments goes on."""
+    stream, library = configured(style=style), logging.getLogger("library")
+
+    library.error("%d ports in use", "three")
+    library.error("failed", exc_info=MuteError())
+    library.error("goes on")
+
+    assert ["library: failed", "library: goes on"] == re.findall("library: (?:failed|goes on)", stream.getvalue())
+    assert "MuteError" in stream.getvalue()
+    assert "'three'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("style", ["text", "json"])
 @pytest.mark.parametrize("level", list(Level))
 def test_the_level_of_a_line_reads_back(configured: Configure, style: str, level: Level) -> None:
