@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import struct
@@ -19,9 +20,10 @@ from executor.engine.base import Row, RowError, RowResult, Timings
 from executor.engine.python.process import messages
 from executor.engine.python.process.environments import EXECUTORS_OWN, UNPACKED, environment_of
 from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory, pair
+from executor.engine.python.process.host import Forwarding
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess
 from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
-from executor.engine.python.process.messages import LoadStates, Ran, Restore, Run
+from executor.engine.python.process.messages import LoadStates, LogLine, Ran, Restore, Run
 from executor.engine.python.process.restarts import AT_ONCE, DELAY_MAX_S, Restarts
 from shared.contract.errors import LoadError
 from shared.contract.tensors import Tensor
@@ -103,6 +105,18 @@ def test_messages_arrive_as_they_were() -> None:
 
     assert run == messages.decode_call(messages.encode(run))
     assert ran == messages.decode_answer(messages.encode(ran))
+
+
+def test_what_a_model_logs_fails_nothing_and_is_sent_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    side, odd = Mock(), {"msg": "half a pair: \ud800", "levelno": logging.WARNING, "fields": {1: "\ud800"}}
+
+    for record in ({"msg": "%d in use", "args": ("three",)}, odd):
+        Forwarding(side).handle(logging.makeLogRecord(record))
+
+    assert "'three'" in capsys.readouterr().err
+    ((line,),) = [call.args for call in side.send.call_args_list]
+    line = messages.decode_note(messages.encode(line))
+    assert LogLine(logging.WARNING, "half a pair: ?", {"1": "\\ud800"}) == line
 
 
 @pytest.mark.parametrize("call", ["os.memfd_create", "os.eventfd", "os.pidfd_open", "subprocess.Popen"])

@@ -261,9 +261,13 @@ class Forwarding(logging.Handler):
         self._side = side
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        text = self.format(record)[:_TEXT_MAX].encode(errors="replace").decode()
-        self._side.send(messages.LogLine(record.levelno, text, {name: str(value) for name, value in fields.items()}))
+        try:
+            fields: dict[Any, Any] = getattr(record, "fields", {})
+            text = self.format(record)[:_TEXT_MAX].encode(errors="replace").decode()
+            said = {sendable(str(name)): sendable(str(value)) for name, value in fields.items()}
+            self._side.send(messages.LogLine(record.levelno, text, said))
+        except Exception:  # noqa: BLE001 - the model logs with wrong arguments: as everywhere, it goes on
+            self.handleError(record)
 
 
 def _end_with(executor: int) -> None:
