@@ -26,7 +26,7 @@ from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowRes
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_metrics import custom_families
-from executor.engine.python.process import current_process
+from executor.engine.python.process import current_process, instance_process
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.instance_process import InstanceProcess
 from shared.contract.errors import LoadError
@@ -423,6 +423,46 @@ def test_a_model_sees_that_nobody_waits_for_a_row_any_more(workshop: Workshop, o
     again = engine.run([Row({}), Row({})], [False, False]).rows
     for expected, results in (([False, True], seen), ([False, False], again)):
         assert expected == [isinstance(one, RowResult) and to_numpy(one.outputs[0]).item() for one in results]
+
+
+def test_a_model_that_hangs_when_it_is_asked_for_its_readiness_has_one_thread_for_that(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_process, "READY_LIMIT_S", 0.01)
+    workshop.python(
+        "hangs",
+        """
+        import threading
+        import time
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def is_ready(self):
+                time.sleep(600)
+
+            def execute(self, requests):
+                while not requests[0].is_cancelled():
+                    time.sleep(0.001)
+                names = [thread.name for thread in threading.enumerate()]
+                asking = np.array([[names.count("seqmesh ready")]], np.int32)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", asking)])]
+        """,
+    )
+    config = plain_config("hangs", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "INT32", (1,))])
+    engine = workshop.load(config)
+    assert isinstance(engine, ProcessEngine)
+
+    assert [False] * 3 == [engine.is_ready() for _ in range(3)]
+
+    # The order to cancel comes behind those to ask.
+    waits, over = Row({}), threading.Event()
+    cancelling = threading.Thread(target=lambda: [engine.cancel(waits) for _ in iter(lambda: over.wait(0.01), True)])
+    cancelling.start()
+    assert [1] == answers(engine, waits)
+    over.set()
+    cancelling.join()
+    engine.close()
 
 
 ORPHAN = """

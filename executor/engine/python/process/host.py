@@ -174,6 +174,8 @@ class Side:
         """The number of the batch that runs now, or ran last, and its rows."""
         self._window = Window()
         self._answers: WeakValueDictionary[int, RemoteAnswers] = WeakValueDictionary()
+        self._is_asking = False
+        """Whether the model has not said yet whether it is ready."""
         self.calls = RemoteCalls(self.send)
 
     def start(self, engine: PythonEngine) -> None:
@@ -234,8 +236,7 @@ class Side:
     def _take(self, engine: PythonEngine, order: messages.Order) -> None:
         match order:
             case messages.AskReadiness():
-                # The model may wait in it for something that another order brings.
-                threading.Thread(target=self._tell_readiness, args=(engine,), name="seqmesh ready", daemon=True).start()
+                self._ask_readiness(engine)
             case messages.Cancel():
                 number, rows = self._running
                 if number == order.number:
@@ -249,8 +250,17 @@ class Side:
                 if answers is not None:
                     answers.not_wanted()
 
+    def _ask_readiness(self, engine: PythonEngine) -> None:
+        # The answer that is to come answers this too: a model that hangs there would have a thread for each time.
+        if not self._is_asking:
+            self._is_asking = True
+            # The model may wait in it for something that another order brings.
+            threading.Thread(target=self._tell_readiness, args=(engine,), name="seqmesh ready", daemon=True).start()
+
     def _tell_readiness(self, engine: PythonEngine) -> None:
-        self.send(messages.ModelReady(engine.is_ready()))
+        is_ready = engine.is_ready()
+        self._is_asking = False
+        self.send(messages.ModelReady(is_ready))
 
 
 class Forwarding(logging.Handler):
