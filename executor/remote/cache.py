@@ -167,10 +167,11 @@ class Cache:
     def size(self) -> int:
         """Bytes of all files. A file that copies share counts once."""
         sizes: dict[int, int] = {}
-        for path in self.directory.rglob("*"):
-            with suppress(FileNotFoundError):
-                status = path.lstat()
-                if path.is_file():
+        # Not `rglob`, which raises for a folder that another process removes meanwhile.
+        for folder, _, names in os.walk(self.directory):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    status = Path(folder, name).lstat()
                     sizes[status.st_ino] = status.st_size
         return sum(sizes.values())
 

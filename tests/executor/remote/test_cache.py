@@ -149,6 +149,24 @@ def test_the_oldest_unused_copy_makes_room_and_used_ones_never_do(cache: Cache) 
         cache.copy_of(PLACE, listing("huge", a=800), store)
 
 
+def test_a_copy_that_another_process_removes_while_the_cache_is_measured_does_not_count(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, _ = (cache.copy_of(PLACE, listing(model, a=size), Store()) for model, size in (("going", 10), ("stays", 20)))
+    scandir = os.scandir
+
+    def removed_before(path: Path | str) -> object:
+        if str(path) == str(going.folder):
+            monkeypatch.undo()
+            going.cleanup()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removed_before)
+
+    assert 20 == cache.size()
+    assert not going.folder.exists()
+
+
 def test_a_copy_that_somebody_has_changed_is_fetched_again_or_refused(cache: Cache) -> None:
     store = Store()
     copy = cache.copy_of(PLACE, listing(a=10), store)
