@@ -94,6 +94,7 @@ def import_model_class(path: Path, code: InstanceCode) -> type[Any]:
             code.adopts = False
     found = getattr(module, CLASS_NAME, None)
     if not isinstance(found, type):
+        forget(code)
         raise LoadError(f"{path} has no class {CLASS_NAME}")
     return found
 

@@ -12,6 +12,8 @@ import pytest
 
 from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import forget, import_model_class, keep_importable
+from executor.engine.python.model_metrics import custom_families
+from shared.contract.errors import LoadError
 
 MODEL = """
 class TritonPythonModel:
@@ -107,3 +109,19 @@ def test_what_a_method_imports_is_shared_until_a_load_finds_other_code(tmp_path:
     for each in (code, second_code, third_code):
         forget(each, directory)
     assert "parts" not in sys.modules
+
+
+def test_a_file_without_a_model_leaves_nothing_and_its_predecessor_is_found_as_before(tmp_path: Path) -> None:
+    """A thread of the model's own finds the classes of the newest instance, when it reads what was pickled."""
+    imported, code, directory = model(tmp_path, "a")
+    (directory / "model.py").write_text(
+        "import triton_python_backend_utils as pb_utils\npb_utils.MetricFamily('no_model', 'none', 'COUNTER')\n"
+    )
+
+    with pytest.raises(LoadError, match="has no class"):
+        another(directory)
+
+    assert imported is sys.modules[code.name].TritonPythonModel
+    assert "no_model" not in [family.name for family in custom_families()]
+    forget(code, directory)
+    assert code.name not in sys.modules
