@@ -98,7 +98,8 @@ class CallClient:
     async def _answered(self, call: ModelCall) -> CallAnswer:
         async def answer() -> CallAnswer:
             async with self.turn(call):
-                return await self.insist(lambda gateway: self._once(gateway, call))
+                request = await encoded_request(call)
+                return await self.insist(lambda gateway: self._once(gateway, call, request))
 
         return await self.bounded(call, answer())
 
@@ -154,8 +155,10 @@ class CallClient:
             yield
 
     async def insist(self, once: Callable[[CallGateway], Coroutine[Any, Any, tuple[A, bool]]]) -> A | CallAnswer:
-        """Makes a call until it is answered. once: makes it through a gateway; returns the answer, and whether asking
-        again would not change it
+        """Makes a call until it is answered.
+
+        once  makes it through a gateway, at once: while it waited, the gateway might be lost, and its channel closed.
+              Returns the answer, and whether asking again would not change it
         """
         pause_s, patience_until = PAUSE_S, time.monotonic() + PATIENCE_S
         while True:
@@ -171,8 +174,7 @@ class CallClient:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    async def _once(self, gateway: CallGateway, call: ModelCall) -> tuple[CallAnswer, bool]:
-        request = await encoded_request(call)
+    async def _once(self, gateway: CallGateway, call: ModelCall, request: bytes) -> tuple[CallAnswer, bool]:
         try:
             response = await gateway.infer(request, timeout=self.left_s(call), metadata=self.metadata(call))
         except rpc_error() as error:
@@ -231,12 +233,12 @@ class Stream:
     async def _insist(self) -> CallAnswer | None:
         """The next response, of whatever gateway. An error without a response is the end."""
         self._ended = True
-        return await self._client.insist(self._open)
+        request = await encoded_request(self._call, self._had + 1)
+        return await self._client.insist(lambda gateway: self._open(gateway, request))
 
-    async def _open(self, gateway: CallGateway) -> tuple[CallAnswer | None, bool]:
+    async def _open(self, gateway: CallGateway, request: bytes) -> tuple[CallAnswer | None, bool]:
         """The first response that is lacking, and whether asking again would not change it."""
         call, self._gateway = self._call, gateway
-        request = await encoded_request(call, self._had + 1)
         metadata = self._client.metadata(call)
         self._rpc = gateway.stream(timeout=self._client.left_s(call), metadata=metadata)
         try:

@@ -355,6 +355,30 @@ async def test_a_refusal_that_comes_too_late_is_not_that_of_the_streams_next_res
         await following
 
 
+async def test_a_call_whose_gateway_is_lost_while_it_is_encoded_goes_through_another_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await make(FakeGateway(answering), FakeGateway(answering))
+    gateways, loop = caller.client._gateways, asyncio.get_running_loop()
+
+    async def lose() -> None:
+        gateways.lost(await gateways.current())
+        await asyncio.sleep(0)  # its channel takes no further call from here on
+
+    def lost_meanwhile(call: ModelCall, first_answer: int = 0) -> bytes:
+        asyncio.run_coroutine_threadsafe(lose(), loop).result()
+        return request_of(call, first_answer)
+
+    monkeypatch.setattr(client_module, "BULKY_BYTES", 0)
+    monkeypatch.setattr(client_module, "request_of", lost_meanwhile)
+
+    assert "" == (await caller()).error
+    stream = await asyncio.to_thread(caller.client.stream, CALL)
+    first = await asyncio.wrap_future(stream.read())
+    assert first is not None
+    assert "" == first.error
+
+
 class EndlessGateway(FakeGateway):
     """Answers a stream's request with one response after the other. over: the stream has ended"""
 
