@@ -212,19 +212,31 @@ class Stream:
         self._rpc: Any = None
         self._had = 0
         self._ended = False
-        self._first: Future[CallAnswer | None] | None = client.submit(client.bounded(call, self._begin()))
+        self._is_given_up = False
+        self._first: Future[CallAnswer | None] | None = client.submit(client.bounded(call, self._response(self._begin)))
 
     def read(self) -> Future[CallAnswer | None]:
         first, self._first = self._first, None
-        return first or self._client.submit(self._client.bounded(self._call, self._following()))
+        return first or self._client.submit(self._client.bounded(self._call, self._response(self._following)))
 
     def cancel(self) -> None:
         self._client.soon(self._cancel)
 
     def _cancel(self) -> None:
-        self._ended = True
+        self._ended = self._is_given_up = True
         if self._rpc is not None:
             self._rpc.cancel()
+
+    async def _response(self, come: Callable[[], Coroutine[Any, Any, CallAnswer | None]]) -> CallAnswer | None:
+        """A response; None if the stream is given up while it is waited for."""
+        task = asyncio.current_task()
+        try:
+            return await come()
+        except asyncio.CancelledError:
+            # gRPC raises it for an RPC that was cancelled here, too; the task itself was not cancelled then.
+            if self._is_given_up and task is not None and not task.cancelling():
+                return None
+            raise
 
     async def _begin(self) -> CallAnswer | None:
         async with self._client.turn(self._call):

@@ -408,6 +408,32 @@ async def test_a_stream_may_be_given_up_on_the_thread_of_the_loop(make: Make) ->
     await asyncio.wait_for(gateway.over.wait(), 20)
 
 
+@pytest.mark.parametrize("responses", [0, 1])
+async def test_a_thread_that_reads_a_stream_which_another_one_gives_up_finds_its_end(
+    make: Make, responses: int
+) -> None:
+    begun = asyncio.Event()
+
+    class Waiting(FakeGateway):
+        async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            request = await anext(aiter(requests))
+            for _ in range(responses):
+                yield pb.ModelStreamInferResponse(infer_response=answer(request))
+            begun.set()
+            await asyncio.sleep(600)
+
+    caller = await make(Waiting(never))
+    stream = await asyncio.to_thread(caller.client.stream, CALL)
+    for _ in range(responses):
+        await asyncio.wrap_future(stream.read())
+    reading = await asyncio.to_thread(stream.read)
+    await begun.wait()
+
+    stream.cancel()
+
+    assert await asyncio.wrap_future(reading) is None
+
+
 async def test_a_stream_of_responses(make: Make) -> None:
     caller = await make(FakeGateway(never))
 
