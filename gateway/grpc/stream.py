@@ -239,6 +239,8 @@ class InferStream:
         opened.take = partial(self._take, future)
 
     def _queue(self, outstanding: Outstanding) -> None:
+        if self._closed:
+            return  # it was refused after the call's end, and nobody writes that any more
         answer = outstanding.answer
         if self._open and answer in self._open:
             self._open[answer] = outstanding

@@ -338,6 +338,30 @@ async def test_refusals_that_nobody_reads_count_as_unread(twin: Any) -> None:
     assert (50, 0) == (len(written), unread.taken)
 
 
+async def test_what_is_refused_when_the_client_has_left_counts_as_nothing(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody writes it, so nothing would ever count it off, or let go of the stream and its connection."""
+    unread = UnreadAnswers(1 << 20)
+    decodes, leaves = asyncio.Event(), asyncio.Event()
+
+    async def decoded(*_: object) -> Any:
+        decodes.set()
+        await leaves.wait()
+        raise RequestError("no")
+
+    monkeypatch.setattr("gateway.grpc.stream.decoded_call", decoded)
+    running = asyncio.create_task(stream_of(CallTwin(), reads_of(1), twin, unread=unread).run())
+    await decodes.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    leaves.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    assert unread.taken == 0
+
+
 async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
     stub: Any, twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
