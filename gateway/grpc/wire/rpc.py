@@ -13,6 +13,8 @@ from shared.contract.errors import Code, MeshError
 
 OK = 0
 """The status of a call that has succeeded."""
+PACKED_HERE_BYTES = 64 << 10
+"""A message up to this size is compressed on the event loop, which takes some milliseconds at most."""
 
 
 class RpcLink(Protocol):
@@ -140,7 +142,12 @@ class Rpc:
         """Sends a message. Returns when the connection has sent all of it. When the call is over, it does nothing."""
         if self.is_over:
             return
-        data = prefixed(message, self.encoding)
+        if self.encoding != IDENTITY and len(message) > PACKED_HERE_BYTES:
+            data = await asyncio.to_thread(prefixed, message, self.encoding)
+            if self.is_over:
+                return
+        else:
+            data = prefixed(message, self.encoding)
         del message
         self._link.put(self, data)
         del data

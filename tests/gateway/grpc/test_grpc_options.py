@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.restricted import CATEGORY
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
+from gateway.grpc.wire.messages import prefixed
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import end
@@ -252,6 +254,24 @@ async def test_answers_are_compressed_at_a_level(
 ) -> None:
     async with serving(replace(SETTINGS, grpc_infer_response_compression_level=level)) as server:
         assert await answered_bytes(server, stream=stream) < SIZE / 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_large_answers_are_compressed_beside_the_loop(
+    serving: Callable[[GatewaySettings], Running], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    packers: list[int] = []
+
+    def packed(message: bytes, encoding: str) -> bytes:
+        packers.append(threading.get_ident())
+        return prefixed(message, encoding)
+
+    monkeypatch.setattr("gateway.grpc.wire.rpc.prefixed", packed)
+    async with serving(replace(SETTINGS, grpc_infer_response_compression_level="low")) as server:
+        await answered_bytes(server, stream=stream)
+
+    assert 1 == len(packers)
+    assert threading.get_ident() not in packers
 
 
 async def test_answers_are_as_they_are_by_default(serving: Callable[[GatewaySettings], Running]) -> None:
