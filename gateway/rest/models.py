@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 
 from starlette.types import Receive, Scope, Send
 
@@ -132,5 +131,5 @@ def load_parameters(parameters: Json) -> tuple[str | None, dict[str, bytes]]:
 def _decoded(key: str, value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error is one; letters beyond ASCII are another
         raise RequestError(f"failed to decode parameter '{key}': its content must be base64: {error}") from error

@@ -323,6 +323,7 @@ async def test_unload_of_something_unknown_succeeds(session: aiohttp.ClientSessi
         ("models/x%5Cy/load", {}, "path traversal"),
         ("models/x/load", {"parameters": {"file:1/m": "aGVsbG8="}}, "override files were provided"),
         ("models/x/load", {"parameters": {"config": "{}", "file:1/m": "?"}}, "must be base64"),
+        ("models/x/load", {"parameters": {"config": "{}", "file:1/m": "é"}}, "must be base64"),
         ("models/x/load", {"parameters": {"other": "{}"}}, "unrecognized load parameter 'other'"),
         ("models/x/load", {"parameters": {"config": {}}}, "attempt to access JSON non-string as string"),
         ("models/x/unload", {"parameters": {"unload_dependents": 1}}, "Unable to parse 'unload_dependents'"),
