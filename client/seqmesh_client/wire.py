@@ -30,6 +30,8 @@ HOPELESS = frozenset(
     {"INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "UNIMPLEMENTED"}
 )
 """Statuses of a call that another gateway would give as well. Any other end of a stream is a broken connection."""
+FULL = "Concurrent RPC limit exceeded!"
+"""What gRPC's servers, and gateways, say of a call for which they have no room now. Its status is a hopeless one."""
 
 
 class StepOutputs(Mapping[str, Array]):
@@ -204,6 +206,6 @@ def broken_by(error: Exception | None) -> LinkBroken | StepRefused:
     if error is None:
         return LinkBroken("the server ended the stream")
     status, details = cast(Any, error).code().name, cast(Any, error).details()
-    if status in HOPELESS:
+    if status in HOPELESS and details != FULL:
         return StepRefused(f"{status}: {details}", code=status)
     return LinkBroken(f"{status}: {details}")

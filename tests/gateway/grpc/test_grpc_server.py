@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -18,6 +19,7 @@ from gateway.grpc.server import GrpcServer, connection_rules, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.pings import PingRules
 from gateway.settings import GatewaySettings
+from seqmesh_client import AsyncClient
 from shared.contract.errors import UnavailableError
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
@@ -133,6 +135,29 @@ async def test_stopping_under_calls_without_end_cancels_none_and_answers_what_it
 
     assert [grpc.StatusCode.UNAVAILABLE] * 8 == codes
     assert answered == len(twin.calls)
+
+
+async def test_a_client_that_numbers_steps_waits_for_room_among_the_calls(
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings
+) -> None:
+    """Its step was not refused for good: this gateway, or another one, has room later."""
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), replace(grpc_settings, grpc_max_concurrent_rpcs=1))
+    address = f"127.0.0.1:{server.port}"
+    async with grpc.aio.insecure_channel(address) as channel, AsyncClient([address]) as client:
+        holds = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest())
+        await twin.wait_for_calls(1)
+        twin.respond = twin.answer
+        step = asyncio.create_task(client.sequence("sum", id=7).step({"INPUT": np.array([[3]], np.int32)}))
+        async with asyncio.timeout(60):
+            while not (server.limit.refused or step.done()):
+                await asyncio.sleep(0)
+
+        twin.finish(0)
+        await holds
+
+        assert 3 == (await step).single.item()
+    await server.stop(0)
 
 
 async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
