@@ -253,19 +253,23 @@ class Regions:
         if self._shared is None:
             return self._regions.get(name)
         self._forget(name)
-        if name not in self._regions:
+        region = self._regions.get(name)
+        if region is None:
             # The stamp comes first: if the entry is of a later registration, the next use finds another stamp.
             stamp, entry = self._shared.stamp(name), self._shared.find(name)
             if stamp is None or entry is None:
                 return None
-            self._regions[name] = Region(entry, self._open(entry.key), stamp)
-        return self._regions[name]
+            region = self._regions[name] = Region(entry, self._open(entry.key), stamp)
+        return region
 
     def _forget(self, name: str) -> None:
-        """Closes a region unless its registration still counts at the gateways that share it."""
+        """Closes a region unless its registration still counts at the gateways that share it.
+
+        Requests that take long to decode ask in other threads: one of them may have closed it meanwhile.
+        """
         region = self._regions.get(name)
         if self._shared is not None and region is not None and region.stamp != self._shared.stamp(name):
-            del self._regions[name]
+            self._regions.pop(name, None)
 
     def _open(self, key: str) -> RegionFile:
         plain = key.removeprefix("/")

@@ -204,6 +204,25 @@ def test_a_registration_for_which_there_is_no_room_leaves_nothing(
     assert [] == list(shared.path.iterdir())
 
 
+def test_a_region_may_be_unregistered_while_another_thread_looks_whether_it_still_counts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What decodes a large request looks in a thread of its own, the gateway's loop looks every second."""
+    regions = regions_in(folder, shared=RegionFolder(tmp_path / "regions"))
+    regions.register("r", "/mine", 0, 64)
+    regions.part("r", 0, 1)
+    stamp = RegionFolder.stamp
+
+    def unregistered_first(shared: RegionFolder, name: str) -> tuple[int, int] | None:
+        regions.unregister(name)
+        return stamp(shared, name)
+
+    monkeypatch.setattr(RegionFolder, "stamp", unregistered_first)
+
+    with pytest.raises(RequestError, match=r"^Unable to find shared memory region: 'r'$"):
+        regions.part("r", 0, 1)
+
+
 def test_where_it_is_not_allowed_nothing_is_opened(folder: Path) -> None:
     regions = regions_in(folder, is_allowed=False)
     text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
