@@ -19,7 +19,7 @@ import msgspec
 from gateway.grpc.contents import pack_contents
 from gateway.grpc.metadata import NO_METADATA, CallMetadata
 from gateway.grpc.pb import AnyMessage, InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
-from gateway.requests.classification import classified
+from gateway.requests.classification import WEIGHT, classified
 from gateway.requests.forwarding import RESERVED_PREFIX
 from gateway.requests.infer_call import InferCall, check_correlation_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
@@ -43,6 +43,9 @@ SHARED_MEMORY_SIZES = ("shared_memory_offset", "shared_memory_byte_size")
 OutputForms = Mapping[str, int | RegionPart]
 """Outputs that the client wants otherwise than as raw contents: as so many classes, or in shared memory."""
 RAW_OUTPUTS: OutputForms = {}
+BULKY_BYTES = 1 << 18
+"""Answers that are written into shared memory beyond this size are encoded in a thread. An output that is classified
+counts as WEIGHT times as large."""
 UINT64_MASK = (1 << 64) - 1
 
 
@@ -300,6 +303,12 @@ def check_choice(parameter: InferParameter, choice: str, key: str, tensor: str) 
 
 
 # -- response -------------------------------------------------------------------------------------------------------
+
+
+def is_bulky(answer: Answer, forms: OutputForms) -> bool:
+    """Whether encoding the answer takes too long for the event loop. forms: as from `requested_forms`"""
+    wanted = [(output, forms[output.name]) for output in answer.message.outputs if output.name in forms]
+    return sum([len(output.raw) * (WEIGHT if isinstance(form, int) else 1) for output, form in wanted]) > BULKY_BYTES
 
 
 def encode_answer(answer: Answer, forms: OutputForms = RAW_OUTPUTS) -> InferResponse:

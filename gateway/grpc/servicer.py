@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc.codec import encode_answer
+from gateway.grpc.codec import encode_answer, is_bulky
 from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
@@ -23,7 +23,7 @@ from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with
 from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
 from gateway.grpc.repository import load_parameters, unloads_dependents
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
-from gateway.grpc.stream import BULKY_BYTES, InferStream
+from gateway.grpc.stream import InferStream
 from gateway.grpc.wire.messages import DEFLATE, GZIP, IDENTITY
 from gateway.grpc.wire.rpc import Rpc
 from gateway.models.catalog import Catalog
@@ -132,11 +132,11 @@ class InferenceServicer(_base):
             raise
         if answer.session_id is not None:
             rpc.trailing = ((SESSION_KEY, answer.session_id),)
-        size = answer.output_bytes
-        if forms and size > BULKY_BYTES:
+        if forms and is_bulky(answer, forms):
             response = await asyncio.to_thread(encode_answer, answer, forms)
         else:
             response = encode_answer(answer, forms)
+        size = answer.output_bytes
         if size > COUNTED_BYTES:
             self._unread.add(rpc, size, rpc.cut)
             rpc.when_ended(functools.partial(self._unread.took, rpc, size))

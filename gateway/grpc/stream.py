@@ -37,6 +37,7 @@ from gateway.grpc.codec import (
     OutputForms,
     encode_stream_answer,
     encode_stream_error,
+    is_bulky,
 )
 from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
@@ -55,8 +56,6 @@ OUTSTANDING_BYTES_MAX = 256 << 20
 checked before a request is read."""
 PARTS_MAX = 100_000
 """Answers of decoupled models that wait to be written to one stream. A client that lets more come is not reading."""
-BULKY_BYTES = 1 << 18
-"""Answers that are classified or written into shared memory beyond this size are encoded in a thread."""
 
 Submit = Callable[[InferCall, OnOpen], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage | None]]
@@ -331,7 +330,7 @@ class InferStream:
                 await self._write_part(part)
             request = outstanding[0] if outstanding else None
             if request is not None and request.is_answered:
-                message = await self._message_of(request, request.answer, request.size)
+                message = await self._message_of(request, request.answer)
                 outstanding.popleft()
                 self._outstanding_bytes -= request.size
                 self._wake(self._room)
@@ -360,7 +359,7 @@ class InferStream:
             if part.is_news and isinstance(request.answer, asyncio.Future) and request.answer.done():
                 return
             if isinstance(content, MeshError) or not content.message.empty or request.wants_empty_final:
-                await self._write(await self._message_of(request, content, part.size, is_last=part.is_last))
+                await self._write(await self._message_of(request, content, is_last=part.is_last))
         finally:
             self._unread.took(self, part.unread)
 
@@ -368,7 +367,6 @@ class InferStream:
         self,
         request: Outstanding,
         given: asyncio.Future[Answer] | Answer | MeshError,
-        size: int,
         *,
         is_last: bool = True,
     ) -> bytes:
@@ -376,7 +374,7 @@ class InferStream:
         if not isinstance(error, MeshError):
             try:
                 answer = error if isinstance(error, Answer) else error.result()
-                if request.forms and size > BULKY_BYTES:
+                if request.forms and is_bulky(answer, request.forms):
                     return await asyncio.to_thread(stream_message, answer, request.forms)
                 return stream_message(answer, request.forms)
             except MeshError as failure:

@@ -7,6 +7,7 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
+from gateway.requests.classification import WEIGHT
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.regions import NO_REGIONS, Regions
@@ -97,6 +98,9 @@ class Infer:
 
 
 def json_bytes(answer: Answer, forms: OutputForms) -> int:
-    """Bytes of the outputs that will be written as JSON or into shared memory, or classified."""
+    """Bytes of the outputs that will be written as JSON or into shared memory. One that is classified takes as long as
+    WEIGHT times as many.
+    """
     outputs = [(output, forms.of(output.name)) for output in answer.message.outputs]
-    return sum([len(output.raw) for output, form in outputs if form.classes or not form.binary])
+    of_classes = WEIGHT * sum([len(output.raw) for output, form in outputs if form.classes])
+    return of_classes + sum([len(output.raw) for output, form in outputs if not (form.classes or form.binary)])

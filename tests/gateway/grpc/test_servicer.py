@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
@@ -19,9 +21,11 @@ from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer
 from gateway.grpc.servicer import InferenceServicer
 from gateway.models.metadata import EXTENSIONS
+from gateway.requests.classification import classified
 from gateway.requests.status import GRPC_STATUS
 from shared.contract.errors import Code, MeshError, ModelError, Reason, SequenceError, UnavailableError
 from shared.contract.messages import ModelRecord
+from shared.contract.tensors import Tensor
 
 # The clients have no types.
 triton: Any = triton_grpc
@@ -78,6 +82,33 @@ async def test_tritonclient_infers(address: str, twin: Any, values: Any, datatyp
     assert "triton_final_response" not in response.parameters  # a stream's parameter
     (call,) = twin.calls
     assert ("text", True, False, 2) == (call.correlation_id, call.start, call.end, call.priority)
+
+
+@pytest.mark.parametrize(("count", "is_beside"), [(8, False), (2048, True)])
+async def test_what_takes_long_to_classify_is_classified_beside_the_loop(
+    address: str, monkeypatch: pytest.MonkeyPatch, count: int, is_beside: bool
+) -> None:
+    """An element takes microseconds, whatever its bytes are."""
+    threads: list[int] = []
+
+    def noted(*arguments: Any) -> Tensor:
+        threads.append(threading.get_ident())
+        return classified(*arguments)
+
+    monkeypatch.setattr("gateway.grpc.codec.classified", noted)
+    async with triton_aio.InferenceServerClient(address) as client:
+        outputs = [triton.InferRequestedOutput("OUTPUT0", class_count=count)]
+        inputs = [tensor([[0.5] * count], "FP32")]
+        result = await client.infer("sum", inputs, outputs=outputs)
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "sum", "inputs": inputs, "outputs": outputs}
+
+        async for streamed, error in client.stream_infer(requests()):
+            assert error is None
+            assert result.as_numpy("OUTPUT0").tolist() == streamed.as_numpy("OUTPUT0").tolist()
+
+    assert [is_beside] * 2 == [thread != threading.get_ident() for thread in threads]
 
 
 async def test_tritonclient_infers_with_callbacks(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from typing import Any
 
@@ -12,6 +13,8 @@ import tritonclient.http as blocking_client
 import tritonclient.http.aio as client
 from tritonclient.utils import InferenceServerException
 
+from gateway.requests.classification import classified
+from shared.contract.tensors import Tensor
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
 
 
@@ -144,6 +147,26 @@ async def test_classification_gives_the_largest_values_with_their_indexes(triton
     )
 
     assert [[b"5.000000:1", b"3.250000:2"], [b"9.000000:0", b"8.000000:2"]] == result.as_numpy("OUTPUT0").tolist()
+
+
+@pytest.mark.parametrize(("count", "is_beside"), [(8, False), (2048, True)])
+async def test_what_takes_long_to_classify_is_classified_beside_the_loop(
+    triton: Any, monkeypatch: pytest.MonkeyPatch, count: int, is_beside: bool
+):
+    """An element takes microseconds, whatever its bytes are."""
+    threads: list[int] = []
+
+    def noted(*arguments: Any) -> Tensor:
+        threads.append(threading.get_ident())
+        return classified(*arguments)
+
+    monkeypatch.setattr("gateway.rest.response.classified", noted)
+    values = np.zeros((1, count), dtype=np.float32)
+    wanted = [client.InferRequestedOutput("OUTPUT0", class_count=count)]
+    result = await triton.infer("echo", [tensor("INPUT0", values, "FP32")], outputs=wanted)
+
+    assert (1, count) == result.as_numpy("OUTPUT0").shape
+    assert [is_beside] == [thread != threading.get_ident() for thread in threads]
 
 
 async def test_classification_names_the_classes_that_have_a_name(triton: Any):
