@@ -247,7 +247,7 @@ def requested_forms(request: InferRequest, regions: Regions = NO_REGIONS) -> Out
 
     raises  RequestError for a k below 1, for a part of shared memory that is not there, and for both at once
     """
-    forms = RAW_OUTPUTS
+    forms: dict[str, int | RegionPart] = {}
     for output in request.outputs[:]:
         parameters = output.parameters
         if not parameters:
@@ -257,7 +257,7 @@ def requested_forms(request: InferRequest, regions: Regions = NO_REGIONS) -> Out
         if part is not None and classes is not None:
             raise RequestError("output can't set both 'shared_memory_region' and 'classification'")
         if part is not None or classes is not None:
-            forms = {output.name: part or classes or 0, **forms}
+            forms.setdefault(output.name, part or classes or 0)
     return forms
 
 
