@@ -20,6 +20,8 @@ from seqmesh_client.token import Place
 from seqmesh_client.wire import LinkBroken, StepOutputs, StepRequest, broken_by
 
 ResultT = TypeVar("ResultT")
+READ_AHEAD = 16
+"""Messages of a stream that are read before they are asked for. Then the server waits, as it does for `AsyncClient`."""
 
 
 class BlockingLink:
@@ -31,10 +33,11 @@ class BlockingLink:
     def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._room = threading.Semaphore(READ_AHEAD)
         call = stub.ModelStreamInfer(iter(self._outbox.get, None), metadata=headers)
-        boxes = self._inbox, self._outbox
+        boxes = self._inbox, self._outbox, self._room
         threading.Thread(target=read, args=(call, *boxes), daemon=True, name="seqmesh-client").start()
-        self._broken_off = weakref.finalize(self, call.cancel)
+        self._broken_off = weakref.finalize(self, break_off, call, self._room)
         self._broken_off.atexit = False
 
     def send(self, message: Any) -> None:
@@ -49,16 +52,24 @@ class BlockingLink:
             message = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             raise LinkBroken("no answer came in time") from None
+        self._room.release()
         if isinstance(message, Exception):
             raise message
         return message
 
 
-def read(call: Any, inbox: queue.SimpleQueue[Any], outbox: queue.SimpleQueue[Any]) -> None:
-    """Hands over what a call says, and its end."""
+def break_off(call: Any, room: threading.Semaphore) -> None:
+    call.cancel()
+    # The thread that reads it may wait for room.
+    room.release()
+
+
+def read(call: Any, inbox: queue.SimpleQueue[Any], outbox: queue.SimpleQueue[Any], room: threading.Semaphore) -> None:
+    """Hands over what a call says, and its end. room: for messages that nobody has asked for"""
     try:
         for message in call:
             inbox.put(message)
+            room.acquire()
     except grpc.RpcError as error:
         inbox.put(broken_by(error))
     else:

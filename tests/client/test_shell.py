@@ -1,15 +1,21 @@
-"""What both clients take as arguments. Nothing is sent."""
+"""What both clients take as arguments, and how far the blocking one reads. Nothing is sent."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from seqmesh_client import AsyncClient, Client
+from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
 from seqmesh_client.token import Place
+from seqmesh_client.wire import pb
 
 GATEWAYS = ["localhost:1"]
 
@@ -63,3 +69,58 @@ def test_no_step_ahead_is_refused_and_drops_no_step_silently(ahead: int) -> None
         list(Client(GATEWAYS).sequence("sum").steps([[1]], ahead=ahead))
     with pytest.raises(ValueError, match="at least 1"):
         asyncio.run(asynchronous())
+
+
+def test_a_stream_is_not_read_beyond_what_its_caller_will_take_soon() -> None:
+    """A model may say much more than its caller takes: it waits at the server, not in this process."""
+    told, room = [pb.ModelStreamInferResponse() for _ in range(5)], Room(3)
+    inbox, outbox = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+
+    with pytest.raises(NoRoomError):
+        read(iter(told), inbox, outbox, cast(Any, room))
+
+    assert 4 == inbox.qsize()
+
+
+async def test_the_thread_of_a_stream_that_is_full_ends_with_it() -> None:
+    class Call:
+        """Says something for as long as nobody breaks it off."""
+
+        is_over = False
+
+        def cancel(self) -> None:
+            self.is_over = True
+
+        def __iter__(self) -> Iterator[Any]:
+            while not self.is_over:
+                yield pb.ModelStreamInferResponse()
+
+    class Stub:
+        def ModelStreamInfer(self, _requests: Any, metadata: Any) -> Call:  # noqa: N802  the call's name
+            del metadata
+            return Call()
+
+    before = set(threading.enumerate())
+    link = BlockingLink(Stub(), ())
+    (thread,) = set(threading.enumerate()) - before
+    for _ in range(2 * READ_AHEAD):
+        link.receive(time.monotonic() + 30)
+
+    link.close()
+
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()
+
+
+class NoRoomError(Exception):
+    """In a test: instead of waiting."""
+
+
+class Room:
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    def acquire(self) -> None:
+        self._free -= 1
+        if self._free < 0:
+            raise NoRoomError
