@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.replies import Replies
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, pause_s
 from shared.store.server_run import ServerRun
 
 
@@ -33,7 +32,6 @@ class RestartRecovery:
 
     async def run(self) -> None:
         """Watches for another run until it is cancelled."""
-        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         failures = 0
         while True:
             await self._run.changed.wait()
@@ -43,7 +41,7 @@ class RestartRecovery:
             except (*CONNECTION_LOST, OutOfMemoryError) as lost:
                 failures += 1
                 logs.warning("recovery delayed", error=str(lost))
-                await asyncio.sleep(backoff.compute(failures))
+                await asyncio.sleep(pause_s(failures))
 
     async def _recover(self) -> None:
         run = ServerRun()

@@ -16,7 +16,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import ResponseError
 
 from gateway.requests.waiting import PendingRequest
@@ -28,7 +27,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
-from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, pause_s
 
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
@@ -120,7 +119,6 @@ class Replies:
                 await self._redis.unlink(stream)
 
     async def run(self) -> None:
-        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         failures = 0
         try:
             while True:
@@ -134,7 +132,7 @@ class Replies:
                     failures += 1
                     if failures == 1:
                         logs.warning("reply stream lost, reconnecting", error=str(lost))
-                    await asyncio.sleep(backoff.compute(failures))
+                    await asyncio.sleep(pause_s(failures))
         finally:
             await self._link.close()
 

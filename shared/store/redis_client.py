@@ -49,6 +49,8 @@ RETRIES = 8
 """Times a command is repeated on a broken connection: with the back-off below, 2 to 6 seconds of Redis restart."""
 BACKOFF_CAP_S = 2.0
 BACKOFF_BASE_S = 0.02
+LONGEST_PAUSE_FROM = 10
+"""Failures in a row from which on pauses grow no more: by then `BACKOFF_CAP_S` bounds them."""
 CONNECT_TIMEOUT_S = 5.0
 DRIVER = DriverInfo()
 """What CLIENT LIST shows as the library. Made once, because redis-py would read its package's metadata for each
@@ -299,6 +301,14 @@ async def _fixed(
         )
     await redis.hset(keys.mesh, field, str(own))
     return own
+
+
+def pause_s(failures: int) -> float:
+    """How long to wait before the next try, s, after so many failures in a row: at random, because many processes lose
+    a server at the same moment.
+    """
+    # Redis may stay away for an hour, and 2 to the power of 1024 is no float any more.
+    return FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S).compute(min(failures, LONGEST_PAUSE_FROM))
 
 
 async def redis_now_ms(redis: Redis) -> int:

@@ -11,12 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import ResponseError
 
 from shared.process import logs
 from shared.store.link import Link
-from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, pause_s
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 
@@ -45,7 +44,6 @@ class RoundTrips:
 
         depart  makes it; False, or one of CONNECTION_LOST, when some of what it sent is to be sent again
         """
-        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         try:
             while True:
                 await self._due.wait()
@@ -53,7 +51,7 @@ class RoundTrips:
                 failures = 0
                 while not await self._departed(depart):
                     failures += 1
-                    await asyncio.sleep(backoff.compute(failures))
+                    await asyncio.sleep(pause_s(failures))
         finally:
             if self._link is not None:
                 await self._link.close()

@@ -10,27 +10,22 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.store import round_trips
+from shared.store import redis_client, round_trips
 from shared.store.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips
 
 
-class Backoff:
-    """Notes how many failures in a row each pause was for; pauses for nothing."""
-
-    asked: list[int]
-
-    def __init__(self, **_: float) -> None:
-        Backoff.asked = []
-
-    def compute(self, failures: int) -> float:
-        Backoff.asked.append(failures)
-        return 0.0
-
-
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trips, "FullJitterBackoff", Backoff)
+def paused_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many failures in a row each pause was for; the pauses last no time."""
+    asked: list[int] = []
+
+    def no_pause_s(failures: int) -> float:
+        asked.append(failures)
+        return redis_client.pause_s(failures) * 0
+
+    monkeypatch.setattr(round_trips, "pause_s", no_pause_s)
+    return asked
 
 
 class Scripted:
@@ -102,7 +97,9 @@ async def test_what_gathers_during_a_round_trip_goes_with_the_next() -> None:
     assert ["connect", "connect", "close"] == scripted.told
 
 
-async def test_what_was_lost_or_failed_is_sent_again_after_a_pause_for_each_failure_in_a_row() -> None:
+async def test_what_was_lost_or_failed_is_sent_again_after_a_pause_for_each_failure_in_a_row(
+    paused_for: list[int],
+) -> None:
     scripted = Scripted()
     user: Any = User(scripted)
     failures = (RedisConnectionError("lost"), OSError("no route"), [UnfitServerError("READONLY"), "yes"])
@@ -120,8 +117,26 @@ async def test_what_was_lost_or_failed_is_sent_again_after_a_pause_for_each_fail
         assert [3] == await scripted.carried.get()
         scripted.answers.put_nowait(["yes"])
 
-    assert [1, 2, 3, 1] == Backoff.asked
+    assert [1, 2, 3, 1] == paused_for
     assert [2, 1] == user.done[:2]
+
+
+async def test_a_server_that_stays_away_for_an_hour_ends_nothing() -> None:
+    tries, is_back = 0, asyncio.Event()
+
+    async def depart() -> bool:
+        nonlocal tries
+        tries += 1
+        if tries < 3600:
+            raise RedisConnectionError("away")
+        is_back.set()
+        return True
+
+    scripted: Any = Scripted()
+    trips = RoundTrips(scripted, None, "numbers")
+    async with running(trips, depart):
+        trips.due()
+        await is_back.wait()
 
 
 async def test_a_mistake_of_ours_ends_it_and_closes_the_link() -> None:
