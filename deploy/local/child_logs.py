@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,6 +79,8 @@ class LogFile:
 
         Lines that are written between the two calls are lost. In return a child need not reopen its log.
         """
-        shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
+        # Where the disk is full it is emptied all the same: that makes room, and the mesh would end with the launcher.
+        with suppress(OSError):
+            shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
         os.truncate(self.path, 0)
         self._seen_bytes = 0

@@ -245,7 +245,10 @@ class Launcher:
             children=[child.state for child in self._plans.values()],
             key_prefix=self._settings.key_prefix,
         )
-        write_state(self._settings.data_dir, state)
+        try:
+            write_state(self._settings.data_dir, state)
+        except OSError as error:  # a full disk, above all: no reason to end the mesh
+            say(f"mesh.json cannot be written ({error.strerror}): what it says of processes is out of date")
 
     async def _show_progress(self) -> None:
         await self._announce_readiness()

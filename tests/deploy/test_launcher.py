@@ -201,6 +201,20 @@ def test_a_child_that_is_killed_is_reported_and_comes_back_under_the_same_name(l
     assert launcher.comes_back("executor-1", before)
 
 
+def test_a_mesh_whose_state_cannot_be_written_goes_on(launch: Launch) -> None:
+    """As on a full disk."""
+    launched = launch()
+    launched.reads_until("ready")
+    (launched.data_dir / "mesh.new").mkdir()
+    os.kill(launched.children()["executor-2"].pid, signal.SIGKILL)
+    launched.reads_until("mesh.json cannot be written")
+    launched.reads_until("executor-2 was killed by SIGKILL")
+    launched.reads_until("mesh.json cannot be written")  # it runs again
+
+    launched.process.send_signal(signal.SIGINT)
+    assert 0 == launched.process.wait(timeout=60)
+
+
 def test_a_mesh_whose_messages_nobody_reads_any_more_goes_on(launch: Launch) -> None:
     launcher = launch()
     launcher.reads_until("ready: ")
@@ -541,6 +555,18 @@ def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monk
             assert log.path.stat().st_size == 0
 
     assert len((tmp_path / "a.log.1").read_text().splitlines()) == 1
+
+
+def test_a_log_that_cannot_be_kept_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, which this makes room on."""
+    monkeypatch.setattr("deploy.local.child_logs.LOG_BYTES_MAX", 100)
+    (tmp_path / "a.log.1").mkdir()
+    log = LogFile(tmp_path / "a.log")
+    with log.open_for_child() as file:
+        file.write(b"2026-01-01T00:00:00.000Z WARNING " + b"x" * 100 + b"\n")
+
+    assert 1 == len(log.new_important_lines())
+    assert 0 == log.path.stat().st_size
 
 
 def test_a_line_without_an_end_is_read_once_and_cut_like_any_other(
