@@ -43,6 +43,9 @@ local function look()
     if not meta or member_of(meta, ids[i]) ~= member then
       is_readable = false
       give_up_unreadable(keys, ids[i], member)
+    elseif meta.arrived > now then
+      -- The clock was set back since: until it is there again nobody could tell how long this has waited. Long enough.
+      meta.arrived = now - delay
     end
     metas[i] = meta
   end

@@ -227,6 +227,18 @@ class TestPull:
         await queue.enqueue("c")
         assert ["a", "b", "c"] == await queue.taken(delay_us=1)
 
+    async def test_what_came_before_the_clock_was_set_back_has_waited_for_the_delay(self, queue: Queue) -> None:
+        await queue.enqueue("a", "b")
+        for id, meta in (await queue.redis.hgetall(queue.keys.meta)).items():
+            place, arrived, *others = meta.split(b" ")
+            later = b"%d" % (int(arrived) + 3_600_000_000)
+            await queue.redis.hset(queue.keys.meta, id, b" ".join((place, later, *others)))
+
+        look = await queue.pull(delay_us=60_000_000, take=Take.NEVER)
+        assert isinstance(look, Front)
+        assert [60_000_000] * 2 == [look.now_us - seen.queued_us for seen in look.front]
+        assert ["a", "b"] == await queue.taken(delay_us=60_000_000, take=Take.WHEN_LATE)
+
     async def test_takes_at_once_what_cannot_grow(self, queue: Queue) -> None:
         await queue.enqueue("a", "b", "c")
 
