@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from deploy.analyze.inputs import Input, Step, made_sequences, read_sequences
 from deploy.analyze.knobs import applied, knobs_of, powers, setting_of
 from deploy.analyze.load import LoadPlan
 from deploy.analyze.notes import (
+    FILE,
     Circumstances,
     CurvePoint,
     Notes,
@@ -186,9 +186,10 @@ def analyze(
     plan = LoadPlan(concurrency, rounds, warmup_s, window_s)
     sent = input_data.read_text() if input_data else f"{shapes} {sequence_length}"
     circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)
-    if anew:
-        shutil.rmtree(output, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace, results_in(output):
+        if anew:
+            # Not the folder, which may hold other things: --output names any.
+            (output / FILE).unlink(missing_ok=True)
         mesh = TrialMesh(model, Path(workspace))
         notes = read_notes(output, circumstances) or begun(mesh, circumstances)
         if notes.trials:

@@ -110,6 +110,22 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     assert "it is broken" in result.output
 
 
+def test_a_search_that_begins_anew_forgets_measurements_and_removes_nothing_else(tmp_path: Path) -> None:
+    model = tmp_path / "broken"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "none of these"')
+    measurements, mine = tmp_path / FILE, tmp_path / "mine.txt"
+    for file in (measurements, mine):
+        file.write_text("no measurements")
+
+    result = CliRunner().invoke(analyze, [str(model), f"--output={tmp_path}", "--anew", *QUICK])
+
+    assert "failed to load" in result.output
+    assert mine.exists()
+    assert (model / "config.pbtxt").exists()
+    assert not measurements.exists()
+
+
 def test_an_output_that_cannot_be_made_is_told_before_anything_runs() -> None:
     result = CliRunner().invoke(analyze, [str(SAMPLES / "add_sub"), "--output=/proc/nope"])
 
