@@ -24,7 +24,11 @@ class RepeatedLine:
 
 
 class Repeats:
-    """Decides which lines are written. clock: seconds"""
+    """Decides which lines are written. clock: seconds
+
+    Any thread may ask. Two that ask for the same line at once may both be told to write it: there is no lock, which a
+    process that a model forks could inherit taken.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,8 +40,9 @@ class Repeats:
         told = self._told.pop(what, None)
         if told is None or now_s - told.seen_s > LONGEST_INTERVAL_S:
             self._told[what] = RepeatedLine(now_s, now_s + FIRST_INTERVAL_S)
-            if len(self._told) > KNOWN_MAX:
-                del self._told[next(iter(self._told))]
+            # A copy, which no other thread changes meanwhile.
+            for oldest in list(self._told)[:-KNOWN_MAX] if len(self._told) > KNOWN_MAX else ():
+                self._told.pop(oldest, None)
             return told.suppressed if told else 0
         # Put in again at the end of the dict: the first entry is the one that has not come for longest.
         self._told[what] = told

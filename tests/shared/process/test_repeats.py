@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
 from shared.process.repeats import KNOWN_MAX, LONGEST_INTERVAL_S, Repeats
 
 
@@ -43,3 +49,25 @@ def test_only_so_many_are_remembered() -> None:
         assert 0 == repeats.suppressed(number)
 
     assert [0, None] == [repeats.suppressed(0), repeats.suppressed(KNOWN_MAX)]
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_several_threads_may_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models log from the threads of their instances."""
+    monkeypatch.setattr("shared.process.repeats.KNOWN_MAX", 1)
+    repeats = Repeats(Clock())
+
+    def told(thread: int) -> bool:
+        return all(repeats.suppressed((thread, number)) == 0 for number in range(20_000))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(told, range(4)))
