@@ -101,6 +101,10 @@ PAUSE_MS_MAX = 7 * 24 * 3600 * 1000
 """Longest pause of a sequence from one call: what waits in it, and its place among the live ones, is held no longer
 than somebody asks for. It is resumed then."""
 
+IDLE_MS_MAX = 100 * 365 * 24 * 3600 * 1000
+"""Longest idle time of a sequence: a configuration that says more means for ever. Scripts count times up to 2^53, and
+write numbers from 1e14 on with an exponent."""
+
 LIVE_MAX = 250_000
 """Live sequences of one model and shard, with or without slots, by default: each is a record, a checkpoint and a
 deadline in Redis, about 1 KiB beside its state.

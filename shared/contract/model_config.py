@@ -12,7 +12,7 @@ from functools import cached_property
 
 import msgspec
 
-from shared.contract.limits import RETRY_REPLIES, RETRY_REPLY_BYTES
+from shared.contract.limits import IDLE_MS_MAX, RETRY_REPLIES, RETRY_REPLY_BYTES
 
 
 class ControlKind(StrEnum):
@@ -375,8 +375,10 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def idle_ms(self) -> int:
-        """How long a sequence may be idle; 0 for a model without sequences."""
-        return max(1, self.sequence_batching.idle_us // 1000) if self.sequence_batching is not None else 0
+        """How long a sequence may be idle, at most IDLE_MS_MAX; 0 for a model without sequences."""
+        if self.sequence_batching is None:
+            return 0
+        return min(IDLE_MS_MAX, max(1, self.sequence_batching.idle_us // 1000))
 
     @property
     def shortest_idle_ms(self) -> int:

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from scheduler.core.actions import LookForExpired, Reclaim, ReclaimPart, Vacate, WantSlots
-from scheduler.core.events import Reclaimed, Vacated
+from scheduler.core.events import Looked, Reclaimed, Vacated
 from scheduler.core.slots import SlotAddress
 from scheduler.effects import EffectPerformer
+from shared.contract.forecast import LineForecast, decode_forecast, encode_forecast
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, sequence_id
+from shared.contract.limits import IDLE_MS_MAX
+from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
 from shared.store.redis_client import redis_now_ms
 from tests.scheduler.stage import MODEL, Stage
 
@@ -159,6 +162,29 @@ async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
         await leader.perform([LookForExpired(1)])
 
     assert ["x"] * 20 == [(await stage.record(number))["st"] for number in range(1, 21)]
+
+
+@pytest.mark.leaves_sequences
+async def test_a_sequence_that_may_be_idle_for_ever_is_never_due(stage: Stage) -> None:
+    """As the largest number of microseconds that a configuration can say is meant."""
+    batching = SequenceBatching(Direct(), idle_us=(1 << 64) - 1)
+    config = ModelConfig(MODEL, "python", "", 1, (), (), sequence_batching=batching)
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(7, start=True)
+        await stage.live(7)
+        await stage.commit(await stage.inbox(e1), e1, idle_ms=config.idle_ms)
+
+    now_ms = await redis_now_ms(stage.redis)
+    async with performer(stage) as leader:
+        (looked,) = await leader.perform([LookForExpired(now_ms)])
+
+    assert isinstance(looked, Looked)
+    assert looked.first_ms is not None
+    assert looked.first_ms - now_ms > IDLE_MS_MAX // 2
+    left_ms = await stage.commands.pttl(stage.keys.sequence(SEVEN).idle)
+    line = LineForecast("1", expiries_ms=(left_ms,))
+    assert decode_forecast(encode_forecast((line,))).behind("1") is not None
 
 
 @pytest.mark.leaves_sequences
