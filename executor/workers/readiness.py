@@ -25,23 +25,25 @@ class Readiness:
         self._ask = ask
         self._name = name
         self._limit_s = limit_s
-        self._asked: Future[bool] | None = None
+        self._asked: asyncio.Future[bool] | None = None
 
     async def look(self) -> None:
         """Asks once and updates `is_ready`. A call that has not returned in time is waited for the next time, not
         repeated.
         """
         if self._asked is None:
-            self._asked = Future()
-            threading.Thread(target=self._answer, args=(self._asked,), name=f"{self._name} ready", daemon=True).start()
+            answer = Future[bool]()
+            # Kept until it has come: each wrapping leaves a callback at the future behind.
+            self._asked = asyncio.wrap_future(answer)
+            threading.Thread(target=self._answer, args=(answer,), name=f"{self._name} ready", daemon=True).start()
         asked = self._asked
         # Not `wait_for`: that would cancel the future, which the thread sets later.
-        await asyncio.wait([asyncio.wrap_future(asked)], timeout=self._limit_s)
+        await asyncio.wait([asked], timeout=self._limit_s)
         if asked.done():
             self._asked = None
             self.is_ready = asked.result()
         else:
             self.is_ready = False
 
-    def _answer(self, asked: Future[bool]) -> None:
-        asked.set_result(self._ask())
+    def _answer(self, answer: Future[bool]) -> None:
+        answer.set_result(self._ask())

@@ -29,6 +29,8 @@ async def test_a_model_that_does_not_answer_is_not_ready_until_it_has_answered()
     await readiness.look()
     await readiness.look()
     assert (False, 1) == (readiness.is_ready, len(asked))
+    assert readiness._asked is not None
+    assert 1 == len(readiness._asked._callbacks), "a look leaves none behind"
 
     answer.set()
     await until(readiness, lambda: readiness.is_ready)
