@@ -55,14 +55,19 @@ class LogFile:
         return important
 
     def tail(self) -> str:
-        text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        try:
+            text = self.path.read_text(errors="replace")
+        except OSError:
+            text = ""
         return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
 
     def _new_lines(self) -> list[str]:
         """Lines since the last call. The last one is left for the next call if it has no end yet."""
-        if not self.path.exists():
+        try:
+            opened = self.path.open("rb")
+        except OSError:  # it is not there, or cannot be read now
             return []
-        with self.path.open("rb") as file:
+        with opened as file:
             if file.seek(0, os.SEEK_END) < self._seen_bytes:  # somebody else has moved it away, or emptied it
                 self._seen_bytes = 0
             file.seek(self._seen_bytes)

@@ -54,6 +54,7 @@ from deploy.local.supervision import (
 )
 from deploy.local.terminal import say, show
 from deploy.local.tether import tethered
+from shared.contract.errors import FAILED
 from shared.process.addresses import authority
 from shared.process.cpu_policy import schedule_by
 from shared.process.machine import available_cores
@@ -182,11 +183,16 @@ class Launcher:
     async def _perform(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
             case Start(name):
-                process = await self._spawn(self._plans[name])
+                try:
+                    process = await self._spawn(self._plans[name])
+                except OSError as error:  # too many processes or open files, above all: the others run on
+                    say(f"{name} cannot be started: {error.strerror}")
+                    self._events.put_nowait(Exited(name, FAILED))
+                    return
                 tasks.create_task(self._watch(name, process), name=f"watch {name}")
             case Send(name, with_signal):
-                process = self._processes[name]
-                if process.returncode is None:
+                process = self._processes.get(name)
+                if process is not None and process.returncode is None:
                     process.send_signal(with_signal)
             case UserNotice(text):
                 say(text)

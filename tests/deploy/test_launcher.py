@@ -215,6 +215,22 @@ def test_a_mesh_whose_state_cannot_be_written_goes_on(launch: Launch) -> None:
     assert 0 == launched.process.wait(timeout=60)
 
 
+def test_a_process_that_cannot_be_started_is_tried_again_and_the_mesh_goes_on(launch: Launch) -> None:
+    """As where there are too many processes. Here its log cannot be opened."""
+    launched = launch()
+    launched.reads_until("ready")
+    before, log = launched.children()["executor-2"].pid, launched.data_dir / "logs" / "executor-2.log"
+    log.unlink()
+    log.mkdir()
+    os.kill(before, signal.SIGKILL)
+    launched.reads_until("executor-2 cannot be started: Is a directory")
+    log.rmdir()
+
+    assert launched.comes_back("executor-2", before)
+    launched.process.send_signal(signal.SIGINT)
+    assert 0 == launched.process.wait(timeout=60)
+
+
 def test_a_mesh_whose_messages_nobody_reads_any_more_goes_on(launch: Launch) -> None:
     launcher = launch()
     launcher.reads_until("ready: ")
