@@ -98,6 +98,7 @@ def lease_setting() -> Any:
         unit="ms",
         group="Leases",
         minimum=100,
+        maximum=3_600_000,
     )
 
 
@@ -153,6 +154,7 @@ class MeshSettings:
         help="How long the mesh remembers a sequence that is over, so that late steps hear why.",
         unit="s",
         minimum=1,
+        maximum=365 * 24 * 3600,
     )
     log_level: LogLevel = setting("info", help="Least level that is logged.", group="Log")
     log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.")

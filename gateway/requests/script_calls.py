@@ -13,6 +13,7 @@ from gateway.requests.response_cache import lookup_of
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import GatewayId, SequenceId, ShardId
+from shared.contract.limits import IDLE_MS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import CANCELLED as TOMBSTONE_CANCELLED
 from shared.contract.step_digest import step_digest
@@ -24,6 +25,9 @@ from shared.store.script_values import Cancellation as CancelledStep
 from shared.store.script_values import Ending, Submission, ended_by
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import WorkItem, WorkScripts
+
+PATIENCE_US_MAX = 1000 * IDLE_MS_MAX
+"""A longer patience has no end: scripts count times up to 2^53, and write larger ones with an exponent."""
 
 
 class CallKind(IntEnum):
@@ -169,12 +173,12 @@ def is_withdrawal(kind: CallKind) -> bool:
 
 
 def patience_us(pending: PendingRequest) -> int:
-    """How long a request may wait for its sequence's first slot; 0: for ever."""
+    """How long a request may wait for its sequence's first slot, at most PATIENCE_US_MAX; 0: for ever."""
     call = pending.call
     if not call.timeout_us and not call.wait_max_ms:
         return 0
     bounds = (0 if pending.admitted.timeout_is_ignored else call.timeout_us, 1000 * call.wait_max_ms)
-    return min(filter(None, bounds), default=0)
+    return min(PATIENCE_US_MAX, *filter(None, bounds)) if any(bounds) else 0
 
 
 def kind_of(pending: PendingRequest) -> CallKind:

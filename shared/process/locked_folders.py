@@ -83,8 +83,9 @@ def locked_in_use(folder: Path) -> int | None:
 def remove_unused(folder: Path) -> bool:
     """Removes a folder, unless a process uses it. Returns whether the folder that was there is gone."""
     try:
-        lock = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
+        # To open a pipe of that name, which any user can make among the temporary files, would wait for its writer.
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,12 @@ def test_a_folder_that_takes_a_removed_ones_place_is_not_removed_with_it(
 
     assert remove_unused(folder)
     assert folder.exists()
+
+
+def test_what_is_no_folder_is_left_alone(tmp_path: Path) -> None:
+    """Any user can make a pipe or a file of such a name among the temporary files."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+
+    assert [True, True] == [remove_unused(tmp_path / name) for name in ("pipe", "file")]
+    assert {"pipe", "file"} == {path.name for path in tmp_path.iterdir()}
