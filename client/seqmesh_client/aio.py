@@ -154,7 +154,7 @@ class AsyncSequence(OneSequence):
         inputs   arrays by name, or the array of the model's only input
         last     the sequence ends with this step
         outputs  names of the wanted outputs; all if empty
-        timeout  seconds without news, over all attempts; None: the client's `patience`
+        timeout  seconds without news while the caller waits, over all attempts; None: the client's `patience`
         raises   NoAnswer, StepRefused and what is below it, OutcomeUnknown
         """
         conversation = self._conversation

@@ -102,6 +102,7 @@ class Conversation:
         )
         self._link: StreamLink | None = None
         self._busy = False
+        self._left_at = now()
 
     def token(self) -> str:
         delivery = self.delivery
@@ -198,12 +199,14 @@ class Conversation:
     @contextmanager
     def turn(self) -> Generator[None]:
         """One call of the caller. If it fails, open steps are dropped: they have no outcome, their numbers come again.
+        The time since its last call is the caller's own, and counts as nobody's silence.
 
         raises  RuntimeError if another call is under way
         """
         if self._busy:
             raise RuntimeError("a call for this sequence is under way: `steps` sends several steps at once")
         self._busy = True
+        self.delivery.waited_for_caller(self._now() - self._left_at)
         try:
             yield
         except BaseException:
@@ -212,6 +215,7 @@ class Conversation:
             raise
         finally:
             self._busy = False
+            self._left_at = self._now()
 
     def _connect(self, wish: Connect) -> Program[None]:
         numbered = self._mesh.numbered

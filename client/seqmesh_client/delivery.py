@@ -176,6 +176,12 @@ class Delivery:
         else:
             self._open.clear()
 
+    def waited_for_caller(self, seconds: float) -> None:
+        """For so long the caller took nothing, and nothing was listened to."""
+        self._heard_at += seconds
+        for step in self._open:
+            step.deadline += seconds
+
     def forget(self) -> None:
         """Drops the open steps: they have no outcome, and their numbers come again."""
         self._open.clear()

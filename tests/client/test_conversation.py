@@ -115,6 +115,25 @@ def test_each_answer_of_a_decoupled_model_is_given_once(seed: int) -> None:
     assert 3 == conversation.delivery.answered, "the step ran, and counts"
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_time_that_the_caller_takes_for_an_answer_is_no_silence_of_the_mesh(decoupled: bool) -> None:
+    shell = BrittleShell(SumMesh(decoupled=decoupled), random.Random(1), patience=Patience(step_s=60.0))
+    conversation = shell.conversation(PLACE)
+    with conversation.turn():
+        for value in (1, 2, 3):
+            conversation.add(request(value), None)
+    sums: list[int] = []
+    while conversation.delivery.open:
+        shell.now += 3600.0
+        with conversation.turn():
+            content, _ = shell.run(conversation.next_answer())
+        sums += [content.single.item()] if content is not None else []
+
+    wanted = [total + n for total in (1, 3, 6) for n in (range(1, ANSWERS + 1) if decoupled else [0])]
+    assert wanted == sums
+    assert 1 == shell.links
+
+
 def test_a_caller_that_leaves_early_gets_the_rest_out_of_the_way_with_its_next_step() -> None:
     mesh = SumMesh()
     shell = BrittleShell(mesh, random.Random(1))
