@@ -2,15 +2,21 @@
 
 No count is kept here: Redis adds the counts up when the answer is final (`shared.statistics.tally`). Only the sizes of
 the latest batches wait for the next report, and measurements for the next second (`executor.reporting.request_meter`).
+
+Every request that a model fails comes by here, whatever its backend and however late its answer. So it is logged here.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from executor.engine.base import RowError, RowResult, Timings
 from executor.reporting.request_meter import RequestMeter
+from shared.contract.errors import Code, sendable
+from shared.process import logs
+from shared.process.repeats import Repeats
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import (
     FULL_LOGS,
@@ -34,6 +40,8 @@ from shared.statistics.tally import (
 DEFAULT = MetricsConfig()
 BATCHES_REPORTED = 32
 """The latest batches that a report names; between two reports there may have been more."""
+OF_MODEL = frozenset({Code.INTERNAL, Code.UNKNOWN})
+"""Codes of errors that are the model's. With any other one the request is wrong, or the model has judged it."""
 
 
 class StatisticsRecorder:
@@ -52,6 +60,7 @@ class StatisticsRecorder:
         self._metrics = metrics
         self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
         self._latest: deque[int] = deque(maxlen=BATCHES_REPORTED)
+        self._failures = Repeats()
 
     def take_batches(self) -> tuple[int, ...]:
         """Rows of the batches since the last call."""
@@ -96,6 +105,8 @@ class StatisticsRecorder:
         total_ns = max(0, ended_ns - arrived_ns)
         of_responses = response_counts(responses) if responses else {}
         if isinstance(row, RowError):
+            if row.code in OF_MODEL:
+                self._tell(row)
             return packed({**failure(FailureReason.BACKEND, total_ns=total_ns), **of_responses})
         queue_ns = max(0, began_ns - arrived_ns)
         compute = compute_of(timings)
@@ -108,6 +119,16 @@ class StatisticsRecorder:
             first_ns = began_ns + responses[0].ns - arrived_ns if responses else total_ns
             counts |= first_response(max(0, first_ns), self._bounds_ms)
         return packed({**counts, **of_responses} if responses else counts)
+
+    def _tell(self, failed: RowError) -> None:
+        """Logs the load's first failure, and later ones at growing intervals, whatever they say: their texts may all be
+        different. Those that lose a state are counted by themselves, because they are rare beside the others.
+        """
+        suppressed = self._failures.suppressed(failed.lost)
+        if suppressed is not None:
+            repeated: dict[str, Any] = {"repeated": suppressed} if suppressed else {}
+            model, cause = self.load.model, sendable(failed.message)
+            logs.warning("model failed", model=model, version=self.load.version, cause=cause, **repeated)
 
     def with_full_log(self, counts: bytes) -> bytes:
         """Adds to a request's counts that its sequence stopped being recoverable with its commit."""
