@@ -24,7 +24,7 @@ from seqmesh_client.conversation import (
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import GatewayChannels, OneSequence
 from seqmesh_client.token import Place
-from seqmesh_client.wire import LinkBroken, StepOutputs, StepRequest, broken_by
+from seqmesh_client.wire import LinkBroken, StepOutputs, broken_by
 
 ResultT = TypeVar("ResultT")
 
@@ -258,8 +258,7 @@ class AsyncSequence(OneSequence):
             self.hang_up()
 
     async def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
-        arrays = await self._run(self._conversation.arrays(inputs))
-        self._conversation.add(StepRequest(arrays, outputs, last), timeout)
+        await self._run(self._conversation.give(inputs, outputs, timeout, last=last))
 
     async def _run(self, program: Program[ResultT]) -> ResultT:
         """Fulfils a program's wishes to its end."""

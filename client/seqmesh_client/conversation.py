@@ -21,7 +21,7 @@ import numpy as np
 from tritonclient import utils
 
 from seqmesh_client.delivery import Connect, Delivery, Listen, Patience, Quiet
-from seqmesh_client.errors import NoAnswer, NotEnded, NotNumbered, StepRefused
+from seqmesh_client.errors import NoAnswer, NotDescribed, NotEnded, NotNumbered, StepRefused
 from seqmesh_client.token import Place
 from seqmesh_client.wire import (
     NUMBERED,
@@ -108,9 +108,15 @@ class Conversation:
         delivery = self.delivery
         return replace(self.place, answered=delivery.answered, run=delivery.run, over=delivery.over).token()
 
-    def add(self, request: StepRequest, timeout_s: float | None) -> None:
-        """The next step. It is sent now if there is a stream, otherwise by `next_answer`."""
-        self.delivery.add(request, self._now(), timeout_s)
+    def give(self, inputs: Inputs, outputs: Sequence[str], timeout_s: float | None, *, last: bool) -> Program[None]:
+        """The next step, as a caller gives it. Its time begins here. Raises as `arrays` and `Delivery.add`."""
+        began = self._now()
+        arrays = yield from self.arrays(inputs, timeout_s)
+        self.add(StepRequest(arrays, outputs, last), timeout_s, began)
+
+    def add(self, request: StepRequest, timeout_s: float | None, began: float | None = None) -> None:
+        """The next step. It is sent now if there is a stream, otherwise by `next_answer`. began: None: now"""
+        self.delivery.add(request, self._now() if began is None else began, timeout_s)
         self._flush()
 
     def arrival(self, *, whole: bool) -> Program[None]:
@@ -243,16 +249,16 @@ class Conversation:
 
     # -- inputs -----------------------------------------------------------------------------------------------------
 
-    def arrays(self, inputs: Inputs) -> Program[Mapping[str, Array]]:
+    def arrays(self, inputs: Inputs, timeout_s: float | None = None) -> Program[Mapping[str, Array]]:
         """The inputs as arrays by name; asks for the model's metadata where names or types are missing.
 
-        raises  ValueError if the model has several inputs and the only array names none
+        raises  NotDescribed in time; ValueError if the model has several inputs and the only array names none
         """
         if isinstance(inputs, Mapping):
             named = cast(Mapping[str, Any], inputs)
             if all(isinstance(value, np.ndarray) for value in named.values()):
                 return named
-        declared = yield from self._declared()
+        declared = yield from self._declared(timeout_s)
         if not isinstance(inputs, Mapping):
             if len(declared) != 1:
                 raise ValueError(f"model '{self.place.model}' has the inputs {sorted(declared)}: give arrays by name")
@@ -260,19 +266,20 @@ class Conversation:
         given = cast(Mapping[str, Any], inputs)
         return {name: as_array(value, declared.get(name)) for name, value in given.items()}
 
-    def _declared(self) -> Program[Mapping[str, str]]:
+    def _declared(self, timeout_s: float | None) -> Program[Mapping[str, str]]:
         """Datatypes of the model's inputs, by name."""
         key = (self.place.model, self.place.version)
         if key not in self._mesh.inputs:
             request = pb.ModelMetadataRequest(name=key[0], version=key[1])
-            said = yield from self._ask(
-                "ModelMetadata", request, f"no gateway described model '{key[0]}' over gRPC (port 8001 by default)"
-            )
+            failure = f"no gateway described model '{key[0]}' over gRPC (port 8001 by default)"
+            said = yield from self._ask("ModelMetadata", request, failure, timeout_s, NotDescribed)
             self._mesh.inputs[key] = {one.name: one.datatype for one in said.inputs}
         return self._mesh.inputs[key]
 
-    def _ask(self, method: str, message: Any, failure: str, timeout_s: float | None = None) -> Program[Any]:
-        """The response of the first gateway that answers a unary call. Raises NoAnswer, which begins with `failure`."""
+    def _ask(
+        self, method: str, message: Any, failure: str, timeout_s: float | None, error: type[NoAnswer] = NoAnswer
+    ) -> Program[Any]:
+        """The response of the first gateway that answers a unary call. Raises `error`, which begins with `failure`."""
         patience, attempt = self._mesh.patience, 0
         until = self._now() + (patience.step_s if timeout_s is None else timeout_s)
         while True:
@@ -280,8 +287,8 @@ class Conversation:
             try:
                 return (yield Ask(gateway, method, message, min(until, self._now() + ASK_S)))
             except LinkBroken as broken:
-                if self._now() >= until:
-                    raise NoAnswer(f"{failure}: {broken}") from None
+                if not self._now() < until:  # nor when it is no number
+                    raise error(f"{failure}: {broken}") from None
             attempt += 1
             yield Quiet(min(until, self._now() + min(patience.pause_s * attempt, 1.0)))
 

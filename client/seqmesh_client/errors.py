@@ -2,6 +2,7 @@
 
     SeqmeshError
     ├── NoAnswer            in time; the same call again goes on with the same step
+    │   └── NotDescribed    what the model's inputs are was not told: nothing of the step was sent
     ├── NotEnded            a sequence that cannot be ended without a step: it is left to its idle time
     ├── OutcomeUnknown      the server does not number steps, and the connection broke: only a new sequence is sure
     ├── NotNumbered         the server does not number steps, and `strict` is on
@@ -38,6 +39,12 @@ class NoAnswer(SeqmeshError, TimeoutError):
     """No gateway answered in time; the text ends with what the last one said. Whether the step ran is not known."""
 
     remedy = "Call again with the same inputs: it is the same step, and it does not run twice."
+
+
+class NotDescribed(NoAnswer):
+    """No gateway said in time what the inputs of the model are, which a list or a single array does not tell."""
+
+    remedy = "Look at the address, and at what stands between client and server. Nothing of the step was sent."
 
 
 class NotEnded(SeqmeshError):

@@ -17,7 +17,7 @@ from seqmesh_client.conversation import Ask, Inputs, Program, Wish, sequence_id
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import GatewayChannels, OneSequence
 from seqmesh_client.token import Place
-from seqmesh_client.wire import LinkBroken, StepOutputs, StepRequest, broken_by
+from seqmesh_client.wire import LinkBroken, StepOutputs, broken_by
 
 ResultT = TypeVar("ResultT")
 READ_AHEAD = 16
@@ -205,8 +205,7 @@ class BlockingSequence(OneSequence):
             self.hang_up()
 
     def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
-        arrays = self._run(self._conversation.arrays(inputs))
-        self._conversation.add(StepRequest(arrays, outputs, last), timeout)
+        self._run(self._conversation.give(inputs, outputs, timeout, last=last))
 
     def _run(self, program: Program[ResultT]) -> ResultT:
         """Fulfils a program's wishes to its end."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from seqmesh_client import (
     BacklogFull,
     NoAnswer,
+    NotDescribed,
     NotEnded,
     NotNumbered,
     OutcomeUnknown,
@@ -482,6 +483,34 @@ def test_lists_become_arrays_of_exactly_what_they_hold(values: Any, datatype: st
 def test_lists_of_something_else_are_refused(values: Any, datatype: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         as_array(values, datatype)
+
+
+@pytest.mark.parametrize("timeout", [3.0, float("nan")])
+def test_a_step_whose_model_nobody_describes_is_over_in_its_time_and_told_as_not_sent(timeout: float) -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1), mishaps=1.0)
+    conversation = shell.conversation(PLACE)
+
+    with pytest.raises(NotDescribed, match=r"Look at the address.* Nothing of the step was sent") as told:
+        shell.run(conversation.give([[1]], (), timeout, last=False))
+
+    assert isinstance(told.value, NoAnswer)
+    assert (3.0 if timeout == 3.0 else 0.0) == shell.now - 1000.0
+
+
+def test_what_asking_for_the_inputs_took_is_of_the_step_s_time() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    asked = conversation.give([[1]], (), 3.0, last=False)
+
+    assert isinstance(next(asked), Ask)
+    shell.now += 2.0
+    with pytest.raises(StopIteration):
+        asked.send(shell.fulfil(Ask(0, "ModelMetadata", None, 0.0)))
+    shell.mishaps = 1.0
+    with pytest.raises(NoAnswer, match="step 1 had no answer in time"):
+        shell.run(conversation.outcome())
+
+    assert 1003.0 == shell.now
 
 
 def test_an_answer_that_has_come_and_was_not_taken_does_not_count() -> None:
