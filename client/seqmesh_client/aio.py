@@ -155,7 +155,8 @@ class AsyncSequence(OneSequence):
         last     the sequence ends with this step
         outputs  names of the wanted outputs; all if empty
         timeout  seconds without news while the caller waits, over all attempts; None: the client's `patience`
-        raises   NoAnswer, StepRefused and what is below it, OutcomeUnknown
+        raises   NoAnswer, StepRefused and what is below it, OutcomeUnknown; TypeError, ValueError or OverflowError for
+                 values that are none of the input's type
         """
         conversation = self._conversation
         with conversation.turn():

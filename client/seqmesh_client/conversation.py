@@ -252,7 +252,8 @@ class Conversation:
     def arrays(self, inputs: Inputs, timeout_s: float | None = None) -> Program[Mapping[str, Array]]:
         """The inputs as arrays by name; asks for the model's metadata where names or types are missing.
 
-        raises  NotDescribed in time; ValueError if the model has several inputs and the only array names none
+        raises  NotDescribed in time; ValueError if the model has several inputs and the only array names none; and as
+                `as_array`, with the input's name
         """
         if isinstance(inputs, Mapping):
             named = cast(Mapping[str, Any], inputs)
@@ -264,7 +265,7 @@ class Conversation:
                 raise ValueError(f"model '{self.place.model}' has the inputs {sorted(declared)}: give arrays by name")
             inputs = {next(iter(declared)): inputs}
         given = cast(Mapping[str, Any], inputs)
-        return {name: as_array(value, declared.get(name)) for name, value in given.items()}
+        return {name: named_array(name, value, declared.get(name)) for name, value in given.items()}
 
     def _declared(self, timeout_s: float | None) -> Program[Mapping[str, str]]:
         """Datatypes of the model's inputs, by name."""
@@ -293,6 +294,16 @@ class Conversation:
             yield Quiet(min(until, self._now() + min(patience.pause_s * attempt, 1.0)))
 
 
+def named_array(name: str, value: Any, datatype: str | None) -> Array:
+    """As `as_array`, whose error gets the name of the input."""
+    try:
+        return as_array(value, datatype)
+    except (TypeError, ValueError, OverflowError) as error:
+        # Subclasses, as UnicodeError's, are made of other arguments than a text.
+        kind = type(error) if type(error) in (TypeError, OverflowError) else ValueError
+        raise kind(f"input '{name}' is {datatype or 'unknown to the model'}: {error}") from error
+
+
 def as_array(value: Any, datatype: str | None) -> Array:
     """Arrays as they are; anything else as an array of the declared type. Raises TypeError for fractions among
     integers, ValueError for lists of different lengths, and OverflowError."""
@@ -305,11 +316,11 @@ def as_array(value: Any, datatype: str | None) -> Array:
         raise ValueError("the lists are of different lengths: give lists of one shape, or an array")
     if datatype == "BYTES":
         if others := sorted(kind.__name__ for kind in kinds if not issubclass(kind, str | bytes)):
-            raise TypeError(f"the model wants BYTES, and there are values of type {others[0]}: give strings or bytes")
+            raise TypeError(f"there are values of type {others[0]}: give strings or bytes")
         return array
     wanted = np.dtype(cast(Any, utils).triton_to_np_dtype(datatype))
     if wanted.kind in "biu" and any(issubclass(kind, float | np.floating) for kind in kinds):
-        raise TypeError(f"the model wants {datatype}, and the values have fractions: give an array of the right type")
+        raise TypeError("the values have fractions: give an array of the right type")
     return array.astype(wanted)
 
 

@@ -31,7 +31,7 @@ class SeqmeshError(Exception):
     remedy: ClassVar[str] = ""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"{text} ({self.remedy})" if self.remedy else text)
+        super().__init__(f"{text.rstrip()} ({self.remedy})" if self.remedy else text)
         self.text = text
 
 
@@ -87,6 +87,7 @@ class StepRefused(SeqmeshError):
                step leaves the state as it was). False: the step was never part of the sequence; it may be corrected
     """
 
+    remedy = "Correct what the text names: the request, or the model."
     reason: str = ""
 
     def __init__(

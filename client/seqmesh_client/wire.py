@@ -102,7 +102,7 @@ def message_of(step: StepRequest, *, model: str, version: str, sequence: int | s
 
     number  since the sequence's first step, which is 1 and begins it; also the request id, by which the mesh notices
             other inputs under the same number
-    raises  TypeError for an array that has no Triton type
+    raises  TypeError for an array that has no Triton type; ValueError for a text that is no UTF-8
     """
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=str(number))
     for name, array in step.inputs.items():
@@ -112,7 +112,10 @@ def message_of(step: StepRequest, *, model: str, version: str, sequence: int | s
         if datatype is None:
             raise TypeError(f"input '{name}' has the type {array.dtype}, which Triton's protocol does not know")
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        message.raw_input_contents.append(raw_bytes(array, datatype))
+        try:
+            message.raw_input_contents.append(raw_bytes(array, datatype))
+        except UnicodeEncodeError as error:
+            raise ValueError(f"input '{name}' has a text that is no UTF-8: {error}") from error
     for name in step.outputs:
         message.outputs.add(name=name)
     own = {

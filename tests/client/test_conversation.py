@@ -485,6 +485,22 @@ def test_lists_of_something_else_are_refused(values: Any, datatype: str, error: 
         as_array(values, datatype)
 
 
+def test_a_value_that_does_not_fit_is_told_with_the_name_of_its_input() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+
+    with pytest.raises(TypeError, match=r"^input 'INPUT' is INT64: .*NoneType"):
+        shell.run(conversation.arrays([[None]]))
+    with pytest.raises(OverflowError, match=r"^input 'INPUT' is INT64: .*too large"):
+        shell.run(conversation.arrays([[1 << 70]]))
+    with pytest.raises(ValueError, match=r"^input 'INPUT' is INT64: invalid literal"):
+        shell.run(conversation.arrays([["seven"]]))
+    with pytest.raises(ValueError, match=r"^input 'OTHER' is unknown to the model: "):
+        shell.run(conversation.arrays({"OTHER": [[1], [2, 3]]}))
+    with pytest.raises(ValueError, match=r"^input 'INPUT' has a text that is no UTF-8: "):
+        conversation.add(StepRequest({"INPUT": np.array(["\ud800"])}), None)
+
+
 @pytest.mark.parametrize("timeout", [3.0, float("nan")])
 def test_a_step_whose_model_nobody_describes_is_over_in_its_time_and_told_as_not_sent(timeout: float) -> None:
     shell = BrittleShell(SumMesh(), random.Random(1), mishaps=1.0)

@@ -14,7 +14,7 @@ import seqmesh_client
 from gateway.grpc.codec import decode_request, encode_stream_error
 from gateway.grpc.metadata import CallMetadata
 from gateway.requests.regions import NO_REGIONS
-from seqmesh_client import REASONS, SequenceGone, StepRefused, TryLater, WrongToken
+from seqmesh_client import REASONS, SeqmeshError, SequenceGone, StepRefused, TryLater, WrongToken
 from seqmesh_client.token import Place
 from seqmesh_client.wire import Array, StepRequest, from_answer, message_of, told_by
 from shared.contract.errors import OUTCOMES, Code, Reason, Retry, SequenceError, UnavailableError
@@ -29,6 +29,14 @@ def test_every_reason_of_the_mesh_has_a_class_of_its_own_with_a_remedy() -> None
         assert (OUTCOMES[reason].retry is Retry.START) == issubclass(kind, SequenceGone)
         # A late step, too, is repeated: it carries its number.
         assert (OUTCOMES[reason].retry is Retry.SAME or reason == Reason.LATE) == issubclass(kind, TryLater)
+
+
+def test_every_error_has_a_remedy() -> None:
+    kinds: list[type[SeqmeshError]] = list(SeqmeshError.__subclasses__())
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        assert kind.remedy, kind
+    assert "the model's text (Correct what" in str(StepRefused("the model's text\n"))
 
 
 @pytest.mark.parametrize("reason", list(Reason))
