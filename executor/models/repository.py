@@ -203,7 +203,10 @@ class ModelRepository:
         logs.error("model given up", model=name, cause=reason)
 
     def unload(self, name: str) -> None:
-        """Takes a model out of service. It is no error if the model is not loaded."""
+        """Takes a model out of service, and forgets that its last load failed. It is no error if the model is not
+        loaded.
+        """
+        self.failures.pop(name, None)
         model = self.loaded.pop(name, None)
         if model is None:
             return

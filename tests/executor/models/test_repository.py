@@ -237,6 +237,29 @@ async def test_polling_follows_the_folders(repository: ModelRepository, loader: 
     assert [one] == repository.retired
 
 
+async def test_a_failed_load_is_forgotten_when_the_model_is_unloaded(repository: ModelRepository, folder: Path) -> None:
+    with pytest.raises(LoadError):
+        repository.load("running_sum", "{bad")
+    repository.unload("running_sum")
+    repository.never_loaded("running_sum")
+
+    assert {"": ("UNAVAILABLE", "unloaded")} == states(repository)
+
+
+async def test_a_failed_load_is_forgotten_when_the_polled_folder_is_gone(
+    repository: ModelRepository, loader: Loader, folder: Path
+) -> None:
+    polling = Polling(repository, loader, 15.0, asyncio.Event())
+    (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
+    await polling.look()
+    assert "it is broken" in states(repository)["1"][1]
+    (folder / "running_sum").rename(folder / "renamed")
+
+    assert await polling.look()
+    assert ["renamed"] == list(repository.failures)
+    assert {} == states(repository)
+
+
 @pytest.mark.parametrize(
     ("name", "config"), [("no\0name", "{}"), ("labelled", json.dumps({"backend": "python", **NO_LABELS}))]
 )
