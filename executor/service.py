@@ -24,7 +24,7 @@ from executor.lease.hung_calls import HungCallError
 from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostError, OlderDataError, Registration
 from executor.models.loader import Loader
 from executor.models.polling import Polling, follow_listings
-from executor.models.repository import ModelRepository
+from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.models.sources import OVERRIDE, open_sources
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
@@ -170,6 +170,9 @@ async def start_models(
     """Loads the models of the control mode, and starts the task that changes them later. Returns a function that tells
     which control messages were applied.
     """
+    if settings.load_model and settings.model_control_mode != "explicit":
+        remedy = "--model-control-mode explicit, or leave --load-model out"
+        logs.warning("--load-model is ignored", model_control_mode=settings.model_control_mode, remedy=remedy)
     match settings.model_control_mode:
         case "explicit":
             logs.info("models are loaded on request", by="whoever gateways let", see="their --restricted-api")
@@ -209,6 +212,8 @@ async def load_models(
             loaded = await loader.load(name)
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
+            if isinstance(error, NoSuchModelError):
+                repository.never_found(name, error.message)
             continue
         if steps := {step.model for step in loaded.record.config.ensemble}:
             names += sorted(steps.intersection(repository.names()).difference(names))

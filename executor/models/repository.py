@@ -202,6 +202,10 @@ class ModelRepository:
         self.failures[name] = Failure("", reason)
         logs.error("model given up", model=name, cause=reason)
 
+    def never_found(self, name: str, reason: str) -> None:
+        """Notes that no repository has a model that was to be loaded at the start: the index names it all the same."""
+        self.failures[name] = Failure("", reason)
+
     def unload(self, name: str) -> None:
         """Takes a model out of service, and forgets that its last load failed. It is no error if the model is not
         loaded.

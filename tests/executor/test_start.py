@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from executor.models.loader import Loader
 from executor.models.repository import ModelRepository
-from executor.service import load_models
+from executor.service import load_models, start_models
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
@@ -60,6 +62,30 @@ async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(
     shutil.rmtree(tmp_path / "good")
     with pytest.raises(MeshError, match="could be loaded"):
         await load_models(repository, loader, settings)
+
+
+async def test_a_name_that_no_repository_has_stands_in_the_index_of_the_executor_that_was_to_load_it(
+    repository: ModelRepository, loader: Loader, tmp_path: Path
+) -> None:
+    settings = ExecutorSettings(models=(tmp_path,), model_control_mode="explicit", load_model=("good", "goood"))
+    await load_models(repository, loader, settings)
+
+    (line,) = [line for line in repository.index() if line.model == "goood"]
+    assert "UNAVAILABLE" == line.state
+    assert "no repository has a folder of that name" in line.reason
+    with pytest.raises(MeshError, match="failed to load all models: goood: "):
+        await load_models(repository, loader, replace(settings, exit_on_error=True))
+
+
+async def test_names_to_load_outside_explicit_mode_are_ignored_with_a_warning(
+    repository: ModelRepository, loader: Loader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ExecutorSettings(models=(tmp_path,), load_model=("broken",))
+    nothing: Any = None
+    await start_models(settings, nothing, repository, loader, asyncio.Event(), nothing)
+
+    assert ["good"] == list(repository.loaded)
+    assert "--load-model is ignored" in caplog.messages
 
 
 async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(
