@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.configuration.absence import absence
 from executor.configuration.backends import Surroundings
 from executor.configuration.batching_rules import check_response_cache
 from executor.configuration.build import build
@@ -68,6 +70,7 @@ def load_model_config(
     """
     directory = model_dir.name
     config = _read(model_dir, override_json, config_name, required=not auto_complete)
+    is_given = override_json is not None or bool(config.ListFields())
     fill_identity(config, directory)
     check_name(config.name, directory)
     check_response_cache(config)
@@ -76,7 +79,8 @@ def load_model_config(
     version_dir = model_dir / str(versions[-1])
     around = Surroundings(directory, _files(version_dir), frozenset(backends), gpu_count)
     dialect = is_dialect(config)
-    notes = version_notes + policy_notes + normalise(config, around)
+    with _telling_absence(model_dir, is_given=is_given):
+        notes = version_notes + policy_notes + normalise(config, around)
 
     # An ensemble has no file from which a backend could complete it.
     completes = auto_complete and not is_ensemble(config)
@@ -86,7 +90,8 @@ def load_model_config(
         notes.append(f"completed from the model itself: {', '.join(changed)}")
         check_name(completed.name, directory)
         notes += normalise(completed, around)
-    notes += validate(completed, dialect=dialect, gpu_count=gpu_count)
+    with _telling_absence(model_dir, is_given=is_given):
+        notes += validate(completed, dialect=dialect, gpu_count=gpu_count)
     notes += review_fields(completed)
     check_files(completed, model_dir, version_dir)
     return LoadedConfig(
@@ -116,6 +121,17 @@ def _read(model_dir: Path, override_json: str | None, config_name: str, *, requi
         raise ConfigError(f"failed to read {path}: {error}") from error
 
 
+@contextmanager
+def _telling_absence(model_dir: Path, *, is_given: bool) -> Generator[None]:
+    """Within it an error says, too, that the configuration has no file, if that is so: it may have been misspelt."""
+    try:
+        yield
+    except ConfigError as error:
+        if is_given or (model_dir / "config.pbtxt").exists():
+            raise
+        raise ConfigError(f"{error.message}; {absence('config.pbtxt', model_dir)}") from error
+
+
 def _list(model_dir: Path) -> tuple[list[int], list[str]]:
     try:
         return find_versions(model_dir)
@@ -138,8 +154,8 @@ def _complete(config: ConfigMessage, auto_complete: AutoComplete, version_dir: P
     except Exception as error:  # The model's own code runs here; whatever it raises, the load failed.
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"failed to complete the configuration of model '{config.name}': {error!r}, at "
-            f"{where.filename}({where.lineno}): {where.name}"
+            f"failed to complete the configuration of model '{config.name}': {type(error).__name__}: {error}, "
+            f"at {where.filename}({where.lineno}): {where.name}"
         ) from error
     return parse_json(text, f"completed configuration of model '{config.name}'")
 

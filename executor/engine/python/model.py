@@ -29,6 +29,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from executor.configuration.absence import absence
 from executor.engine.python import triton_python_backend_utils
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
 from executor.engine.python.model_metrics import forget_families
@@ -81,7 +82,7 @@ def model_path(version_dir: Path, default_model_filename: str) -> Path:
     for directory in (version_dir, version_dir.parent):
         if (directory / name).is_file():
             return directory / name
-    raise LoadError(f"there is no {name} in {version_dir}")
+    raise LoadError(absence(name, version_dir))
 
 
 def import_model_class(path: Path, code: InstanceCode) -> type[Any]:

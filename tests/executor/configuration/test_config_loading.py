@@ -585,7 +585,7 @@ def test_a_failure_of_the_completion_itself_names_its_place(load_text: LoadText)
     with pytest.raises(ConfigError) as refusal:
         load_text(IO, backends={"python": complete})
 
-    said = "failed to complete the configuration of model 'm': ZeroDivisionError('division by zero'), at "
+    said = "failed to complete the configuration of model 'm': ZeroDivisionError: division by zero, at "
     assert refusal.value.message.startswith(f"{said}{__file__}(")
     assert refusal.value.message.endswith("): complete")
 
@@ -607,6 +607,34 @@ def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
 
     with pytest.raises(ConfigError, match="unexpected directory name 'm' for model 'other'"):
         load_text(IO, backends={"python": complete})
+
+
+def test_a_file_that_cannot_be_read_for_the_completion_is_named(load_text: LoadText, tmp_path: Path) -> None:
+    def complete(config_json: str, version_dir: Path) -> str:
+        return (version_dir / "model.py" / "nothing").read_text()
+
+    with pytest.raises(ConfigError, match=rf"NotADirectoryError: .*'{tmp_path}/m/1/model\.py/nothing', at "):
+        load_text(IO, backends={"python": complete})
+
+
+def test_a_model_that_lacks_its_configuration_is_told_so_and_of_a_file_that_may_be_it(
+    load_text: LoadText, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"in config\.pbtxt; there is no config\.pbtxt in {tmp_path}/m$"):
+        load_text(None)
+    with pytest.raises(ConfigError, match=rf"'model.<backend_name>'\.; there is no config\.pbtxt in {tmp_path}/no$"):
+        load_text(None, name="no", files=())
+    (tmp_path / "m" / "config.pbtx").touch()
+    with pytest.raises(ConfigError, match=rf"there is no config\.pbtxt in {tmp_path}/m, but config\.pbtx$"):
+        load_text(None)
+
+
+@pytest.mark.parametrize(("text", "override_json"), [("", None), (None, "{}")])
+def test_a_configuration_that_is_given_is_not_told_to_be_lacking(
+    load_text: LoadText, text: str | None, override_json: str | None
+) -> None:
+    with pytest.raises(ConfigError, match=r"declare them in config\.pbtxt$"):
+        load_text(text, override_json=override_json)
 
 
 # Notes

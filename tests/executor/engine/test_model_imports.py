@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from executor.engine.python.instance_code import InstanceCode
-from executor.engine.python.model import forget, import_model_class, keep_importable
+from executor.engine.python.model import forget, import_model_class, keep_importable, model_path
 from executor.engine.python.model_metrics import custom_families
 from shared.contract.errors import LoadError
 
@@ -125,3 +125,12 @@ def test_a_file_without_a_model_leaves_nothing_and_its_predecessor_is_found_as_b
     assert "no_model" not in [family.name for family in custom_families()]
     forget(code, directory)
     assert code.name not in sys.modules
+
+
+def test_a_folder_that_lacks_the_model_names_the_file_that_may_be_it(tmp_path: Path) -> None:
+    (tmp_path / "weights.npz").touch()
+    with pytest.raises(LoadError, match=rf"^there is no model\.py in {tmp_path}$"):
+        model_path(tmp_path, "")
+    (tmp_path / "Model.py").touch()
+    with pytest.raises(LoadError, match=rf"^there is no model\.py in {tmp_path}, but Model\.py$"):
+        model_path(tmp_path, "")
