@@ -43,6 +43,7 @@ def check_health(check: str, *arguments: str) -> int:
         arguments,
         program=f"seqmesh executor {check}",
         help="Whether the executor of this name (by default this host's) is alive.",
+        spared=("models",),
     )
     from executor.health import is_healthy  # noqa: PLC0415 -- as above
 

@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -506,13 +506,18 @@ def parse_settings(
     *,
     program: str,
     help: str,
+    spared: Collection[str] = (),
 ) -> T:
     """A service's settings from its command line (by default this process's) and the environment.
+
+    spared  required settings without which this program can do
 
     Exits as command lines do: with the help and code 0, or with a message and code 2.
     """
     found: list[T] = []
     command = settings_command(settings_type, found.append, name=program, help=help)
+    for one in command.params:
+        one.required &= one.name not in spared
     try:
         code = command.main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name=program, standalone_mode=False

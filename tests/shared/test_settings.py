@@ -215,7 +215,9 @@ def test_a_password_on_the_command_line_is_warned_of_and_one_in_the_environment_
     assert capsys.readouterr().err == ""
 
 
-def test_a_required_setting_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_required_setting_must_be_given_but_to_a_program_that_can_do_without(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Needy(MeshSettings):
         models: tuple[Path, ...] = setting((), help="Repositories.", required=True)
@@ -224,6 +226,7 @@ def test_a_required_setting_must_be_given(capsys: pytest.CaptureFixture[str]) ->
         parse_settings(Needy, [], program="needy", help="Needs models.")
 
     assert "Missing option '--models'" in capsys.readouterr().err
+    assert () == parse_settings(Needy, [], program="check", help="", spared=("models",)).models
 
 
 def test_the_help_shows_every_flag_with_its_variable_and_default_under_its_subject() -> None:
