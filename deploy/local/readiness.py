@@ -7,8 +7,8 @@ import asyncio
 from shared.process.addresses import authority
 
 PROBE_TIMEOUT_S = 2.0
-NO_EXECUTOR = "no executor has loaded its models yet"
-"""Why a gateway that answers is not ready."""
+NO_EXECUTOR = "no executor serves yet"
+"""Why a gateway that answers is not ready: executors load their models, cannot, or are drained."""
 
 
 def reachable(host: str) -> str:

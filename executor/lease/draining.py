@@ -60,15 +60,26 @@ class Draining:
             await asyncio.sleep(self._period_s)
 
     async def over(self) -> None:
-        """Returns when the operator does not want it (any more)."""
-        if await self._is_wanted(default=True):
-            logs.info("drained, not serving", executor=self.executor or self._name, remedy="seqmesh drain --undo")
-        while await self._is_wanted(default=True):  # noqa: ASYNC110 - as above
+        """Returns when the operator does not want it (any more). Warns: this process serves nothing meanwhile."""
+        is_told = False
+        while await self._is_wanted(default=True):
+            is_told = is_told or await self._told()
             await asyncio.sleep(self._period_s)
 
-    async def _is_wanted(self, *, default: bool) -> bool:
-        """default: the answer while Redis cannot be asked"""
+    async def _told(self) -> bool:
+        """Logs that this process is drained, and how it serves again. False while Redis cannot be asked."""
+        for who in (self._name, self.executor):
+            if await self._is_wanted(who, default=False):
+                logs.warning("drained, not serving", executor=who, remedy=f"seqmesh drain {who} --undo")
+                return True
+        return False
+
+    async def _is_wanted(self, *names: str, default: bool) -> bool:
+        """Whether it is wanted under one of these names, by default under any.
+
+        default  the answer while Redis cannot be asked
+        """
         try:
-            return await self._membership.is_drained(self._name, self.executor)
+            return await self._membership.is_drained(*(names or (self._name, self.executor)))
         except CONNECTION_LOST:
             return default

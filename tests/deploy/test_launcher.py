@@ -177,7 +177,7 @@ def test_who_waits_for_models_is_told_the_log_of_the_executor_that_loads_them(la
     line = launcher.reads_until("waiting for gateway-1")
 
     log = launcher.data_dir / "logs" / "executor-1.log"
-    assert f"gateway-2 (no executor has loaded its models yet; {log})" in line
+    assert f"gateway-2 (no executor serves yet; {log})" in line
 
 
 def test_warnings_of_children_reach_the_terminal_and_everything_reaches_their_logs(launch: Launch) -> None:

@@ -1,0 +1,41 @@
+"""An executor that an operator has drained says so, with what makes it serve again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from executor.lease.draining import Draining
+from shared.contract.ids import ExecutorId
+from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+
+
+@pytest.mark.parametrize("who", ["executor-1", "executor-1-ab"])
+async def test_a_drained_process_warns_with_the_name_under_which_it_serves_again(
+    redis: Redis, key_prefix: str, caplog: pytest.LogCaptureFixture, who: str
+) -> None:
+    """The launcher shows warnings on its terminal: else nobody hears why no gateway becomes ready."""
+    membership = Membership(redis, Keyspace(key_prefix))
+    await membership.drain(who, 1)
+    draining = Draining(membership, "executor-1", period_s=0)
+    draining.executor = ExecutorId("executor-1-ab")
+
+    waiting = asyncio.create_task(draining.over())
+    while not caplog.records:
+        await asyncio.sleep(0)
+    await membership.undrain(who)
+    await waiting
+
+    fields = [(record.levelname, vars(record)["fields"]) for record in caplog.records]
+    assert [("WARNING", {"executor": who, "remedy": f"seqmesh drain {who} --undo"})] == fields
+
+
+async def test_a_process_that_is_not_drained_warns_of_nothing(
+    redis: Redis, key_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await Draining(Membership(redis, Keyspace(key_prefix)), "executor-1", period_s=0).over()
+
+    assert [] == caplog.records
