@@ -5,6 +5,7 @@ Services are imported only when their command is called, so that `seqmesh gatewa
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -20,7 +21,7 @@ from deploy.local.settings import UpSettings
 from deploy.operate.settings import check_is_text
 from shared.contract.ids import correlation_id_from
 from shared.settings import ENTRY_POINTS as SETTINGS_OF
-from shared.settings import settings_command
+from shared.settings import SettingsCommand, options, settings_command
 from shared.traces.tracing import describe
 
 UP_HELP = """A whole mesh on this machine, until Ctrl-C.
@@ -54,7 +55,8 @@ LAZY_COMMANDS = {
     "chaos": ("deploy.chaos.command", "Kills a mesh under load, and checks every answer."),
 }
 
-
+GIVEN_BY_UP = ("--name", "--reuse-port", "--no-reuse-port", "--console-control")
+"""Options of services that `seqmesh up` gives itself: their variables would change nothing."""
 EXIT_INTERRUPTED = 130
 
 
@@ -127,6 +129,37 @@ class LazyCommand(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
 
+class UpCommand(SettingsCommand):
+    """Names the way for what is given to `seqmesh up` and belongs to one of its services, or behind `--models`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        try:
+            found = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not (where := setting_of_services(error.option_name)):
+                raise
+            raise click.UsageError(where, ctx) from error
+        if found and not ctx.resilient_parsing:
+            remedy = " ".join(f"--models {shlex.quote(one)}" for one in found)
+            ctx.fail(f"a model repository stands behind --models: {remedy}")
+        return found
+
+
+def setting_of_services(option: str) -> str:
+    """Whose setting an option is, and how `seqmesh up` hands it on; "" if it is of no service."""
+    variables = {
+        entry.name: one.envvar
+        for entry in entry_points(group=SETTINGS_OF)
+        for one in options(entry.load())
+        if option in (*one.opts, *one.secondary_opts) and option not in GIVEN_BY_UP
+    }
+    if not variables:
+        return ""
+    whose = " and ".join(f"{service}s" for service in sorted(variables))
+    return f"{option} is a setting of {whose}: set {variables.popitem()[1]} for `seqmesh up`"
+
+
 @click.command("version")
 def show_version() -> None:
     """The version of this program."""
@@ -164,7 +197,14 @@ def show_completion(shell: str) -> None:
 
 
 main.add_command(
-    settings_command(UpSettings, lambda settings: sys.exit(up(settings)), name="up", help=UP_HELP, epilog=UP_EPILOG)
+    settings_command(
+        UpSettings,
+        lambda settings: sys.exit(up(settings)),
+        name="up",
+        help=UP_HELP,
+        epilog=UP_EPILOG,
+        kind=UpCommand,
+    )
 )
 for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():
     main.add_command(LazyCommand(command_name, command_module, command_summary))

@@ -480,17 +480,19 @@ def settings_command(
     name: str,
     help: str,
     epilog: str = "",
+    kind: type[SettingsCommand] = SettingsCommand,
 ) -> click.Command:
     """A click command that reads `settings_type` and calls `run` with it.
 
     help    first line: what the command does
     epilog  text after the options
+    kind    class of the command
     """
 
     def callback(**values: Any) -> Any:
         return run(settings_type(**values))
 
-    return SettingsCommand(
+    return kind(
         name,
         params=[*options(settings_type)],
         callback=callback,

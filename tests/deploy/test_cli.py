@@ -155,6 +155,14 @@ def test_what_stands_behind_two_dashes_is_no_option(
         (["chaos", "--write-models", "/proc/nope"], "/proc/nope cannot be written"),
         (["chaos", "--minutes", "nan"], "'nan' is no number"),
         (["up", "--console-token", "short"], "--console-token needs at least 16 characters"),
+        (
+            ["up", "--model-control-mode", "explicit"],
+            "--model-control-mode is a setting of executors: set SEQMESH_MODEL_CONTROL_MODE for `seqmesh up`",
+        ),
+        (["up", "--no-exit-on-error"], "is a setting of executors: set SEQMESH_EXIT_ON_ERROR for"),
+        (["up", "--lease-ms=1000"], "--lease-ms is a setting of executors and schedulers: set SEQMESH_LEASE_MS for"),
+        (["up", "--name", "a"], "No such option"),
+        (["up", "a repo"], "a model repository stands behind --models: --models 'a repo'"),
     ],
 )
 def test_what_cannot_be_done_is_told_without_a_traceback(words: list[str], text: str) -> None:
