@@ -93,12 +93,25 @@ def write_state(data_dir: Path, state: MeshState) -> None:
     new.replace(path)
 
 
+def has_state(data_dir: Path) -> bool:
+    """Whether there is a mesh.json. If this user may not look, there may be one."""
+    try:
+        state_path(data_dir).stat()
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return True
+
+
 def read_state(data_dir: Path) -> MeshState:
-    """The state of the mesh that runs in a data directory. Raises `LauncherError` if none runs."""
+    """The state of the mesh that runs in a data directory. Raises `LauncherError` if none runs, or it may not be
+    read."""
     path = state_path(data_dir)
-    if not path.exists():
+    if not has_state(data_dir):
         raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
     try:
         return msgspec.json.decode(path.read_bytes(), type=MeshState)
+    except OSError as refused:
+        remedy = "only the user who started `seqmesh up` there may: be that user, or give the mesh's --redis-url"
+        raise LauncherError(f"{path} cannot be read ({refused.strerror}): {remedy}") from refused
     except msgspec.MsgspecError as error:
         raise LauncherError(f"{path} cannot be read ({error}): start the mesh again with `seqmesh up`") from error

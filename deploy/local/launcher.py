@@ -69,13 +69,19 @@ CONTROL_SOCKET = "control.sock"
 
 
 def check_repository(repository: Path) -> None:
-    """Says what is odd about a model repository. Raises LauncherError if there is none."""
-    if not repository.is_dir():
-        raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
-    if (repository / "config.pbtxt").is_file() and not any(repository.glob("*/config.pbtxt")):
-        raise LauncherError(f"{repository} is a model: --models names the directory of models that it is in")
-    if not any(found.is_dir() for found in repository.iterdir()):
-        say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
+    """Says what is odd about a model repository. Raises LauncherError if there is none, or it may not be read."""
+    try:
+        if not repository.is_dir():
+            raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
+        if (repository / "config.pbtxt").is_file() and not any(repository.glob("*/config.pbtxt")):
+            raise LauncherError(f"{repository} is a model: --models names the directory of models that it is in")
+        if not any(found.is_dir() for found in repository.iterdir()):
+            say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
+    except OSError as refused:
+        raise LauncherError(
+            f"the model repository {repository} cannot be read ({refused.strerror}): let this user read and enter it, "
+            "or give other --models"
+        ) from refused
 
 
 def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:

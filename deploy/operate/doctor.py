@@ -19,6 +19,7 @@ import click
 import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
+from deploy.local.data_directory import has_state
 from deploy.local.settings import UpSettings
 from deploy.operate import diagnoses
 from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
@@ -45,7 +46,7 @@ what it needs. Changes nothing. The exit status is 1 if something fails, else 0.
 async def run(settings: OperatorSettings, *, as_json: bool) -> None:
     """Ends with status 1 if a diagnosis fails."""
     found = list(of_machine(settings.data_dir))
-    if settings.redis_url or (settings.data_dir / "mesh.json").exists():
+    if settings.redis_url or has_state(settings.data_dir):
         found += await of_mesh(settings)
     else:
         found += diagnoses.of_ports([(option, port, port_problem(port)) for option, port in default_ports().items()])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import click
 
-from deploy.local.data_directory import LauncherError, read_state
+from deploy.local.data_directory import LauncherError, has_state, read_state
 from deploy.operate.settings import OperatorSettings
 from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
@@ -115,7 +115,7 @@ def located(settings: OperatorSettings) -> tuple[str, str]:
     try:
         state = read_state(settings.data_dir)
     except LauncherError as error:
-        if (settings.data_dir / "mesh.json").exists():
+        if has_state(settings.data_dir):
             raise click.ClickException(error.message) from error
         raise click.ClickException(
             f"no mesh runs in {settings.data_dir}: give the --data-dir of its `seqmesh up`, or its --redis-url"

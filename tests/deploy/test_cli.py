@@ -231,6 +231,21 @@ def test_a_model_in_the_place_of_a_repository_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path} is a model: --models names the directory of models that it is in" in result.output
 
 
+def test_a_model_repository_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who may read everything."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+
+    result = CliRunner().invoke(cli.main, ["up", "--models", str(tmp_path), "--data-dir", str(tmp_path / "mesh")])
+
+    assert result.exit_code == 1
+    assert f"the model repository {tmp_path} cannot be read (Permission denied): " in result.output
+    assert "let this user read and enter it, or give other --models" in result.output
+
+
 def test_an_empty_model_repository_is_named_with_what_fills_it(tmp_path: Path) -> None:
     empty, missing = tmp_path / "models", tmp_path / "nowhere"
     empty.mkdir()

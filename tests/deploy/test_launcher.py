@@ -22,7 +22,7 @@ import pytest
 
 from deploy.local.child_logs import LogFile
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
-from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, read_state
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, has_state, locked, read_state
 from deploy.local.launcher import stop_signals, up
 from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memory
 from deploy.local.settings import UpSettings
@@ -514,6 +514,24 @@ def test_a_state_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(LauncherError, match=r"mesh\.json cannot be read .*seqmesh up"):
         read_state(tmp_path)
+
+
+def test_a_state_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    """Tests may run as root, who may read everything: a folder cannot be read as a file either."""
+    (tmp_path / "mesh.json").mkdir()
+
+    with pytest.raises(LauncherError, match=r"mesh\.json cannot be read \(.*\): only the user who .* --redis-url"):
+        read_state(tmp_path)
+
+
+def test_a_directory_that_may_not_be_entered_may_hold_a_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_state(tmp_path)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert has_state(tmp_path)
 
 
 def test_a_log_shows_warnings_with_their_tracebacks_once_and_only_whole_lines(tmp_path: Path) -> None:
