@@ -20,11 +20,13 @@ import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
 from deploy.local.data_directory import has_state
+from deploy.local.embedded import family_of
 from deploy.local.settings import UpSettings
 from deploy.operate import diagnoses
 from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
 from deploy.operate.settings import OperatorSettings, operator_command
+from shared.settings import parse_settings
 from shared.store.commands import Redis
 from shared.store.company import services
 from shared.store.redis_client import POLICIES, SENTINEL_MODE
@@ -49,7 +51,7 @@ async def run(settings: OperatorSettings, *, as_json: bool) -> None:
     if settings.redis_url or has_state(settings.data_dir):
         found += await of_mesh(settings)
     else:
-        found += diagnoses.of_ports([(option, port, port_problem(port)) for option, port in default_ports().items()])
+        found += diagnoses.of_ports(ports_of_up())
         found.append(diagnoses.ok("mesh", f"none runs in {settings.data_dir}: start one with `seqmesh up`"))
     click.echo(json.dumps([msgspec.to_builtins(one) for one in found]) if as_json else report(found))
     if any(one.severity is Severity.FAIL for one in found):
@@ -167,24 +169,29 @@ def installed(distribution: str) -> str:
         return ""
 
 
-def default_ports() -> dict[str, int]:
-    """The ports on which `seqmesh up` listens unless it is told others, by their options."""
-    settings = UpSettings()
-    return {
+def ports_of_up() -> list[tuple[str, int, str]]:
+    """The ports on which `seqmesh up` would listen in this environment, for `diagnoses.of_ports`.
+
+    Ends as `seqmesh up` does where the environment has a wrong value.
+    """
+    settings = parse_settings(UpSettings, [], program="seqmesh up", help="")
+    ports = {
         "--http-port": settings.http_port,
         "--grpc-port": settings.grpc_port,
         "--metrics-port": settings.metrics_port,
-        "--console-port": settings.console_port,
+        "--console-port": settings.console_port if settings.console else 0,
     }
+    # 0: none, or any that is free.
+    return [(option, port, port_problem(settings.host, port)) for option, port in ports.items() if port]
 
 
-def port_problem(port: int) -> str:
+def port_problem(host: str, port: int) -> str:
     """Why this port cannot be listened on; "" if it can."""
-    with socket.socket() as listener:
+    with socket.socket(family_of(host)) as listener:
         # As servers do, so that connections of a server that has just ended do not count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("127.0.0.1", port))
+            listener.bind((host, port))
         except OSError as error:
             return (error.strerror or str(error)).lower()
     return ""

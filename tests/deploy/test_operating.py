@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,16 @@ def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:
     assert 0 == result.exit_code
     assert f"none runs in {tmp_path}: start one with `seqmesh up`" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_doctor_looks_at_the_ports_that_up_would_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the environment has them. 0 is any free port, and no console needs none."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"HTTP_PORT": port, "GRPC_PORT": 0, "METRICS_PORT": 0, "CONSOLE": False}.items():
+            monkeypatch.setenv(f"SEQMESH_{name}", str(value))
+
+        result = CliRunner().invoke(cli.main, ["doctor", "--json", f"--data-dir={tmp_path}"], catch_exceptions=False)
+
+    texts = [one["text"] for one in json.loads(result.stdout) if one["subject"] == "ports"]
+    assert [f"{port}: address already in use"] == texts
