@@ -69,9 +69,15 @@ same version, with the same files: where others are known to have made the state
   seqmesh seq import 42.sequence --as 4200
 """
 NO_SUCH = f"no such sequence: {WHICH}"
+TABLE_LINES = 100
+"""A person reads no more; a program gets all."""
 
 
-async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, as_json: bool, **filters: Any) -> None:
+async def list_sequences(
+    settings: OperatorSettings, model: str, *, limit: int | None, as_json: bool, **filters: Any
+) -> None:
+    if limit is None and not as_json:
+        limit = TABLE_LINES
     states: tuple[str, ...] = filters.pop("states")
     async with found_mesh(settings, model) as mesh:
         found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters))
@@ -86,7 +92,8 @@ async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, 
     if shown:
         click.echo(table(shown, now_ms))
     left = len(found) - len(shown)
-    click.echo(f"{counted(len(found), 'sequence')}{f', {left} of them not shown' if left else ''}")
+    note = f", {left} of them not shown: --limit {len(found)} shows them" if left else ""
+    click.echo(f"{counted(len(found), 'sequence')}{note}")
 
 
 async def check_executor(mesh: OperatedMesh, who: str) -> None:
@@ -282,7 +289,12 @@ LIST_OPTIONS = [
         show_default=True,
         help="What to sort by; with - before it the other way round.",
     ),
-    click.Option(["--limit"], type=click.IntRange(0), default=100, show_default=True, help="How many at most."),
+    click.Option(
+        ["--limit"],
+        type=click.IntRange(0),
+        metavar="N",
+        help=f"How many at most. By default {TABLE_LINES}, and all with --json.",
+    ),
 ]
 command = click.Group(
     "seq",

@@ -71,7 +71,7 @@ async def test_an_operators_list_reads_well(mesh: RunningMesh) -> None:
 
     assert ["ID", "STATE", "EXECUTOR"] == lines[0].split()[:3]
     assert [["7011", "live"], ["7012", "live"]] == [line.split()[:2] for line in lines[1:3]]
-    assert "3 sequences, 1 of them not shown" == lines[3]
+    assert "3 sequences, 1 of them not shown: --limit 3 shows them" == lines[3]
     assert [7011, 7012, 7013] == [json.loads(line)["id"] for line in as_json.splitlines()]
     assert "steps       1 since START, 0 of them open" in shown
     assert "state kept  by the mesh" in shown

@@ -1,0 +1,53 @@
+"""`seqmesh seq ls`: how much of a long list is shown. The rest is tested in `tests/mesh/test_sequences.py`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from deploy.operate import sequences
+from shared.store.sequence_status import SequenceStatus
+from tests.deploy.console.readings import status
+
+COUNT = 150
+
+
+class ManySequences:
+    """Stands for the sequences of a mesh."""
+
+    async def matching(self, *_: object) -> list[SequenceStatus]:
+        return [status(number) for number in range(COUNT)]
+
+    async def foretold(self, statuses: list[SequenceStatus]) -> list[SequenceStatus]:
+        return statuses
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "end"),
+    [
+        ([], 102, "150 sequences, 50 of them not shown: --limit 150 shows them"),
+        (["--limit", "150"], 152, "150 sequences"),
+        (["--json"], 150, '"id":149'),
+        (["--json", "--limit", "2"], 2, '"id":1'),
+    ],
+)
+def test_a_program_gets_all_sequences_and_a_person_hears_how_to_see_them(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], lines: int, end: str
+) -> None:
+    def found(*_: object) -> AbstractAsyncContextManager[Any]:
+        return nullcontext(SimpleNamespace(sequences=ManySequences(), redis=None))
+
+    async def now(_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(sequences, "found_mesh", found)
+    monkeypatch.setattr(sequences, "redis_now_ms", now)
+
+    shown = CliRunner().invoke(sequences.command, ["ls", "m", *words], catch_exceptions=False).output.splitlines()
+
+    assert lines == len(shown)
+    assert end in shown[-1]
