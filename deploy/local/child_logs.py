@@ -27,7 +27,7 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen_bytes = path.stat().st_size if path.exists() else 0
+        self._first_byte = self._seen_bytes = path.stat().st_size if path.exists() else 0
         self._important = False
         self._repeats = Repeats()
 
@@ -55,11 +55,13 @@ class LogFile:
         return important
 
     def tail(self) -> str:
+        """The last lines of this launcher's children, indented."""
         try:
-            text = self.path.read_text(errors="replace")
+            data = self.path.read_bytes()[self._first_byte :]
         except OSError:
-            text = ""
-        return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
+            data = b""
+        lines = data.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join("    " + line for line in lines) or "    (empty)"
 
     def _new_lines(self) -> list[str]:
         """Lines since the last call. The last one is left for the next call if it has no end yet."""
@@ -69,7 +71,7 @@ class LogFile:
             return []
         with opened as file:
             if file.seek(0, os.SEEK_END) < self._seen_bytes:  # somebody else has moved it away, or emptied it
-                self._seen_bytes = 0
+                self._first_byte = self._seen_bytes = 0
             file.seek(self._seen_bytes)
             data = file.read()
         end = data.rfind(b"\n") + 1
@@ -88,4 +90,4 @@ class LogFile:
         with suppress(OSError):
             shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
         os.truncate(self.path, 0)
-        self._seen_bytes = 0
+        self._first_byte = self._seen_bytes = 0

@@ -550,6 +550,21 @@ def test_a_log_shows_warnings_with_their_tracebacks_once_and_only_whole_lines(tm
     assert log.new_important_lines() == []
 
 
+def test_the_end_of_a_log_is_of_this_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("of an earlier run\n")
+    log = LogFile(path)
+    assert "    (empty)" == log.tail()
+
+    with log.open_for_child() as file:
+        file.write(b"the reason\n")
+    assert "    the reason" == log.tail()
+
+    path.write_text("later\n")  # somebody has emptied it
+    log.new_important_lines()
+    assert "    later" == log.tail()
+
+
 def test_a_log_shows_what_a_process_says_at_each_of_its_ends_once(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "a.log")
     with log.open_for_child() as file:
