@@ -8,16 +8,21 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+import click
+
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, TargetMesh, strike_process
-from deploy.local.readiness import unreadiness
+from deploy.local.readiness import NO_EXECUTOR, unreadiness
 
 SLOTS = 64
 """Slots that the fault `fill-slots` assumes: from outside their number is not known."""
 RECOVERY_S = 15.0
 """How long a fault of a process explains errors, and longer while a gateway is not ready."""
+MEETING_TIMEOUT_S = 30.0
+"""How long to wait for a gateway that has never answered: it may be none, or be started beside this program."""
+TELL_EVERY_S = 5.0
 OUTSIDE = frozenset({Victim.CLIENT_LINKS, Victim.CLIENTS, Victim.SLOTS})
 """Victims that can be hit without knowing a process."""
 
@@ -71,6 +76,7 @@ class GivenMesh(TargetMesh):
         self._pids = pids
         self._command = command
         self._struck = 0
+        self._met = set[str]()
         victims = OUTSIDE | set(pids) | (set(PROCESSES) if command else set[Victim]())
         self.kinds = [kind.name for kind in KINDS.values() if kind.victim in victims]
         self.about = {"mesh": f"given: {len(gateways)} gateways", "redis": "the mesh's own"}
@@ -106,8 +112,20 @@ class GivenMesh(TargetMesh):
     async def ready(self) -> None:
         """Only the gateways are asked: the user's executors are not known."""
         for http in (gateway.http for gateway in self._direct if gateway.http):
-            deadline = time.monotonic() + BACK_TIMEOUT_S
-            while reason := await unreadiness(*host_and_port(http)):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the gateway {http} {reason}, for {BACK_TIMEOUT_S:.0f} s")
-                await asyncio.sleep(POLL_S)
+            await self._wait_for(http)
+
+    async def _wait_for(self, http: str) -> None:
+        """Returns when a gateway is ready; tells meanwhile why it is not. Raises TimeoutError if it takes too long."""
+        begun_s = told_s = time.monotonic()
+        while reason := await unreadiness(*host_and_port(http)):
+            if reason == NO_EXECUTOR:
+                self._met.add(http)
+            now_s, patience_s = time.monotonic(), BACK_TIMEOUT_S if http in self._met else MEETING_TIMEOUT_S
+            if now_s - begun_s > patience_s:
+                remedy = "" if http in self._met else ": start it, or give another --http"
+                raise TimeoutError(f"the gateway {http}: {reason}, for {patience_s:.0f} s{remedy}")
+            if now_s - told_s >= TELL_EVERY_S:
+                told_s = now_s
+                click.echo(f"the gateway {http}: {reason}", err=True)
+            await asyncio.sleep(POLL_S)
+        self._met.add(http)

@@ -21,6 +21,7 @@ from deploy.chaos.command import allowed, chaos, kinds_of
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.given_mesh import GivenMesh
 from deploy.local.embedded import free_port
+from deploy.local.readiness import NO_EXECUTOR
 
 GATEWAYS = [GatewayAddresses("127.0.0.1:1", "127.0.0.1:2")]
 OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots"}
@@ -121,13 +122,33 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(arguments: list[s
 
 
 def test_a_mesh_that_is_not_there_is_no_broken_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.chaos.given_mesh.BACK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("deploy.chaos.given_mesh.MEETING_TIMEOUT_S", 0.0)
 
     result = CliRunner().invoke(chaos, ["--http", f"127.0.0.1:{free_port()}", "--out", str(tmp_path)])
 
     assert 2 == result.exit_code, result.output
     assert "waiting until the mesh is ready" in result.output
-    assert "does not listen yet" in result.output
+    assert "does not listen yet, for 0 s: start it, or give another --http" in result.output
+
+
+async def test_who_waits_is_told_why_and_what_has_answered_gets_longer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Executors load their models slowly on a busy machine; a gateway that was never there is a wrong address."""
+    told = iter(["does not listen yet", NO_EXECUTOR, "does not answer", ""])
+
+    async def unready(*_: object) -> str:
+        monkeypatch.setattr("deploy.chaos.given_mesh.MEETING_TIMEOUT_S", 0.0 if waited else 600.0)
+        waited.append(reason := next(told))
+        return reason
+
+    waited = list[str]()
+    for name, value in {"unreadiness": unready, "TELL_EVERY_S": 0.0, "POLL_S": 0.0}.items():
+        monkeypatch.setattr(f"deploy.chaos.given_mesh.{name}", value)
+
+    await GivenMesh(cast("Any", None), GATEWAYS, GATEWAYS, {}, "").ready()
+
+    assert [f"the gateway 127.0.0.1:1: {reason}" for reason in waited[:-1]] == capsys.readouterr().err.splitlines()
 
 
 class OnlyReady(BaseHTTPRequestHandler):
