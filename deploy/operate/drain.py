@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import click
 import msgspec
@@ -69,10 +69,11 @@ async def run(
             click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
         elif undo:
             for who in executors:
-                if not (said := await serve_again(mesh, who)):
+                said = await serve_again(mesh, who)
+                if not said and not matching(who, await holdings(mesh)):
                     drained = ", ".join(await mesh.membership.drained()) or "none"
                     raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
-                click.echo(f"{who}: {said}")
+                click.echo(f"{who}: {said or 'was not drained'}")
         else:
             names, bound = await ask(mesh, executors)
             for line in bound:
@@ -88,16 +89,24 @@ async def run(
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], list[str]]:
     """Requests that executors are drained. Safe to repeat. Raises click.ClickException for one that is not there.
 
-    Returns the names under which the requests are kept, and a line for each model that nobody else serves.
+    Returns the names under which the requests are kept, and lines about the models that nobody else serves.
     """
     known = await holdings(mesh)
     names = [wish_name(who, known) for who in executors]
     for name in names:
         await mesh.membership.drain(name, time.time_ns() // 1_000_000)
-    return names, [
-        f"no other executor serves '{model}': {counted(served, 'sequence')} of it will wait for one"
-        for model, served in sorted(alone(names, known).items())
+    return names, warnings_of(alone(names, known))
+
+
+def warnings_of(unserved: Mapping[str, int]) -> list[str]:
+    """What becomes of models that nobody else serves. unserved: their sequences"""
+    lines = [
+        f"no other executor serves '{model}': {counted(held, 'sequence')} of it will wait for one"
+        for model, held in sorted(unserved.items())
+        if held
     ]
+    idle = ", ".join(f"'{model}'" for model, held in sorted(unserved.items()) if not held)
+    return [*lines, f"no other executor serves {idle}: requests are refused (503) until one does"] if idle else lines
 
 
 def wish_name(who: str, known: list[ExecutorHolding]) -> str:
@@ -114,13 +123,16 @@ def wish_name(who: str, known: list[ExecutorHolding]) -> str:
 def alone(names: Sequence[str], known: list[ExecutorHolding]) -> dict[str, int]:
     """Models that only the drained executors serve -> their sequences that these executors own."""
     leaving = [one for name in names for one in matching(name, known)]
-    others = {
-        served.model for one in known if one.member.usable and one not in leaving for served in one.registration.models
-    }
+    others = {model for one in known if one.member.usable and one not in leaving for model in models_of(one)}
     owned = Counter[str]()
     for one in leaving:
-        owned.update({model: count for model, count in one.sequences.items() if model not in others})
+        owned.update({model: one.sequences.get(model, 0) for model in models_of(one) - others})
     return owned
+
+
+def models_of(one: ExecutorHolding) -> set[str]:
+    """The models that an executor serves, or of which it owns sequences."""
+    return {served.model for served in one.registration.models} | set(one.sequences)
 
 
 async def empty(mesh: OperatedMesh, names: Sequence[str]) -> None:

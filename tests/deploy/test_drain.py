@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deploy.operate.drain import ListedExecutor, command, lines_of, table
+from deploy.operate.drain import ListedExecutor, alone, command, lines_of, run, table, warnings_of
 from deploy.operate.operating import ExecutorHolding
+from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel
-from shared.store.membership import Member
+from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member, Membership
 
 SERVED = ServedModel("sum", "1", 1, 4)
 REGISTRATION = ExecutorRegistration(ExecutorId("executor-1-ab"), "executor-1", "host", 1, 1, models=(SERVED,))
@@ -58,3 +62,46 @@ def test_a_list_drains_nobody(also: str) -> None:
 
     assert 2 == result.exit_code
     assert "--list shows every executor, and drains none" in result.output
+
+
+def test_who_drains_the_last_one_hears_what_becomes_of_its_models() -> None:
+    """Also where it holds no sequence: from then on everybody is refused."""
+    stateless = msgspec.structs.replace(SERVED, model="stateless", slots=0)
+    only = ExecutorHolding(
+        Member(msgspec.structs.replace(REGISTRATION, models=(SERVED, stateless)), alive=True), {"sum": 3}
+    )
+    idle = ExecutorHolding(only.member, {})
+    another = ExecutorHolding(
+        Member(msgspec.structs.replace(REGISTRATION, executor=ExecutorId("b"), name="executor-2"), alive=True), {}
+    )
+
+    def told(*known: ExecutorHolding) -> list[str]:
+        return warnings_of(alone(["executor-1"], list(known)))
+
+    assert [
+        "no other executor serves 'sum': 3 sequences of it will wait for one",
+        "no other executor serves 'stateless': requests are refused (503) until one does",
+    ] == told(only)
+    assert ["no other executor serves 'stateless', 'sum': requests are refused (503) until one does"] == told(idle)
+    assert ["no other executor serves 'stateless': requests are refused (503) until one does"] == told(only, another)
+
+
+async def test_a_drain_may_be_taken_back_twice_and_an_unknown_name_never(
+    redis: Redis, redis_url: str, key_prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = Keyspace(key_prefix)
+    await redis.hset(keys.mesh, "shards", 1)
+    membership = Membership(redis, keys)
+    await membership.register(REGISTRATION, lease_ms=60_000)
+    await membership.drain("executor-1", 1)
+
+    async def undo(who: str) -> None:
+        settings = OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)
+        await run(settings, (who,), show=False, as_json=False, undo=True, wait=True)
+
+    await undo("executor-1")
+    await undo("executor-1")
+    with pytest.raises(click.ClickException, match="'executor-9' is not drained; drained are: none"):
+        await undo("executor-9")
+
+    assert ["executor-1: serves again", "executor-1: was not drained"] == capsys.readouterr().out.splitlines()
