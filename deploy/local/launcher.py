@@ -68,13 +68,18 @@ LOG_INTERVAL_S = 0.2
 CONTROL_SOCKET = "control.sock"
 
 
+def refuse_a_model(repository: Path) -> None:
+    """Raises LauncherError for the folder of one model in the place of a repository."""
+    if (repository / "config.pbtxt").is_file() and not any(repository.glob("*/config.pbtxt")):
+        raise LauncherError(f"{repository} is a model: --models names the directory of models that it is in")
+
+
 def check_repository(repository: Path) -> None:
     """Says what is odd about a model repository. Raises LauncherError if there is none, or it may not be read."""
     try:
         if not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
-        if (repository / "config.pbtxt").is_file() and not any(repository.glob("*/config.pbtxt")):
-            raise LauncherError(f"{repository} is a model: --models names the directory of models that it is in")
+        refuse_a_model(repository)
         if not any(found.is_dir() for found in repository.iterdir()):
             say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
     except OSError as refused:

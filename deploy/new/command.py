@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from deploy.local.launcher import refuse_a_model
+
 TEMPLATES = Path(__file__).parent / "templates"
 KINDS = ("python", "torch", "onnx")
 MAKER = "make_model.py"
@@ -59,6 +61,7 @@ def new(model: str, kind: str, models: Path) -> None:
     if folder.exists():
         raise click.ClickException(f"{folder} exists: give another name, or remove it")
     try:
+        refuse_a_model(models)
         models.mkdir(parents=True, exist_ok=True)
         # Beside its place, and moved there when it is whole: an executor that polls the repository never sees a part.
         with tempfile.TemporaryDirectory(prefix=".new-", dir=models) as made:

@@ -221,14 +221,20 @@ def test_a_missing_model_repository_is_named(tmp_path: Path) -> None:
     assert f"no model repository at {missing}" in result.output
 
 
-def test_a_model_in_the_place_of_a_repository_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["up", "--data-dir", "data"], ["new", "m"]])
+def test_a_model_in_the_place_of_a_repository_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = {tmp_path / "1", tmp_path / "config.pbtxt"}
     (tmp_path / "1").mkdir()
     (tmp_path / "config.pbtxt").touch()
 
-    result = CliRunner().invoke(cli.main, ["up", "--models", str(tmp_path), "--data-dir", str(tmp_path)])
+    result = CliRunner().invoke(cli.main, [*words, "--models", str(tmp_path)])
 
     assert result.exit_code == 1
     assert f"{tmp_path} is a model: --models names the directory of models that it is in" in result.output
+    assert made == set(tmp_path.iterdir())
 
 
 def test_a_model_repository_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
