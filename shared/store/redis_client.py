@@ -272,13 +272,10 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
         return
     remedy = "start a newer release"
     if schema < SCHEMA_VERSION:
-        remedy = (
-            f"let its sequences end, stop its services, which are older, and remove the key '{keys.mesh}', or give "
-            "`seqmesh up` another --data-dir"
-        )
+        remedy = f"let its sequences end, stop its services, which are older, and remove the key '{keys.mesh}'"
     raise UnfitRedisError(
         f"the mesh '{keys.prefix}' is of schema {schema}, but release {RELEASE} speaks {SCHEMA_VERSION}: {remedy}, "
-        "or use another SEQMESH_KEY_PREFIX"
+        "or give `seqmesh up` another --data-dir, or use another SEQMESH_KEY_PREFIX"
     )
 
 

@@ -277,12 +277,12 @@ async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis
     for schema, told in (
         (
             SCHEMA_VERSION + 1,
-            f"is of schema {SCHEMA_VERSION + 1}, but release .* speaks {SCHEMA_VERSION}: start a newer",
+            f"is of schema {SCHEMA_VERSION + 1}, but release .* speaks {SCHEMA_VERSION}: start a newer release, ",
         ),
-        (SCHEMA_VERSION - 1, f"stop its services, which are older, and remove the key '{keys.mesh}', or give"),
+        (SCHEMA_VERSION - 1, f"stop its services, which are older, and remove the key '{keys.mesh}', "),
     ):
         await redis.hset(keys.mesh, "schema", schema)
-        with pytest.raises(UnfitRedisError, match=told):
+        with pytest.raises(UnfitRedisError, match=f"{told}or give `seqmesh up` another --data-dir, or use another"):
             await join_mesh(redis, keys.prefix)
     await redis.hset(keys.mesh, mapping={"schema": "garbage", "shards": b"\xff"})
     await join_mesh(redis, keys.prefix, 3)
