@@ -189,7 +189,9 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
         except REFUSED as error:
             raise refusal(url, error) from error
         except CONNECTION_LOST as error:
-            raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot be reached: {error}") from error
+            raise UnfitRedisError(
+                f"Redis at {url_without_password(url)} cannot be reached (--redis-url names another): {error}"
+            ) from error
 
 
 def refusal(url: str, error: Exception) -> UnfitRedisError:

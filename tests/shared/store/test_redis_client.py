@@ -338,7 +338,7 @@ async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody
         ("", "refuses the user of SEQMESH_REDIS_URL, or its password: Authentication required"),
         ("full:secret@", "is full: raise its maxmemory, or let sequences end: "),
         ("full:secret@/99", "refuses a command: DB index is out of range"),
-        ("gone", "cannot be reached: Error 111"),
+        ("gone", r"cannot be reached \(--redis-url names another\): Error 111"),
     ],
 )
 async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_a_traceback_and_without_the_password(
