@@ -82,7 +82,9 @@ def of_fitness(info: Mapping[str, Any]) -> Diagnosis:
         check_server_info(info)
     except UnfitRedisError as error:
         return fail("redis", error.message, "docs/guides/redis.md")
-    return ok("redis", f"version {info['redis_version']}, {counted(int(info.get('connected_slaves', 0)), 'replica')}")
+    # Valkey calls itself Redis 7.2.4 too, for clients that ask what it understands.
+    program = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"version {info['redis_version']}"
+    return ok("redis", f"{program}, {counted(int(info.get('connected_slaves', 0)), 'replica')}")
 
 
 def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:

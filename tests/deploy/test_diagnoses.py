@@ -44,6 +44,7 @@ def of_told(
     ("info", "severity", "told"),
     [
         (INFO, Severity.OK, "version 7.2.4, 0 replicas"),
+        ({**INFO, "valkey_version": "9.1.2"}, Severity.OK, "Valkey 9.1.2, 0 replicas"),
         ({}, Severity.WARN, "does not tell who it is"),
         ({**INFO, "redis_version": "6.2.1"}, Severity.FAIL, "too old"),
         ({**INFO, "cluster_enabled": 1}, Severity.FAIL, "Cluster"),
