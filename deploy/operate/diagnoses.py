@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from deploy.operate.texts import counted, size
+from shared.contract.messages import RepositoryEntry
 from shared.store.company import ServiceLine
 from shared.store.membership import Member
 from shared.store.redis_client import NO_EVICTION, UnfitRedisError, check_server_info, risks
@@ -203,17 +204,12 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
     """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot."""
     usable = [member for member in members if member.usable]
     served = {one.model for member in usable for one in member.registration.models}
+    yield from _failed(usable)
     for member in usable:
-        name = member.registration.name
-        for entry in member.registration.repository:
-            if entry.state == "UNAVAILABLE" and entry.reason not in ("", "unloaded"):
-                where = f"version {entry.version} on {name}" if entry.version else name
-                yield fail(f"model {entry.model}", f"is not loaded ({where})", entry.reason)
-            elif entry.state == "READY" and entry.reason:
-                yield warn(f"model {entry.model}", f"is not what its files are ({name})", entry.reason)
         for one in member.registration.models:
             if not one.says_ready:
-                yield warn(f"model {one.model}", f"calls itself not ready on {name}", "look into that executor's log")
+                where = f"on {member.registration.name}"
+                yield warn(f"model {one.model}", f"calls itself not ready {where}", "look into that executor's log")
     for model in sorted(served):
         executors = [
             member.registration.name
@@ -229,7 +225,35 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
         remedy = "seqmesh drain NAME --undo for one that is drained; else look into their logs, or run another one"
         yield fail("models", "no executor takes work, so none is served", remedy)
     if usable and not served:
-        yield fail("models", "no model is loaded", "give the executors a repository with models (--models)")
+        yield fail("models", "no model is loaded", _remedy_of_none(usable))
+
+
+def _failed(usable: Sequence[Member]) -> Iterator[Diagnosis]:
+    """Models whose load failed, each once with the executors that say the same of it."""
+    executors: dict[RepositoryEntry, list[str]] = {}
+    for member in usable:
+        for entry in member.registration.repository:
+            executors.setdefault(entry, []).append(member.registration.name)
+    for entry, names in executors.items():
+        who = ", ".join(names)
+        if _has_failed(entry):
+            where = f"version {entry.version} on {who}" if entry.version else who
+            yield fail(f"model {entry.model}", f"is not loaded ({where})", entry.reason)
+        elif entry.state == "READY" and entry.reason:
+            yield warn(f"model {entry.model}", f"is not what its files are ({who})", entry.reason)
+
+
+def _has_failed(entry: RepositoryEntry) -> bool:
+    return entry.state == "UNAVAILABLE" and entry.reason not in ("", "unloaded")
+
+
+def _remedy_of_none(usable: Sequence[Member]) -> str:
+    """What to do where executors serve no model, by what their repositories hold."""
+    entries = [entry for member in usable for entry in member.registration.repository]
+    idle = sorted({entry.model for entry in entries if not _has_failed(entry)})
+    if idle:
+        return f"ask a gateway to load one of {', '.join(idle)}: POST /v2/repository/models/{idle[0]}/load"
+    return "mend those above" if entries else "give the executors a repository with models (--models)"
 
 
 # -- this machine ----------------------------------------------------------------------------------------------------

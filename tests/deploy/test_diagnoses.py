@@ -175,6 +175,40 @@ def test_models_that_are_not_loaded_say_why() -> None:
     ]
 
 
+def test_a_failure_that_executors_share_is_told_once() -> None:
+    names = ("executor-1", "executor-2", "executor-3")
+    members = [member(name, failed="no weights" if name == "executor-3" else "dims") for name in names]
+
+    failures = [one for one in of_models(members, {}) if one.subject == "model broken"]
+
+    assert [("version 1 on executor-1, executor-2", "dims"), ("version 1 on executor-3", "no weights")] == [
+        (one.text.removeprefix("is not loaded (").rstrip(")"), one.remedy) for one in failures
+    ]
+
+
+@pytest.mark.parametrize(
+    ("index", "remedy"),
+    [
+        ((), "give the executors a repository with models (--models)"),
+        (
+            (RepositoryEntry("b"), RepositoryEntry("a", "1", "UNAVAILABLE", "unloaded")),
+            "ask a gateway to load one of a, b: POST /v2/repository/models/a/load",
+        ),
+        ((RepositoryEntry("broken", "1", "UNAVAILABLE", "dims"),), "mend those above"),
+    ],
+)
+def test_where_no_model_is_loaded_the_remedy_is_by_what_there_is(
+    index: tuple[RepositoryEntry, ...], remedy: str
+) -> None:
+    """In mode explicit none is loaded until somebody asks for it."""
+    registration = ExecutorRegistration(ExecutorId("a-1"), "a", "host", 1, 0, (), index)
+
+    *_, last = of_models([Member(registration, alive=True)], {})
+
+    assert "no model is loaded" == last.text
+    assert last.remedy.startswith(remedy)
+
+
 def test_a_model_that_is_served_as_it_was_before_its_last_load_is_warned_of() -> None:
     served = (ServedModel("m", "1", 1, 4, says_ready=True),)
     index = (RepositoryEntry("m", "1", "READY", "the last load failed: dims"), RepositoryEntry("n", "1", "READY"))
