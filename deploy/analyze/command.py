@@ -182,6 +182,7 @@ def analyze(
 ) -> None:
     given = dict(parsed_shape(shape) for shape in shapes)
     model = model.resolve()
+    refuse_a_repository(model)
     output = output or Path(f"analyze-{model.name}")
     plan = LoadPlan(concurrency, rounds, warmup_s, window_s)
     sent = input_data.read_text() if input_data else f"{shapes} {sequence_length}"
@@ -201,6 +202,13 @@ def analyze(
         bounds = Bounds(p99_ms, memory)
         code = carried_out(Search(mesh, described, sequences, plan, bounds, trials_max, output, notes), model.name)
     raise SystemExit(code)
+
+
+def refuse_a_repository(folder: Path) -> None:
+    """Raises click.UsageError for a repository in the place of a model, with its models."""
+    models = sorted(config.parent.name for config in folder.glob("*/config.pbtxt"))
+    if models and not (folder / "config.pbtxt").is_file():
+        raise click.UsageError(f"{folder} is a repository: give one of its models, {', '.join(models)}")
 
 
 def begun(mesh: TrialMesh, circumstances: Circumstances) -> Notes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import urllib.error
 import urllib.request
@@ -29,6 +30,8 @@ from shared.process.addresses import authority
 
 PROBLEM_LINES = 6
 HTTP_TIMEOUT_S = 30.0
+CAUSE = re.compile(r'\bcause=("(?:[^"\\]|\\.)*")')
+"""Why a service has ended, as its log has it: a JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class TrialMesh:
     """Meshes with one model, a copy of a folder. workspace: directory for copy, logs and data"""
 
     def __init__(self, model: Path, workspace: Path) -> None:
+        self._given = model
         self._folder = workspace / "models" / model.name
         self._workspace = workspace
         self._name = model.name
@@ -59,7 +63,7 @@ class TrialMesh:
                 config = fetch(mesh, f"/v2/models/{self._name}/config")
                 metadata = fetch(mesh, f"/v2/models/{self._name}")
         except LauncherError as error:
-            raise LauncherError(reason_of(error.message)) from error
+            raise LauncherError(self._reason(error)) from error
         batched = int(config.get("max_batch_size", 0)) > 0
         return Described(config, tuple(described_input(one, batched=batched) for one in metadata["inputs"]))
 
@@ -76,7 +80,11 @@ class TrialMesh:
 
                 return [asyncio.run(play(plan)) for plan in plans]
         except LauncherError as error:
-            return [Measured(problem=reason_of(error.message))] * len(plans)
+            return [Measured(problem=" ".join(self._reason(error).split()))] * len(plans)
+
+    def _reason(self, error: LauncherError) -> str:
+        """Why the copy is not served, as if it was the model that was given."""
+        return reason_of(error.message).replace(str(self._folder), str(self._given))
 
     @contextmanager
     def _running(self, config: Config | None) -> Generator[MeshState]:
@@ -132,5 +140,5 @@ def memory_of(mesh: MeshState, model: str) -> int:
 def reason_of(message: str) -> str:
     """Why a mesh did not start, from the end of what it said: the executor's own words, if there are any."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    own = [line.partition("failed to load")[2] for line in lines if "failed to load" in line]
-    return f"failed to load{own[-1]}".rstrip('"') if own else " / ".join(lines[-PROBLEM_LINES:])
+    own = [cause for cause in map(json.loads, CAUSE.findall(message)) if "failed to load" in cause]
+    return own[-1].strip() if own else " / ".join(lines[-PROBLEM_LINES:])

@@ -107,7 +107,16 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     result = CliRunner().invoke(analyze, [str(model), f"--output={tmp_path / 'out'}", *QUICK])
 
     assert EXIT_NOT_BEGUN == result.exit_code
-    assert "it is broken" in result.output
+    assert "it is broken\n" in result.output
+    assert f"cannot import {model / '1' / 'model.py'}: " in result.output
+    assert "seqmesh-analyze-" not in result.output
+
+
+def test_a_repository_in_the_place_of_a_model_is_told_with_its_models() -> None:
+    result = CliRunner().invoke(analyze, [str(SAMPLES)])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert f"{SAMPLES} is a repository: give one of its models, add_sub, row_norms, " in result.output
 
 
 def test_a_search_that_begins_anew_forgets_measurements_and_removes_nothing_else(tmp_path: Path) -> None:
