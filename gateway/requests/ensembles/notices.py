@@ -71,7 +71,9 @@ class EnsembleNotices:
         try:
             await self._trips.tell(self._calls(taken, counts))
         except CONNECTION_LOST:
-            self._over.extendleft(reversed(taken))
+            # In front of those that have come meanwhile, as far as there is room: a full deque drops at its other end.
+            room = UNTOLD_MAX - len(self._over)
+            self._over.extendleft(reversed(taken[max(0, len(taken) - room) :]))
             raise
         return True
 

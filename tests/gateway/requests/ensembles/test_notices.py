@@ -1,0 +1,54 @@
+"""What Redis is told of ensembles: while it is away, the oldest notices are dropped and the newest are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as LostError
+
+from gateway.requests.ensembles.notices import EnsembleNotices
+from shared.contract.ids import SequenceId
+from shared.contract.record import ENDED
+from shared.store.keyspace import Keyspace
+from shared.store.script_values import Ending
+
+
+class Scripts:
+    """While `lost`, each round trip loses its connection, and `sequences` come meanwhile. ended: what was told"""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self.notices: EnsembleNotices
+        self.sequences: list[Ending] = []
+        self.ended: list[Ending] = []
+
+    def end(self, some: list[Ending], **_: Any) -> list[Ending]:
+        return some
+
+    async def run_all(self, calls: list[list[Ending]], _: Any) -> list[None]:
+        if self.lost:
+            for each in self.sequences:
+                self.notices.end(each, ENDED)
+            raise LostError
+        self.ended += [each for call in calls for each in call]
+        return [None for _ in calls]
+
+
+def ending(number: int) -> Ending:
+    return Ending(SequenceId(f"model/1/{number}"), "")
+
+
+async def test_a_full_queue_drops_its_oldest_notices_when_a_round_trip_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.requests.ensembles.notices.UNTOLD_MAX", 4)
+    scripts: Any = Scripts()
+    scripts.notices = notices = EnsembleNotices(scripts, Keyspace("test"))
+    for number in range(3):
+        notices.end(ending(number), ENDED)
+    scripts.lost, scripts.sequences = True, [ending(3), ending(4)]
+    with pytest.raises(LostError):
+        await notices._depart()
+    scripts.lost = False
+    await notices._depart()
+
+    assert [ending(number) for number in (1, 2, 3, 4)] == scripts.ended
