@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[st
     values = to_numpy(tensor)
     if values.size > ELEMENTS_MAX:
         raise RequestError("classification output tensor too large")
-    rows = values.reshape(tensor.shape[0], -1) if batched and tensor.shape else values.reshape(1, -1)
+    # Computed, because numpy finds no length for rows of which there are none.
+    rows = values.reshape(tensor.shape[0] if batched and tensor.shape else 1, math.prod(tensor.shape[int(batched) :]))
     count = min(classes, rows.shape[1])
     elements = [element for row in rows for element in _top(row, count, labels)]
     return Tensor(tensor.name, "BYTES", (len(rows), count) if batched else (count,), pack_bytes(elements))

@@ -334,6 +334,13 @@ def test_what_has_no_order_to_triton_is_not_classified(datatype: str):
         classify(Tensor("T", datatype, (1,), b"\0\0"), 1, batched=False)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (0,), (2, 0)])
+def test_an_output_without_elements_has_no_classes(shape: tuple[int, ...]):
+    result = classify(wire(np.zeros(shape, dtype=np.float32)), 2, batched=True)
+
+    assert (shape[0], min(2, int(np.prod(shape[1:])))) == result.shape
+
+
 def test_classification_has_a_bound():
     with pytest.raises(RequestError, match="classification output tensor too large"):
         classify(wire(np.zeros(1_000_001, dtype=np.int8)), 1, batched=False)
