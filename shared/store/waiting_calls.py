@@ -1,7 +1,8 @@
 """The calls between models that have waited for a while, of all executors, in one hash.
 
 Most calls are answered before anybody would write them here. Each process writes a line while it has such calls, and
-removes it when it has none. A line that is not renewed counts no more.
+removes it when it has none. A line that is not renewed counts no more, and whoever tells its own calls removes it: the
+hash itself stays for as long as any process renews it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,18 @@ async def tell_waiting(redis: Redis, keys: Keyspace, process: str, calls: Sequen
         pipe.pexpire(keys.calls, TTL_MS)
         await pipe.execute()
     found: list[WaitingCall] = []
+    over: list[bytes] = []
     for name, data in (await redis.hgetall(keys.calls)).items():
         line = value_of(keys.calls, data, _decode, field=text_of(name))
-        if line is not None and abs(now_ms - line.told_ms) < TTL_MS:
+        if line is None:
+            continue
+        if abs(now_ms - line.told_ms) < TTL_MS:
             found += line.calls
+        else:
+            over.append(name)
+    if over:
+        # A process that renews its line just now tells it again with its next look.
+        await redis.hdel(keys.calls, *over)
     return found
 
 

@@ -116,3 +116,11 @@ async def test_a_process_without_calls_says_nothing(connections: Connections) ->
     assert [HERE.encode()] == await connections.commands.hkeys(connections.keys.calls)
     await watch.look([])
     assert not await connections.commands.exists(connections.keys.calls)
+
+
+async def test_the_line_of_a_killed_process_goes_while_others_renew_theirs(connections: Connections) -> None:
+    watch, _ = watch_of(connections)
+    await tell_there(connections, 4, age_ms=60_000)
+
+    await watch.look([OWN])
+    assert [HERE.encode()] == await connections.commands.hkeys(connections.keys.calls)
