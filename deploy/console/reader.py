@@ -31,8 +31,8 @@ FOUND_MAX = 200
 """Sequences in one answer to a search."""
 LOOKED_AT_MAX = 20_000
 """Ids that a search by their beginning looks at."""
-CANDIDATES_MAX = 512
-"""Sequences that one typed id may mean, over all models and versions."""
+CANDIDATES_AT_ONCE = 512
+"""A typed id may mean a sequence of any version of any model. So many of them are read in one round trip."""
 
 
 class NoMeshError(MeshError):
@@ -106,8 +106,11 @@ class MeshReader:
             for version in ("", *record.versions)
             for one in ids
         ]
-        found = await mesh.sequences.statuses(candidates[:CANDIDATES_MAX])
-        return [one for one in found if one is not None]
+        found: list[SequenceStatus] = []
+        for begin in range(0, len(candidates), CANDIDATES_AT_ONCE):
+            statuses = await mesh.sequences.statuses(candidates[begin : begin + CANDIDATES_AT_ONCE])
+            found += [one for one in statuses if one is not None]
+        return found
 
     async def some(self, model: str, prefix: str) -> tuple[list[SequenceStatus], bool]:
         """Open sequences of a model whose id begins with this, and whether these are all of them."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 from hypercorn.asyncio import serve as serve_http  # pyright: ignore[reportUnknownVariableType]
@@ -137,6 +138,16 @@ async def test_a_sequence_is_found_by_its_id_and_by_the_begin_of_it(console: Ser
     assert [] == await ids("id=nobody")
     assert ["waits"] == await ids("model=sum&prefix=wa")
     assert {"42", SCRIPT, "waits"} == set(await ids("model=sum"))
+
+
+async def test_an_id_is_looked_for_in_all_models_however_many_there_are(console: Served, mesh: ScriptedMesh) -> None:
+    versions = tuple(f"{number}" for number in range(1, 300))
+    config = msgspec.structs.replace(RECORD.config, name="a")
+    await Membership(mesh.redis, mesh.keys).publish(msgspec.structs.replace(RECORD, config=config, versions=versions))
+    async with console.client.get("/api/sequences?id=42") as answer:
+        found = await answer.json()
+
+    assert (["42"], True) == ([one["id"] for one in found["sequences"]], found["are_all"])
 
 
 async def test_charts_are_told_to_the_pages_that_show_them(console: Served) -> None:
