@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import click
 from redis.exceptions import RedisError
 
 from deploy.chaos.clients import GatewayAddresses
@@ -40,7 +41,13 @@ REFUSED_COMMIT = "commit refused"
 
 @contextmanager
 def own_mesh(directory: Path, *, lease_ms: int, sentinels: bool) -> Generator[OwnMesh]:
-    """A private mesh, as long as the block. directory: models, data and logs of this mesh alone; they stay there."""
+    """A private mesh, as long as the block.
+
+    directory  for models, data and logs of this mesh alone, which stay there; those of an earlier one are removed
+    raises     click.UsageError if anything else is in the directory
+    """
+    if others := foreign(directory):
+        raise click.UsageError(f"{directory} is to be removed for a new mesh, and has other things in it: {others[0]}")
     shutil.rmtree(directory, ignore_errors=True)
     models, data_dir = directory / "models", directory / "mesh"
     write_repository(models)
@@ -63,6 +70,13 @@ def own_mesh(directory: Path, *, lease_ms: int, sentinels: bool) -> Generator[Ow
             stack, lambda: private_mesh(executors=OF_EACH, models=(models,), settings=settings, data_dir=data_dir)
         )
         yield OwnMesh(data_dir, state, redis, links, lease_ms)
+
+
+def foreign(directory: Path) -> list[str]:
+    """What is in the directory of a private mesh, or among its models, and is of no such mesh."""
+    own = {Path(name) for name in ("models", "mesh", "redis")} | {Path("models", one.name) for one in VARIANTS}
+    found = [path.relative_to(directory) for folder in ("*", "models/*") for path in directory.glob(folder)]
+    return sorted(str(path) for path in found if path not in own)
 
 
 def started(stack: contextlib.ExitStack, start: Callable[[], AbstractContextManager[MeshState]]) -> MeshState:

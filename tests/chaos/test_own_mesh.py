@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import pytest
 import redis
 
 from deploy.chaos.faults import KINDS, Act
-from deploy.chaos.own_mesh import START_ATTEMPTS, started
+from deploy.chaos.models import write_repository
+from deploy.chaos.own_mesh import START_ATTEMPTS, foreign, own_mesh, started
 from deploy.chaos.own_redis import OwnRedis
 from deploy.local.data_directory import LauncherError
 
@@ -45,6 +47,18 @@ def test_a_taken_port_is_tried_again_with_another(complaints: list[str], starts:
         else:
             assert "a mesh" == cast("Any", started(stack, mesh))
     assert starts == len(begun)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "models/mine/config.pbtxt"])
+def test_a_folder_with_other_things_in_it_is_not_removed_for_a_mesh(tmp_path: Path, name: str) -> None:
+    write_repository(tmp_path / "models")
+    assert [] == foreign(tmp_path) == foreign(tmp_path / "absent")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("of somebody")
+
+    with pytest.raises(click.UsageError, match="has other things in it"):
+        own_mesh(tmp_path, lease_ms=1000, sentinels=False).__enter__()
+    assert "of somebody" == (tmp_path / name).read_text()
 
 
 async def test_a_server_that_is_hit_twice_at_the_same_time_is_hit_when_it_is_back(tmp_path: Path) -> None:
