@@ -148,7 +148,7 @@ async def _serve_ports(
         await _drain(parts, servers, grace_s)
     except BaseException:
         # A background task has failed, or the process was told to end without a grace.
-        parts.replies.give_up("the gateway has ended before its time")
+        parts.inference.give_up("the gateway has ended before its time")
         await asyncio.gather(servers.grpc.stop(LAST_WORD_S), servers.http.stop(LAST_WORD_S))
         raise
     finally:
@@ -216,6 +216,6 @@ async def _drain(parts: GatewayParts, servers: Servers, grace_s: float) -> None:
     logs.info("draining", in_flight=parts.inference.in_flight)
     # Requests without an answer at the end of the grace fail then. The servers stop LAST_WORD_S later, so that the
     # errors still reach the clients.
-    last_word = asyncio.get_running_loop().call_later(grace_s, parts.replies.give_up, "the gateway has stopped")
+    last_word = asyncio.get_running_loop().call_later(grace_s, parts.inference.give_up, "the gateway has stopped")
     await asyncio.gather(servers.grpc.stop(grace_s + LAST_WORD_S), servers.http.stop(grace_s + LAST_WORD_S))
     last_word.cancel()

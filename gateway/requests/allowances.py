@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
+from gateway.requests.replies import never_sent
 from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
 from shared.process import logs
@@ -91,6 +92,12 @@ class Allowances:
         self._waiting += 1
         if allowance.drawing is None:
             allowance.drawing = asyncio.create_task(self._let_in(tenant, allowance), name=f"allowance of {tenant}")
+
+    def give_up(self, cause: str) -> None:
+        """Refuses all requests that wait; they hear nothing more. cause: begins the error's text"""
+        for allowance in self._known.values():
+            for enters in allowance.waiting:
+                enters(never_sent(cause))
 
     def _forget(self) -> None:
         quiet = [name for name, allowance in self._known.items() if allowance.drawing is None]

@@ -28,7 +28,7 @@ from gateway.requests.forms import KnownForms
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences, Orphans
-from gateway.requests.replies import Replies, unknown_outcome
+from gateway.requests.replies import Replies, never_sent, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.status import unexpected
@@ -126,6 +126,15 @@ class Inference:
                 self._orphans.tell(orphan)
 
         return ConnectionSequences(tell)
+
+    def give_up(self, cause: str) -> None:
+        """Fails every request that waits. cause: begins the error's text"""
+        self._replies.give_up(cause)
+        for _, caller in self._held:
+            if not caller.future.done():
+                caller.future.set_exception(never_sent(cause))
+        if self._allowances is not None:
+            self._allowances.give_up(cause)
 
     def submit(
         self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None

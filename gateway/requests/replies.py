@@ -210,6 +210,11 @@ class Replies:
             pending.failed(unknown_outcome(pending, "the gateway lost its replies"))
 
 
+def never_sent(cause: str) -> UnavailableError:
+    """The error of a request that no other process has heard of. cause: begins the error's text"""
+    return UnavailableError(f"{cause} before the request was sent: send it again")
+
+
 def unknown_outcome(pending: PendingRequest, cause: str) -> UnavailableError:
     """The error of a request that may or may not have been carried out. It says what the client can do about it."""
     if pending.admitted.sequence is None:

@@ -340,7 +340,7 @@ class World:
         deadline = loop.time() + STOP_PATIENCE_S
         while parts.inference.in_flight and loop.time() < deadline:
             await asyncio.sleep(0.05)
-        parts.replies.give_up("the gateway has stopped")
+        parts.inference.give_up("the gateway has stopped")
 
     def _common(self, name: str) -> dict[str, Any]:
         return {

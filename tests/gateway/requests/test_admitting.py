@@ -13,8 +13,10 @@ from gateway.requests import inference
 from gateway.requests.allowances import Allowances
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
-from shared.contract.errors import Code, MeshError, RequestError
+from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
+from shared.contract.tenants import TenantLimits
 from shared.store.keyspace import Keyspace
+from shared.store.tenants import StoredTenants
 from tests.gateway.fake_executor import FakeExecutor
 from tests.gateway.requests.test_lost_connections import step, total, without_ports
 
@@ -84,3 +86,22 @@ async def test_a_version_that_nobody_serves_holds_up_no_other_request_for_the_mo
         assert not behind.done()
         for future in (held, behind):
             future.cancel()
+
+
+async def test_what_was_never_sent_is_told_so_when_the_gateway_gives_up(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await StoredTenants(executor.redis, keys).set("acme", TenantLimits(steps_per_s=1.0))
+    async with without_ports(gateway_settings, keys) as parts, asyncio.timeout(60):
+        monkeypatch.setattr(Catalog, "ask", never)
+        held = parts.inference.submit(InferCall("not_there_yet"))
+        too_fast = parts.inference.submit(msgspec.structs.replace(step(1, start=True), tenant="acme"))
+        parts.inference.give_up("the gateway has stopped")
+
+        for future in (held, too_fast):
+            with pytest.raises(UnavailableError, match="the gateway has stopped before the request was sent"):
+                await future
+        # What the tenant may send is told too late, and changes nothing.
+        while parts.inference.in_flight > 1:
+            await asyncio.sleep(0)
+        assert [] == executor.received
