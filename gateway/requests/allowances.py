@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from redis.exceptions import RedisError
 
 from gateway.requests.replies import never_sent
+from gateway.requests.status import unexpected
 from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
 from shared.process import logs
@@ -108,6 +109,11 @@ class Allowances:
         try:
             while allowance.waiting:
                 await self._round(tenant, allowance)
+        except Exception as error:  # noqa: BLE001  of those that wait alone: nobody would ask for them again
+            logs.error("allowance failed unexpectedly", error, tenant=tenant)
+            while allowance.waiting:
+                self._waiting -= 1
+                allowance.waiting.popleft()(unexpected(error))
         finally:
             allowance.drawing = None
 

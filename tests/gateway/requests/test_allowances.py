@@ -17,11 +17,14 @@ Entered = list[tuple[int, MeshError | None]]
 
 
 class Server:
-    """Grants at most `left` requests in all; with `lost` it is away. asked: how many it was asked for"""
+    """Grants at most `left` requests in all; with `lost` it is away, with `broken` it answers nonsense.
+
+    asked  how many it was asked for
+    """
 
     def __init__(self, left: int) -> None:
         self.left = left
-        self.lost = False
+        self.lost = self.broken = False
         self.asked: list[int] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -31,6 +34,8 @@ class Server:
         await self.open.wait()
         if self.lost:
             raise LostError
+        if self.broken:
+            raise ValueError
         granted = min(wanted, self.left)
         self.left -= granted
         return Drawn(granted, 250_001)
@@ -166,3 +171,19 @@ async def test_those_who_wait_are_counted_without_a_look_at_the_tenants() -> Non
     assert 3 == len(gate)
     await settle()
     assert (3, 0) == (len(entered), len(gate))
+
+
+async def test_requests_whose_allowance_cannot_be_read_are_answered_and_later_ones_enter() -> None:
+    server, entered = Server(9), Entered()
+    gate = allowances(server, acme=TenantLimits(steps_per_s=1))
+    server.broken = True
+    for number in range(2):
+        gate.enter("acme", noting(entered, number))
+    await settle()
+    server.broken = False
+    gate.enter("acme", noting(entered, 2))
+    await settle()
+
+    assert [0, 1, 2] == [number for number, _ in entered]
+    assert [Code.INTERNAL] * 2 == [refusal.code for _, refusal in entered if refusal is not None]
+    assert 0 == len(gate)
