@@ -22,7 +22,7 @@ from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.round_trips import RoundTrips
+from shared.store.round_trips import RoundTrips, put_back
 from shared.store.script_values import Orphan
 from shared.store.scripts import Scripts
 
@@ -84,7 +84,7 @@ class Orphans:
         await self._trips.run(self._depart)
 
     async def _depart(self) -> bool:
-        """One round trip. Raises one of CONNECTION_LOST; then all of the orphans must be told again."""
+        """One round trip. Raises one of CONNECTION_LOST; then the orphans are told again, as far as they have room."""
         taken = [self._untold.popleft() for _ in range(min(len(self._untold), SCRIPT_STEPS_MAX))]
         if self._untold:
             self._trips.due()
@@ -95,6 +95,6 @@ class Orphans:
         try:
             await self._trips.tell(calls)
         except CONNECTION_LOST:
-            self._untold.extendleft(reversed(taken))
+            put_back(self._untold, taken)
             raise
         return True

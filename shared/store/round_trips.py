@@ -8,6 +8,7 @@ calls may go again, in which order with newer calls, and what becomes of a refus
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,15 @@ from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 
 T = TypeVar("T")
+
+
+def put_back(queue: deque[T], taken: Sequence[T]) -> None:
+    """Puts what was taken from a queue with a bound in front again. Of what has no room the oldest is dropped; the
+    queue itself would drop its newest.
+    """
+    assert queue.maxlen is not None, "the queue has a bound"
+    room = queue.maxlen - len(queue)
+    queue.extendleft(reversed(taken[max(0, len(taken) - room) :]))
 
 
 class RoundTrips:

@@ -18,7 +18,7 @@ from shared.contract.record import FAILED
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
-from shared.store.round_trips import RoundTrips
+from shared.store.round_trips import RoundTrips, put_back
 from shared.store.script_sender import Call
 from shared.store.script_values import Ending
 from shared.store.scripts import Scripts
@@ -71,9 +71,7 @@ class EnsembleNotices:
         try:
             await self._trips.tell(self._calls(taken, counts))
         except CONNECTION_LOST:
-            # In front of those that have come meanwhile, as far as there is room: a full deque drops at its other end.
-            room = UNTOLD_MAX - len(self._over)
-            self._over.extendleft(reversed(taken[max(0, len(taken) - room) :]))
+            put_back(self._over, taken)
             raise
         return True
 

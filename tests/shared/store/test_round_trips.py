@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.store import redis_client, round_trips
 from shared.store.redis_py import UnfitServerError
-from shared.store.round_trips import RoundTrips
+from shared.store.round_trips import RoundTrips, put_back
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +152,13 @@ async def test_a_mistake_of_ours_ends_it_and_closes_the_link() -> None:
         await trips.run(depart)
 
     assert ["close"] == scripted.told
+
+
+@pytest.mark.parametrize(
+    ("came", "kept"), [([], [0, 1, 2]), ([3], [0, 1, 2, 3]), ([3, 4], [1, 2, 3, 4]), ([3, 4, 5, 6], [3, 4, 5, 6])]
+)
+def test_what_is_put_back_into_a_full_queue_drops_the_oldest(came: list[int], kept: list[int]) -> None:
+    queue = deque(came, maxlen=4)
+    put_back(queue, [0, 1, 2])
+
+    assert kept == list(queue)
