@@ -33,7 +33,7 @@ class FinishedSpan:
     parent_id   0 for a root span
     remote      the parent was recorded by another process
     links       (trace id, span id) each
-    start_ns, end_ns  wall clock
+    start_ns, end_ns  wall clock; an end before its start (it was set back, or hosts' clocks differ) is moved to it
     error       "" for success
     trace_state the client's, for a span in the client's trace
     """
@@ -49,6 +49,10 @@ class FinishedSpan:
     error: str = ""
     remote: bool = False
     trace_state: str = ""
+
+    def __post_init__(self) -> None:
+        if self.end_ns < self.start_ns:
+            object.__setattr__(self, "end_ns", self.start_ns)
 
 
 class SpanSink(Protocol):

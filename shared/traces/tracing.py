@@ -315,7 +315,7 @@ class Tracing:
         """Records a span that is over, under a parent that may have been recorded elsewhere.
 
         parent    traceparent; "" makes this a no-op
-        start_ns, end_ns  wall clock; an end before its start (clocks of two hosts differ) is moved to it
+        start_ns, end_ns  wall clock
         links     traceparents; empty ones are left out
         error     why it failed, "" for success
         returns   the span's own traceparent, "" when nothing was recorded
@@ -402,7 +402,7 @@ class Tracing:
                 span_id=span_id,
                 parent_id=parent_id,
                 start_ns=start_ns,
-                end_ns=max(start_ns, end_ns),
+                end_ns=end_ns,
                 attributes=prefixed(attributes),
                 links=[parse(link) for link in links if link],
                 error=error,

@@ -428,6 +428,17 @@ def test_a_span_never_ends_before_its_start_though_hosts_clocks_differ() -> None
     assert (2_000, 2_000) == (kept.spans[0].start_ns, kept.spans[0].end_ns)
 
 
+def test_no_span_of_a_step_ends_before_its_start_though_the_clock_was_set_back() -> None:
+    kept = Kept()
+    arrived_ns = time.time_ns() + 3_600_000_000_000
+    step = Tracing(kept).begin_step(SEQUENCE, "running_sum", start=True, trace_headers={}, arrived_ns=arrived_ns)
+    step.accepted(1)
+    step.replied()
+    step.end()
+
+    assert [] == [span.name for span in kept.spans if span.end_ns < span.start_ns]
+
+
 def test_the_time_of_a_stream_entry_is_in_its_id() -> None:
     assert 1_700_000_000_123_000_000 == tracing.entry_time_ns("1700000000123-7")
 

@@ -185,27 +185,29 @@ async def test_a_defect_while_a_step_is_sent_is_its_requests_error_and_holds_nob
 
 
 ROOT = sequence_root_id(sequence_id("e", "", 1))
+ACCEPTED_NS = 1 << 62
+"""Behind every arrival."""
 
 
 async def test_the_begin_of_a_sequence_is_recorded_when_its_anchor_is_accepted() -> None:
-    first = await OneState(begun(), Accepted("1-0", 1, "1-0.1", at_ns=7)).spans()
-    again = await OneState(begun(), Accepted("1-0", 5, "1-0.5", at_ns=7)).spans()
+    first = await OneState(begun(), Accepted("1-0", 1, "1-0.1", at_ns=ACCEPTED_NS)).spans()
+    again = await OneState(begun(), Accepted("1-0", 5, "1-0.5", at_ns=ACCEPTED_NS)).spans()
 
     start, later = first["sequence.start"], again["sequence.start"]
-    assert (ROOT, 0, 7) == (start.span_id, start.parent_id, start.end_ns)
+    assert (ROOT, 0, ACCEPTED_NS) == (start.span_id, start.parent_id, start.end_ns)
     assert ROOT != later.span_id
     assert ROOT == later.parent_id
     assert 5 == again["step"].attributes["seqmesh.step"]
 
 
 async def test_a_repeated_step_records_no_begin_and_no_end_again() -> None:
-    accepted = Accepted(step=1, run="1-0.1", repeated=True, at_ns=7)
+    accepted = Accepted(step=1, run="1-0.1", repeated=True, at_ns=ACCEPTED_NS)
 
     assert {"step"} == {*await OneState(begun(end=True), accepted).spans()}
 
 
 async def test_the_end_of_a_sequence_is_recorded() -> None:
-    spans = await OneState(begun(end=True), Accepted("1-0", 1, "1-0.1", at_ns=7)).spans()
+    spans = await OneState(begun(end=True), Accepted("1-0", 1, "1-0.1", at_ns=ACCEPTED_NS)).spans()
 
     assert {"sequence.start", "step", "sequence.end"} == {*spans}
     assert ROOT == spans["sequence.end"].parent_id
@@ -214,7 +216,7 @@ async def test_the_end_of_a_sequence_is_recorded() -> None:
 
 async def test_times_are_measured_as_those_of_plain_requests() -> None:
     measures = Measures(MetricsConfig(summary_latencies=True, histogram_latencies=True))
-    request = OneState(begun(), Accepted("1-0", 1, "1-0.1", at_ns=7), measures)
+    request = OneState(begun(), Accepted("1-0", 1, "1-0.1", at_ns=ACCEPTED_NS), measures)
     await request.answer
 
     assert 1 == sum(sketch_of(request.counts, "request").values())
