@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import time
 import venv
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -25,10 +27,12 @@ from executor.engine.backends import find_backend
 from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowResult, SeesCancellation
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.backend import PythonBackend
+from executor.engine.python.calls import CallAnswer
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import current_process, instance_process
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.instance_process import InstanceProcess
+from executor.engine.python.process.messages import CallAnswered
 from shared.contract.errors import LoadError
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import from_numpy, to_numpy
@@ -295,6 +299,50 @@ def test_large_tensors_pass_through_shared_memory(workshop: Workshop) -> None:
         (result,) = engine.run([Row({"INPUT": sent})], [False]).rows
         assert isinstance(result, RowResult)
         assert sent.raw == result.outputs[0].raw
+
+
+@pytest.mark.parametrize("large", ["INPUT", "OUTPUT"])
+def test_without_memory_for_a_frame_its_row_fails_and_the_instance_goes_on(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    config = plain_config(
+        "echo", "python", inputs=[TensorSpec("INPUT", "UINT8", (-1,))], outputs=[TensorSpec("OUTPUT", "UINT8", (-1,))]
+    )
+    workshop.python(
+        "echo",
+        f"""
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                values = np.zeros((1, 100_000 if {large == "OUTPUT"} else 1), np.uint8)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", values)]) for _ in requests]
+        """,
+    )
+    engine = workshop.load(config)
+    assert isinstance(engine, ProcessEngine)
+    sent = from_numpy("INPUT", np.zeros((1, 100_000 if large == "INPUT" else 1), np.uint8))
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr("mmap.mmap", Mock(side_effect=OSError(errno.ENOMEM, "Cannot allocate memory")))
+        (failed,) = engine.run([Row({"INPUT": sent})], [False]).rows
+
+    assert isinstance(failed, RowError)
+    assert "was ended, because of no memory for frames" in failed.message
+    (result,) = engine.run([Row({"INPUT": sent})], [False]).rows
+    assert isinstance(result, RowResult)
+
+
+def test_a_process_that_cannot_be_told_something_is_ended(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    process = engine._process.now
+    assert process is not None
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr("mmap.mmap", Mock(side_effect=OSError(errno.ENOMEM, "Cannot allocate memory")))
+        process.order(CallAnswered(1, CallAnswer(error="x" * 100_000)))
+        assert process._ends_within(60)
+
+    assert [5] == answers(engine, row(0, 5, start=True)), "in another process"
 
 
 def test_each_instance_has_its_process_and_nothing_is_left_when_they_are_closed(workshop: Workshop) -> None:

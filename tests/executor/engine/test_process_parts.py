@@ -93,6 +93,16 @@ def test_what_is_no_answer_is_an_error_and_nothing_worse(ends: Ends, sent: bytes
         ends[0].receive(messages.decode_answer)
 
 
+def test_a_frame_without_memory_is_no_end_of_the_other_side(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends[0].send(b"x" * (INLINE_BYTES + 1))
+    monkeypatch.setattr("mmap.mmap", Mock(side_effect=OSError(errno.ENOMEM, "Cannot allocate memory")))
+
+    for failing in (lambda: ends[1].receive(bytes), lambda: ends[1].send(b"y" * (INLINE_BYTES + 1))):
+        with pytest.raises(FrameError, match=r"^no memory for frames .*Cannot allocate memory") as failed:
+            failing()
+        assert FrameError is failed.type
+
+
 def test_messages_arrive_as_they_were() -> None:
     row = Row({"X": Tensor("X", "FP32", (1, 1), b"1234")}, slot=3, start=True, correlation_id="é", parameters={"a": 1})
     null = Row({}, null=True)

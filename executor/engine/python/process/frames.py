@@ -35,7 +35,9 @@ INLINE, IN_SEGMENT = 0, 1
 
 
 class FrameError(Exception):
-    """The other side has ended, or what it sent is no frame."""
+    """The other side has ended, what it sent is no frame, or there is no memory for a frame. Nothing can come after it:
+    the two sides do not agree any more on what was said.
+    """
 
 
 class EndedError(FrameError):
@@ -67,21 +69,20 @@ class SharedMemory:
         return made
 
     def write(self, frame: bytes) -> None:
+        """Raises FrameError if there is no memory for the frame."""
         if self.free is not None:
             os.eventfd_read(self.free)
         memory = self._memory
         if memory is not None and self._used > KEPT_BYTES:
             memory.madvise(mmap.MADV_REMOVE)
         if memory is None or len(memory) < len(frame):
-            size = max(SEGMENT_BYTES_MIN, 1 << (len(frame) - 1).bit_length())
-            os.ftruncate(self.descriptor, size)
-            memory = self._mapped(size)
+            memory = self._mapped(max(SEGMENT_BYTES_MIN, 1 << (len(frame) - 1).bit_length()), grows=True)
         memory[: len(frame)] = frame
         self._used = len(frame)
 
     def read(self, size: int, decode: Callable[[memoryview], T]) -> T:
-        """What `decode` makes of the frame, which it must not keep. Raises FrameError if there are not so many
-        bytes.
+        """What `decode` makes of the frame, which it must not keep. Raises FrameError if there are not so many bytes,
+        and if there is no memory to read them.
         """
         memory = self._memory
         if memory is None or len(memory) < size:
@@ -100,10 +101,16 @@ class SharedMemory:
         if self.free is not None:
             os.eventfd_write(self.free, 1)
 
-    def _mapped(self, size: int) -> mmap.mmap:
+    def _mapped(self, size: int, *, grows: bool = False) -> mmap.mmap:
         if self._memory is not None:
             self._memory.close()
-        self._memory = mmap.mmap(self.descriptor, size)
+            self._memory = None
+        try:
+            if grows:
+                os.ftruncate(self.descriptor, size)
+            self._memory = mmap.mmap(self.descriptor, size)
+        except OSError as error:
+            raise FrameError(f"no memory for frames of up to {size} bytes: {error}") from error
         return self._memory
 
     def close(self) -> None:
@@ -140,7 +147,7 @@ class Frames:
         return cls(socket.socket(fileno=end), SharedMemory(files[0], free[0]), SharedMemory(files[1], free[1]))
 
     def send(self, frame: bytes) -> None:
-        """Raises FrameError if the other side has ended."""
+        """Raises EndedError if the other side has ended, and FrameError if there is no memory for the frame."""
         size = len(frame)
         try:
             if size <= INLINE_BYTES:

@@ -54,8 +54,8 @@ def main() -> None:
     try:
         with install(side.calls):
             serve(frames, side)
-    except FrameError:
-        _end_all()
+    except FrameError as error:
+        _end_because_of(error)
     # Threads of the model, or what it registered for the end, must not keep a closed instance alive.
     with suppress(Exception):  # the model may have closed what is written to, or put something else there
         logging.shutdown()
@@ -214,8 +214,8 @@ class Side:
                 while self._due:
                     self._frames.send(self._due.popleft())
             except FrameError as error:
-                # It ends this process.
-                print(f"not sent to the executor: {error}", file=sys.stderr)  # noqa: T201 - the log goes there itself
+                # The executor has ended, or it would wait for ever for what was not sent.
+                _end_because_of(error)
             finally:
                 self._is_sending = False
 
@@ -285,6 +285,12 @@ def _end_with(executor: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != executor:
         _end_all()
+
+
+def _end_because_of(error: FrameError) -> None:
+    with suppress(Exception):  # as in `main`
+        print(f"the process of an instance ends: {error}", file=sys.stderr)  # noqa: T201 - nothing reaches the log
+    _end_all()
 
 
 def _end_all() -> None:

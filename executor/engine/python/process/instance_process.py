@@ -142,7 +142,7 @@ class InstanceProcess:
             raise ProcessLostError(f"was ended: {error}") from error
         except FrameError as error:
             self.kill()
-            raise ProcessLostError(f"was ended, because it sent {error}") from error
+            raise ProcessLostError(f"was ended, because of {error}") from error
 
     def _comes_within(self, limit_s: float) -> bool:
         """Whether the answer to a call comes in time. Counts looks, as `executor.lease.hung_calls` does."""
@@ -223,9 +223,7 @@ class InstanceProcess:
                 return
             except FrameError as error:
                 # Nobody would read its calls any more.
-                logs.error("process of an instance is ended", instance=self._name, pid=self.pid, cause=str(error))
-                with suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                self._give_up(error)
                 return
             match note:
                 case messages.LogLine():
@@ -243,9 +241,20 @@ class InstanceProcess:
                     self._calls.note(note)
 
     def _send_orders(self) -> None:
-        with suppress(FrameError):  # it has ended
+        try:
             while (order := self._orders.get()) is not None:
                 self._notes.send(messages.encode(order))
+        except EndedError:
+            return
+        except FrameError as error:
+            # It would wait for the order for ever.
+            self._give_up(error)
+
+    def _give_up(self, error: FrameError) -> None:
+        """Has the process end, on a thread beside the calls; who waits for an answer learns of it."""
+        logs.error("process of an instance is ended", instance=self._name, pid=self.pid, cause=str(error))
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _decoded(frame: memoryview) -> messages.Answer:
