@@ -35,6 +35,8 @@ CODES = {
     "UNKNOWN": Code.UNKNOWN,
 }
 """Of gRPC's statuses; any other one is INTERNAL."""
+FULL = "Concurrent RPC limit exceeded!"
+"""What a gateway, as any server of gRPC, says of a call for which it has no room now, with RESOURCE_EXHAUSTED."""
 UNKNOWN_MODEL = "Request for unknown model: "
 DECOUPLED = "decoupled transaction policy"
 
@@ -44,7 +46,7 @@ class Outcome(Enum):
 
     ANSWERED      it is the answer
     AGAIN         the mesh asks for the same request again, later
-    GATEWAY_GONE  the gateway has gone or takes nothing: another one may take the call
+    GATEWAY_GONE  the gateway has gone, takes nothing, or is full: another one may take the call
     TOO_LATE      the call's deadline has passed
     """
 
@@ -152,6 +154,8 @@ def outcome_of(error: Any) -> Outcome:
     match error.code().name:
         case "DEADLINE_EXCEEDED":
             return Outcome.TOO_LATE
+        case "RESOURCE_EXHAUSTED" if error.details() == FULL:
+            return Outcome.GATEWAY_GONE
         case "UNAVAILABLE" | "CANCELLED" if retry is None and ANSWERED_KEY not in trailing:
             return Outcome.GATEWAY_GONE
         case _:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from executor.calls import client as client_module
 from executor.calls.client import CallClient
-from executor.calls.gateways import Gateways
+from executor.calls.gateways import CallGateway, Gateways
 from executor.calls.protocol import request_of
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
@@ -55,13 +56,13 @@ def answer(request: Any) -> Any:
 
 
 class FakeGateway(Servicer):
-    """A gateway that does as it is told. handle: answers a unary call"""
+    """A gateway that does as it is told. handle: answers a unary call; calls_max: further ones are refused"""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, calls_max: int | None = None) -> None:
         self._handle = handle
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
-        self.server: Any = grpc.aio.server()
+        self.server: Any = grpc.aio.server(maximum_concurrent_rpcs=calls_max)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self.server)
         self.address = f"grpc://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
 
@@ -229,12 +230,42 @@ async def test_what_the_mesh_asks_for_again_is_sent_again(make: Make) -> None:
     assert 3 == len(gateway.requests)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_gateway_without_room_for_another_call_is_asked_later_or_another_one_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    begun, leave = asyncio.Event(), asyncio.Event()
+
+    async def held(request: Any, context: Any) -> Any:
+        begun.set()
+        await leave.wait()
+        return answer(request)
+
+    def lost(gateways: Gateways, gateway: CallGateway) -> None:
+        tell_lost(gateways, gateway)
+        if not others:
+            leave.set()
+
+    tell_lost = Gateways.lost
+    monkeypatch.setattr(Gateways, "lost", lost)
+    monkeypatch.setattr("random.choice", itemgetter(0))
+    caller = await make(FakeGateway(held, calls_max=1), *(FakeGateway(answering) for _ in range(others)))
+    calls = [await caller.start(CALL)]
+    await begun.wait()
+    calls.append(await caller.start(msgspec.structs.replace(CALL, number=2, correlation_id=8)))
+    said = await asyncio.wrap_future(calls[1])
+    leave.set()
+
+    assert ["", ""] == [said.error_code, (await asyncio.wrap_future(calls[0])).error_code]
+
+
 @pytest.mark.parametrize(
     ("code", "trailing", "expected"),
     [
         (grpc.StatusCode.INVALID_ARGUMENT, (), ("INVALID_ARG", "Model sum - Error when running inference: not now")),
         (grpc.StatusCode.INVALID_ARGUMENT, ((ANSWERED_KEY, ACCEPTED),), ("INVALID_ARG", "not now")),
         (grpc.StatusCode.UNAVAILABLE, ((ANSWERED_KEY, ACCEPTED),), ("UNAVAILABLE", "not now")),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, (), None),
         (grpc.StatusCode.INVALID_ARGUMENT, (("seqmesh-retry", "start"), (ANSWERED_KEY, ACCEPTED)), None),
     ],
 )
