@@ -250,6 +250,9 @@ class Stream:
 
     async def _open(self, gateway: CallGateway, request: bytes) -> tuple[CallAnswer | None, bool]:
         """The first response that is lacking, and whether asking again would not change it."""
+        if self._is_given_up:
+            # Nobody would read the responses, nor end the RPC before its deadline.
+            return None, True
         call, self._gateway = self._call, gateway
         metadata = self._client.metadata(call)
         self._rpc = gateway.stream(timeout=self._client.left_s(call), metadata=metadata)

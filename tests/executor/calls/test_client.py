@@ -419,6 +419,7 @@ class EndlessGateway(FakeGateway):
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         request = await anext(aiter(requests))
+        self.requests.append(request)
         try:
             while True:
                 yield pb.ModelStreamInferResponse(infer_response=answer(request))
@@ -437,6 +438,26 @@ async def test_a_stream_may_be_given_up_on_the_thread_of_the_loop(make: Make) ->
     stream.cancel()
 
     await asyncio.wait_for(gateway.over.wait(), 20)
+
+
+async def test_a_stream_that_is_given_up_before_its_gateway_is_asked_is_never_asked_for(make: Make) -> None:
+    """Nobody would read its responses, nor end it."""
+    gateway, reached = EndlessGateway(), threading.Event()
+    caller = await make(gateway)
+
+    def hold() -> None:
+        """The loop does nothing until both are said."""
+        reached.wait()
+
+    def give_up_at_once() -> Future[CallAnswer | None]:
+        caller.client.soon(hold)
+        stream = caller.client.stream(CALL)
+        stream.cancel()
+        reached.set()
+        return stream.read()
+
+    assert await asyncio.wrap_future(await asyncio.to_thread(give_up_at_once)) is None
+    assert [] == gateway.requests
 
 
 @pytest.mark.parametrize("responses", [0, 1])
