@@ -59,7 +59,9 @@ def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[st
     _check_filename(config)
     if is_ensemble(config):
         notes = check_ensemble(config)
+        check_metrics(config)
         check_tensors(config)
+        _check_numbers(config, config.name)
         return notes
     notes = check_batching(config)
     check_metrics(config)

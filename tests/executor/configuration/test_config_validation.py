@@ -351,6 +351,18 @@ ENSEMBLES = [
         ensemble(PASS, more="model_warmup { name: 'w' }"),
         "model_warmup can not be specified for ensemble 'm'",
     ),
+    (
+        ensemble(PASS, more='metric_tags { key: "a b" value: "c" }'),
+        "metric tag 'a b' must consist of letters, digits and underscores for m",
+    ),
+    (
+        ensemble(
+            PASS,
+            more="model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: inf "
+            "} } }",
+        ),
+        "'buckets' must be finite, not inf, for m",
+    ),
     (ensemble(PASS, more='backend: "python"'), "ensemble 'm' must not specify 'backend', which is 'python'"),
     (ensemble(step("", "I=X", "O=Y")), "must specify 'model_name' in step 0 of ensemble 'm'"),
     (ensemble(step("a", "", "O=Y")), "must specify 'input_map' in step 0 of ensemble 'm'"),
