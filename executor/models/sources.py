@@ -77,10 +77,13 @@ class InPlace:
 class Override:
     """A load request's files (`1/model.pt` -> content), written into a folder of their own.
 
-    raises  LoadError for a path that leaves the folder
+    raises  LoadError for a path that leaves the folder, and for a model whose name is no folder's
     """
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
+        # Gateways refuse such a name, but what Redis holds may come from elsewhere.
+        if model in ("", ".", "..") or "/" in model:
+            raise LoadError(f"failed to load {model!r}, a model's name must name a folder of its own")
         self._place = TemporaryFolder(OVERRIDE)
         self.folder = self._place.path / model
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor.models.sources import OVERRIDE, Override, open_sources
-from shared.contract.errors import MeshError
+from shared.contract.errors import LoadError, MeshError
 from shared.process.locked_folders import remove_abandoned
 
 
@@ -36,4 +36,16 @@ def test_what_a_load_request_brought_outlives_a_killed_executor_until_another_on
     assert not left.exists()
     assert (lives.folder / "1" / "model.py").is_file()
     lives.cleanup()
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../m", "..", ".", "", "m/n"])
+def test_files_of_a_model_whose_name_is_no_folders_are_written_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.raises(LoadError, match="a model's name must name a folder of its own"):
+        Override(name, {"1/model.py": b""})
+
     assert [] == list(tmp_path.iterdir())
