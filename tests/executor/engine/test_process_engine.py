@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -331,6 +332,25 @@ def test_without_memory_for_a_frame_its_row_fails_and_the_instance_goes_on(
     assert "was ended, because of no memory for frames" in failed.message
     (result,) = engine.run([Row({"INPUT": sent})], [False]).rows
     assert isinstance(result, RowResult)
+
+
+def test_a_row_whose_batch_could_not_be_sent_does_not_run_later(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller has been told that it failed, and that the state stayed as it was."""
+    engine, posted = loaded(workshop, DECLARED, sum_config(declares=True)), list[Callable[[], None]]()
+    engine.run_again_on(posted.append)
+    assert [5] == answers(engine, row(0, 5, start=True))
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr(instance_process.messages, "encode", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            answers(engine, row(0, 100))
+    kill(engine)
+    assert [6] == answers(engine, row(0, 1))
+    for call in posted:
+        call()
+
+    assert [7] == answers(engine, row(0, 1))
 
 
 def test_a_process_that_cannot_be_told_something_is_ended(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

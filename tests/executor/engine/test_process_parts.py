@@ -101,6 +101,9 @@ def test_a_frame_without_memory_is_no_end_of_the_other_side(ends: Ends, monkeypa
         with pytest.raises(FrameError, match=r"^no memory for frames .*Cannot allocate memory") as failed:
             failing()
         assert FrameError is failed.type
+    ends[0].send(b"short")
+    with pytest.raises(FrameError, match=r"^no memory for what a frame of 5 bytes says"):
+        ends[1].receive(Mock(side_effect=MemoryError))
 
 
 def test_messages_arrive_as_they_were() -> None:

@@ -92,6 +92,11 @@ class ProcessEngine:
             result = self._run_apart(rows, want_state)
         except NotNowError as error:
             result = _failed(rows, RowError(error.code, error.message))
+        except BaseException:
+            # Their callers are told that they failed: they must not run again when the process ends.
+            for row in rows:
+                self._open.give_up(row)
+            raise
         finally:
             self._given = ()
         results = list(result.rows)
@@ -219,6 +224,8 @@ class ProcessEngine:
             return None  # it strays again
         except MeshError as error:
             return RowError(error.code, error.message)
+        except Exception as error:  # noqa: BLE001 - no memory, say; raised further it would end the engine's thread
+            return RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(error).__name__}: {error}")
         if isinstance(result, RowResult) and not (result.open or self._decoupled):
             request.answers.end(result)
             return None

@@ -173,6 +173,8 @@ class Frames:
             return self._incoming.read(size, decode)
         except (ValueError, OverflowError) as error:  # msgspec's errors are ValueErrors
             raise FrameError(f"a frame that means nothing: {error}") from error
+        except MemoryError as error:
+            raise FrameError(f"no memory for what a frame of {size} bytes says") from error
 
     def _exactly(self, size: int) -> bytearray:
         found = bytearray(size)
