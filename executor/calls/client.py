@@ -29,7 +29,9 @@ from shared.process import logs
 from shared.store.redis_client import CONNECTION_LOST
 
 PATIENCE_S = 30.0
-"""How long a call looks for a gateway that takes it: longer than a gateway takes to be started again."""
+"""How long a call looks for a gateway that takes it, from its first failure on: longer than a gateway takes to be
+started again.
+"""
 PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
 EDGES_MAX = 1024
 """Callers with models that they called; beyond it those are forgotten whose last call was longest ago."""
@@ -160,7 +162,7 @@ class CallClient:
         once  makes it through a gateway, at once: while it waited, the gateway might be lost, and its channel closed.
               Returns the answer, and whether asking again would not change it
         """
-        pause_s, patience_until = PAUSE_S, time.monotonic() + PATIENCE_S
+        pause_s, patience_until = PAUSE_S, 0.0
         while True:
             answer: A | CallAnswer
             try:
@@ -169,7 +171,10 @@ class CallClient:
                     return answer
             except (NoGatewayError, *CONNECTION_LOST) as error:
                 answer = CallAnswer(error_code=Code.UNAVAILABLE, error=str(error))
-            if time.monotonic() > patience_until:
+            # From here on it looks for a gateway: it may have waited at the last one for long.
+            now = time.monotonic()
+            patience_until = patience_until or now + PATIENCE_S
+            if now > patience_until:
                 return answer
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -217,6 +217,22 @@ async def test_when_a_gateway_dies_its_calls_are_made_again_through_another_one(
     assert tried in ([], ["call-1"])
 
 
+async def test_a_call_that_had_waited_longer_than_its_patience_when_its_gateway_died_finds_another_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(request: Any, context: Any) -> Any:
+        asyncio.get_running_loop().create_task(dying.server.stop(None))
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("random.choice", itemgetter(0))
+    dying, living = FakeGateway(die), FakeGateway(answering)
+    caller = await make(dying, living)
+
+    assert "" == (await caller()).error_code
+    assert [1, 1] == [len(gateway.requests) for gateway in (dying, living)]
+
+
 async def test_what_the_mesh_asks_for_again_is_sent_again(make: Make) -> None:
     async def busy_once(request: Any, context: Any) -> Any:
         if len(gateway.requests) < 3:
