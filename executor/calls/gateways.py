@@ -22,9 +22,16 @@ from shared.store.company import call_addresses, services
 from shared.store.keyspace import Keyspace
 
 INT32_MAX = (1 << 31) - 1
+PING_S = 360
+"""After so long without a word a connection with calls is pinged. Gateways allow a ping every 300 s, as Triton does."""
+SILENT_S = 20
+"""A gateway whose machine is lost says nothing of it: it counts as gone when it acknowledges nothing for so long."""
 OPTIONS = (
     ("grpc.max_send_message_length", INT32_MAX),
     ("grpc.max_receive_message_length", INT32_MAX),
+    # With these two gRPC sets TCP_USER_TIMEOUT, too: what is sent must be acknowledged within the second one.
+    ("grpc.keepalive_time_ms", PING_S * 1000),
+    ("grpc.keepalive_timeout_ms", SILENT_S * 1000),
     # Not one that another executor in this process uses (tests), nor one that lost its gateway.
     ("grpc.use_local_subchannel_pool", 1),
 )

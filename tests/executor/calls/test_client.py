@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,7 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from executor.calls import client as client_module
 from executor.calls.client import CallClient
-from executor.calls.gateways import CallGateway, Gateways
+from executor.calls.gateways import SILENT_S, CallGateway, Gateways
 from executor.calls.protocol import request_of
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
@@ -215,6 +218,23 @@ async def test_when_a_gateway_dies_its_calls_are_made_again_through_another_one(
 
     assert [""] * 4 == [one.error_code for one in answers]
     assert tried in ([], ["call-1"])
+
+
+async def test_the_connection_to_a_gateway_whose_machine_is_lost_ends(make: Make) -> None:
+    """Otherwise every call would go there until its deadline, for a quarter of an hour."""
+    gateway = FakeGateway(answering)
+    caller = await make(gateway)
+    await caller()
+
+    assert [SILENT_S * 1000] == list(user_timeouts_ms(to_port=int(gateway.address.rpartition(":")[2])))
+
+
+def user_timeouts_ms(to_port: int) -> Iterator[int]:
+    """Of this process's connections: how long what they send may stay unacknowledged."""
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(one.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == to_port:
+                yield connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
 
 async def test_a_call_that_had_waited_longer_than_its_patience_when_its_gateway_died_finds_another_one(
