@@ -109,12 +109,10 @@ local function remove_entries(from, to)
   for at = from, to do removed[#removed + 1] = ARGV[at] end
 end
 
--- Writes the parts of a state that have changed, which ARGV has from `from` to `to`; with `anew`, in the place of the
--- whole.
-local function write_checkpoint(sid, name, anew, from, to)
+-- Writes the parts of a state that have changed, which ARGV has from `from` to `to`.
+local function write_checkpoint(sid, name, from, to)
   if from > to then return end
   local checkpoint = checkpoint_of(sid)
-  if anew then redis.call('UNLINK', checkpoint) end
   -- In pieces: the first checkpoint of a long state has thousands of parts.
   for piece = from, to, PIECE do
     -- The step's number lies with the state: a new owner sees which step the state follows.
@@ -243,15 +241,16 @@ local function commit(keys, step)
   step.joined = got[9]
   forget_cancelled(keys, got[10], step.n)
 
-  write_checkpoint(step.sid, step.name, step.anew, step.checkpoint, step.checkpoint_end)
+  local begins = has(step.flags, START) and step.outcome == 0
+  -- A START needs no state from before it, also when it is replayed; and another load of the model may not take that one.
+  if step.anew or begins and step.n > 1 then redis.call('UNLINK', keys.checkpoint) end
+  write_checkpoint(step.sid, step.name, step.checkpoint, step.checkpoint_end)
   local change = { 'cm', step.name }
   advance(keys, step, got[11], change)
   if step.keep then
     keep_reply(keys.record, step.n, step.name, step.reply, has(step.flags, STREAMED), got[14] or '', change)
   end
-  if MARK ~= '' and step.outcome == 0 and has(step.flags, START) then
-    append(change, 'mk', MARK)
-  end
+  if MARK ~= '' and begins then append(change, 'mk', MARK) end
   redis.call('HSET', keys.record, unpack(change))
   if JOURNAL_STEPS > 0 and step.outcome <= 1 and not has(step.flags, ALONE) then add_to_journal(keys, step) end
   if has(step.flags, STREAMED) then redis.call('HDEL', keys.record, 'an') end
@@ -262,7 +261,7 @@ local function commit(keys, step)
   if step.outcome >= 3 or step.outcome ~= 0 and has(step.flags, START) then
     void, kind = step.n, VOID_KINDS[step.outcome]
     lose_state(keys.record, void, kind, start)
-  elseif void and step.outcome == 0 and has(step.flags, START) then
+  elseif void and begins then
     redis.call('HDEL', keys.record, 'vd', 'vk')
     void = nil
   end
@@ -299,7 +298,7 @@ local function conclude(record, at, entries, entries_end, checkpoint, checkpoint
   if not is_sound(state, n, done, tonumber(start), version) or n ~= done + 1 then return nil end
   commits = true
   local sid, reply = id_of(record), ARGV[at + 5]
-  write_checkpoint(sid, name, false, checkpoint, checkpoint_end)
+  write_checkpoint(sid, name, checkpoint, checkpoint_end)
   local change = { 'cm', name }
   if entries <= entries_end then append(change, 'ck', name) end
   if keep then keep_reply(record, n, name, reply, false, kept or '', change) end

@@ -413,6 +413,17 @@ class TestCommit:
         assert [] == await inbox(mesh, ALICE)
         assert 1 == (await mesh.reply(submission)).step
 
+    async def test_a_start_that_is_to_be_replayed_leaves_no_state_of_before(self, mesh: ScriptedMesh) -> None:
+        await commit(mesh, ALICE, await start(mesh))
+        await mesh.submit(mesh.submission(7, ONE, START))
+        (again,) = await steps(mesh, ALICE)
+
+        # Of a model that does not checkpoint every step: the START's entry stays, and is replayed.
+        await commit(mesh, ALICE, again, checkpoint=False, base=1)
+
+        (found,) = (await read_checkpoints(mesh.redis, mesh.keys, [again.sequence])).values()
+        assert (1, 2, None, False) == (found.checkpointed, found.committed, found.void, found.holds_state)
+
     async def test_the_idle_marker_has_no_ttl_while_a_step_is_in_flight(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
         marker = mesh.keys.sequence(mesh.sequence(7)).idle
