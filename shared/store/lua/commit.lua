@@ -102,7 +102,7 @@ local function append_failed(list, n)
 end
 
 -- What the steps of this call have in common is written at its end, for all of them at once: the inbox entries that are
--- removed, and the deadlines (score and sequence) that are set unless an older one stands.
+-- removed, and the deadlines (score and sequence) that are set unless an earlier one stands.
 local removed, deadlines
 
 local function remove_entries(from, to)
@@ -242,7 +242,7 @@ local function commit(keys, step)
   forget_cancelled(keys, got[10], step.n)
 
   local begins = has(step.flags, START) and step.outcome == 0
-  -- A START needs no state from before it, also when it is replayed; and another load of the model may not take that one.
+  -- A START needs no state from before it, not in a replay either; another load of the model may be unable to take it.
   if step.anew or begins and step.n > 1 then redis.call('UNLINK', keys.checkpoint) end
   write_checkpoint(step.sid, step.name, step.checkpoint, step.checkpoint_end)
   local change = { 'cm', step.name }
@@ -365,8 +365,9 @@ if commits and not has_committed then
   for at = executed, executed_end do tally(KEYS[5], ARGV[at]) end
 end
 for entries, from, to in pieces(removed) do redis.call('XDEL', KEYS[1], unpack(entries, from, to)) end
--- NX: an older deadline may stay, as `expire` looks at the marker and sets the deadline again.
-for due, from, to in pieces(deadlines) do redis.call('ZADD', KEYS[3], 'NX', unpack(due, from, to)) end
+-- LT: an earlier deadline may stay, as `expire` looks at the marker and sets the deadline again. A later one is of a
+-- longer idle time, or of a clock that was set back since.
+for due, from, to in pieces(deadlines) do redis.call('ZADD', KEYS[3], 'LT', unpack(due, from, to)) end
 count_line(KEYS[7], 'refused:' .. ARGV[6], refused)
 tally_all()
 send_answers()

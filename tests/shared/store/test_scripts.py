@@ -1108,6 +1108,20 @@ class TestExpiry:
         deadlines = mesh.keys.deadlines(mesh.keys.shard_of(step.sequence), "sum")
         assert await mesh.redis.zscore(deadlines, step.sequence) is None, "the next commit sets it"
 
+    @pytest.mark.parametrize("idle_ms", [60_000, 10_000], ids=["as-before", "shorter"])
+    async def test_the_reaper_comes_by_the_latest_idle_time(self, mesh: ScriptedMesh, idle_ms: int) -> None:
+        """Also where an earlier load of the model, or a clock that was set back, have said a later time."""
+        step = await start(mesh)
+        deadlines = mesh.keys.deadlines(mesh.keys.shard_of(step.sequence), "sum")
+        await mesh.redis.zadd(deadlines, {step.sequence: 1 << 52})
+        await mesh.submit(mesh.submission(7, ONE))
+        (second,) = await steps(mesh, ALICE)
+
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, second, idle_ms=idle_ms)
+
+        assert await is_due(mesh, within_ms=idle_ms + 2_000)
+        assert not await is_due(mesh, within_ms=0)
+
     async def test_between_two_owners_it_expires_as_well_and_leaves_the_line(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
         await mesh.take_over(ALICE)
