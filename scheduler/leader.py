@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action
+from scheduler.core.actions import Action, Drain
 from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due
 from scheduler.core.events import ClockRead, Event, SequenceOver, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
@@ -164,6 +164,9 @@ class Leader:
         mesh = self._mesh
         await raise_fence(mesh.scripts, mesh.keys, self.model, self.term)
         if self._sweep:
+            # A leader may have ended in the midst of a takeover: a step that still lies in another inbox is not lost.
+            poll, _ = await mesh.polls.next()
+            await self._performer.perform([Drain(executor) for executor in poll.offers(self.model)])
             await sweep(mesh, self.model, self.term)
         poll, now_ms = await mesh.polls.next()
         self._offers, self._now_ms = poll.offers(self.model), now_ms

@@ -12,9 +12,11 @@ import pytest
 from scheduler.core.actions import LookForExpired, Reclaim, ReclaimPart, Vacate, WantSlots
 from scheduler.core.events import Looked, Reclaimed, Vacated
 from scheduler.core.slots import SlotAddress
+from scheduler.core.state import Policy
 from scheduler.effects import EffectPerformer
+from scheduler.leader import Leader
 from shared.contract.forecast import LineForecast, decode_forecast, encode_forecast
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, sequence_id
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
 from shared.contract.limits import IDLE_MS_MAX
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
 from shared.store.redis_client import redis_now_ms
@@ -80,6 +82,28 @@ async def test_steps_that_come_during_a_takeover_are_moved_on_with_the_others(
     assert [] == await stage.inbox(e1)
     parked = await stage.commands.xrange(stage.keys.sequence(SEVEN).parked)
     assert list(range(1, came + 1)) == sorted(int(fields[b"a"].split()[0]) for _, fields in parked)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_sweep_in_the_midst_of_a_takeover_loses_no_step(stage: Stage, *, is_killed: bool) -> None:
+    """The leader ends between the two calls, as a key was unreadable, and its successor looks over all records."""
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(7, start=True)
+        await stage.live(7)
+    if is_killed:
+        await stage.kill(e1)
+    term = await stage.term()
+    reclaim = stage.scripts.reclaim(
+        e1, shard=stage.keys.shard_of(SEVEN), model=MODEL, term=term, count=1, tombstone_ms=10_000, lost=is_killed
+    )
+    assert (1, 0) == await stage.scripts.run(reclaim)
+
+    await Leader(stage.mesh, MODEL, Term(term + 1), policy=Policy(), tombstone_ms=10_000, sweep=True)._rebuild()
+
+    assert "m" == (await stage.record(7))["st"]
+    assert 1 == await stage.commands.xlen(stage.keys.sequence(SEVEN).parked)
 
 
 @pytest.mark.leaves_sequences
