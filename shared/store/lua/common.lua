@@ -381,10 +381,9 @@ local function lose(record, cause)
   local model, parked = model_of(sid), parked_of(sid)
   local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm')
   local told = tell_lost(record, parked, sid, got[1] or calling_executor, number(got[6]))
-  -- The present wait is the first one: the sequence waits for its first slot, so the waiting line counts it and its
-  -- steps.
-  if got[2] and got[2] == got[3] then
-    redis.call('HINCRBY', BASE .. 'line:' .. model, 'w', -1)
+  -- While a sequence waits for a slot, the waiting line counts its steps; and itself, if that is its first slot.
+  if got[2] then
+    if got[2] == got[3] then redis.call('HINCRBY', BASE .. 'line:' .. model, 'w', -1) end
     local waiting = (tonumber(got[5]) or 0) - (tonumber(got[6]) or 0)
     if got[4] and waiting > 0 and waiting % 1 == 0 and waiting < 1000000 then
       redis.call('HINCRBY', BASE .. 'line:' .. model, 's:' .. got[4], -waiting)

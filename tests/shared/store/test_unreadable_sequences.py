@@ -15,6 +15,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
+from shared.store.waiting_line import read_lines
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
@@ -380,12 +381,14 @@ async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_record
 
 
 @pytest.mark.leaves_sequences
-@pytest.mark.parametrize("state", ["live", "waiting"])
+@pytest.mark.parametrize("state", ["live", "waiting", "moving"])
 async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh, state: str) -> None:
-    if state == "live":
+    if state != "waiting":
         await both_live(mesh)
-    steps = [mesh.submission(number, ONE, NONE if state == "live" else START) for number in (VICTIM, OTHER)]
+    steps = [mesh.submission(number, ONE, START if state == "waiting" else NONE) for number in (VICTIM, OTHER)]
     await submitted(mesh, *steps)
+    if state == "moving":
+        await mesh.take_over(ALICE)
     assert [1, 1] == await swept(mesh), "both steps are there"
     own = mesh.keys.sequence(mesh.sequence(VICTIM))
     client, inbox = mesh.redis, mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE)
@@ -399,6 +402,8 @@ async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh,
 
     assert [0, 1] == await swept(mesh)
 
+    line = (await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"]
+    assert (0 if state == "live" else 1) == line.steps["1"]
     told = await mesh.reply(steps[0])
     assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
     assert steps[1].token not in await answers(mesh)
