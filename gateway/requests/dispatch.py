@@ -202,9 +202,9 @@ class Dispatch:
     async def ask_again(self, redis: Redis, lost: Collection[ShardId]) -> None:
         """Checks every accepted request against a server that was restarted, and may have lost its newest data.
 
-        Call it before anything else is sent to that server. Repeatable requests are sent again, in their order: the
-        server knows them already, or accepts them once more. For any other step its sequence's record is read: if the
-        record does not show the step, its client gets an error.
+        Call it before anything else is sent to that server. Of steps that are not repeatable the sequences' records are
+        read: if a record does not show the step, its client gets an error. Then repeatable requests are sent again, in
+        their order: the server knows them already, or accepts them once more.
 
         lost    shards whose reply streams were lost: replies may have been lost with them
         raises  one of CONNECTION_LOST; then `ask_again` must be called again
@@ -215,8 +215,9 @@ class Dispatch:
         link = Link(redis)
         try:
             await link.connect()
-            await self._send_again([pending for pending in requests if pending.repeatable], link)
+            # First, while the records show what came back: the steps that are sent again take new numbers.
             await self._tell_forgotten([pending for pending in requests if not pending.repeatable], lost, link)
+            await self._send_again([pending for pending in requests if pending.repeatable], link)
         finally:
             await link.close()
 

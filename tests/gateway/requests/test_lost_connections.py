@@ -459,6 +459,28 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
             await open_step
 
 
+async def test_a_step_that_is_sent_again_after_a_restart_does_not_pass_for_an_unnamed_one_that_is_lost(
+    parts: GatewayParts, executor: FakeExecutor, redis: Redis, keys: Keyspace
+):
+    """It gets the number that the lost step had."""
+    await parts.inference.submit(step(1, start=True))
+    await executor.pause()
+    unnamed, named = parts.inference.submit(step(2)), parts.inference.submit(step(4, request_id="a"))
+    while not parts.dispatch.sent > 2:
+        await asyncio.sleep(0.005)
+    own = keys.sequence(parts.replies.unanswered[0].sequence)
+    await executor.commands.hset(own.record, mapping={"nx": 1, "la": "1 g-before 1"})
+    await executor.commands.hdel(own.record, "rd")
+    await executor.commands.pexpire(own.idle, 60_000)
+
+    await parts.dispatch.ask_again(redis, [])
+
+    assert b"2" == await executor.commands.hget(own.record, "nx")
+    assert (True, False) == (unnamed.done(), named.done())
+    with pytest.raises(UnavailableError, match="Redis was restarted and has lost data"):
+        await unnamed
+
+
 async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_is_taken_back(
     behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, keys: Keyspace
 ):
