@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "answered twice",
         "a new owner writes the answers again that the one before has written",
-        (Edit("answers", r"if number > count then", "if true then"),),
+        (Edit("answers", r"if nth > count then", "if true then"),),
         scripts_only=True,
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "request answered twice",
         "an executor writes the answers of a request again that the one before has written",
-        (Edit("work_answers", r"if number > meta.sent then", "if true then"),),
+        (Edit("work_answers", r"if nth > meta.sent then", "if true then"),),
         scripts_only=True,
     ),
     Mutant(
