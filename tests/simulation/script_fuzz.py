@@ -373,6 +373,8 @@ class Fuzz:
         self.leader = Leader(Term(self.leader.term + 1))
         self.tell(f"term {self.leader.term} begins")
         self.expire_now(self.leader, [])
+        if self.chance.random() < 0.2:
+            self.sweep(self.leader)
         for executor in self.executors:
             self.recall(self.leader, executor)
         for sequence in self.sequences:
@@ -383,6 +385,17 @@ class Fuzz:
         for executor in self.executors:
             executor.emptied = False
             self.drain(executor)
+
+    def sweep(self, leader: Leader) -> None:
+        """A key was unreadable, though nothing was lost with it: the new leader looks over every record."""
+        for executor in self.executors:
+            self.drain(executor)
+        looked_at = self.run(self.scripts.sweep(self.sequences, shard=SHARD, model=MODEL, term=leader.term))
+        for sequence, is_sound in zip(self.sequences, looked_at, strict=True):
+            self.tell(f"{sequence} is looked over: {is_sound}")
+            life = self.truth.current(sequence)
+            if bool(is_sound) is not (life is not None and not life.over):
+                self.truth.violate(f"{sequence}: was looked over: {is_sound}")
 
     def serving(self) -> list[Executor]:
         return [executor for executor in self.executors if not executor.lost]
