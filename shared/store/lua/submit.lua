@@ -238,20 +238,21 @@ local function by_name(step, flags, record)
 end
 
 -- Judges a step by the number (since START) that the client gave it: the answer to a retry, a refusal, or nil if the
--- step is new. A START with the number 1 begins a new sequence if the last one is over. While END is open, only a
--- request id can tell that START from a retry.
-local function by_number(step, begins, record)
+-- step is new. A first step with the number 1 begins a new sequence if the last one is over; a START may be left out
+-- there as in `by_name`. While END is open, only a request id can tell that step from a retry.
+local function by_number(step, flags, record)
   local n = record.start + tonumber(step.expected) - 1
-  local first = begins and step.expected == '1'
+  local begins = step.expected == '1' and has(flags, START)
+  local may_begin = begins or step.expected == '1' and has(flags, IMPLICIT)
   local over = GONE[record.state] or record.closed and (record.cause ~= 'e' or step.digest ~= '')
-  if first and not record.may_have_come and (over or is_idle_for_too_long(step, record)) then return nil end
+  if may_begin and not record.may_have_come and (over or is_idle_for_too_long(step, record)) then return nil end
   -- The step is new, or it comes to a closed sequence. The rest of `submit` then says why that is closed, which tells
   -- the client more than the number that was expected.
   local is_next = n == record.accepted + 1
   if is_next or n > record.accepted and (record.closed or is_idle_for_too_long(step, record)) then return nil end
   local wrong = { WRONG_STEP, record.last_step }
   if n < record.start or n > record.accepted then return wrong end
-  local exists = first and not record.closed
+  local exists = begins and not record.closed
   -- The number was given before, but to a request with another id or content: this is no retry.
   if step.digest ~= '' and (digest_of(record.ids, n, record.accepted) or step.digest) ~= step.digest then
     return exists and { EXISTS, record.last_step } or wrong
@@ -462,7 +463,7 @@ local function submit(step, flags)
   -- Retries first, by digest and then by number: a retry is answered whatever state its sequence is in now.
   local named = by_name(step, flags, record)
   if named then return repeated(step, named, record, ANSWERED) end
-  local known = step.expected ~= '' and by_number(step, begins, record)
+  local known = step.expected ~= '' and by_number(step, flags, record)
   if known then return known end
   -- To accept it now could run it twice.
   if record.may_have_come and not is_surely_new(step, record) then return { LATE, last_step } end

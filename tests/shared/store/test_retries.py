@@ -397,6 +397,21 @@ class TestNumbers:
         assert (await again(mesh, "", START, step=1))[0] in {SubmitCode.WAITING, SubmitCode.DELIVERED}
 
     @pytest.mark.parametrize("over", ["ended", "idle", "expired"])
+    async def test_where_a_sequence_begins_without_start_its_first_number_begins_it_again(
+        self, mesh: ScriptedMesh, over: str
+    ) -> None:
+        await run_sequence(mesh, "ab", numbered=True, end=over == "ended")
+        if over != "ended":
+            assert (SubmitCode.REPEATED, 1) == await again(mesh, step=1, implicit=True)
+            await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
+        if over == "expired":
+            await expire(mesh, 7)
+        assert (SubmitCode.REPEATED, 2) == await again(mesh, step=2)
+
+        assert (await again(mesh, step=1, implicit=True))[0] in {SubmitCode.WAITING, SubmitCode.DELIVERED}
+        assert (SubmitCode.JOINED, 1 if over != "idle" else 3) == await again(mesh, step=1, implicit=True)
+
+    @pytest.mark.parametrize("over", ["ended", "idle", "expired"])
     async def test_a_number_beyond_the_end_hears_why_nothing_follows(self, mesh: ScriptedMesh, over: str) -> None:
         await run_sequence(mesh, "ab", numbered=True, end=over == "ended")
         if over != "ended":
