@@ -457,12 +457,22 @@ local function times_of(pause)
   return tonumber(until_ms) or 0, tonumber(left)
 end
 
--- The leader is to look at a sequence's idle marker at that time already. It sleeps until the earliest time that it knows,
--- so it is told.
+-- Unread entries of a feed from which on nothing is added that is not needed: no leader runs. Each sequence that takes a
+-- spare slot adds two.
+local FEED_MAX = 10000
+
+-- Tells a model's leader what it would find out by itself, if later.
+local function tell_leader(model, ...)
+  local feed = BASE .. 'feed:' .. model
+  if redis.call('XLEN', feed) < FEED_MAX then redis.call('XADD', feed, '*', ...) end
+end
+
+-- The leader is to look at a sequence's idle marker at that time already. It sleeps until the earliest time that it
+-- knows, so it is told.
 local function look_by(sid, at_ms)
   local model = model_of(sid)
   redis.call('ZADD', BASE .. 'deadlines:' .. model, 'LT', at_ms, sid)
-  redis.call('XADD', BASE .. 'feed:' .. model, '*', 'q', sid, 'e', 0, 'k', 'd', 'd', at_ms)
+  tell_leader(model, 'q', sid, 'e', 0, 'k', 'd', 'd', at_ms)
 end
 
 -- Ends the pause of a sequence. With open steps it waits for a slot, and so does one that is to keep its slot; any other

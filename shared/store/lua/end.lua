@@ -20,7 +20,7 @@ local function end_sequence(keys, sid, run)
   if run ~= '' and run ~= (got[7] or '') .. '.' .. got[4] then return 0 end
   if state == 'w' and REPLY ~= '' then
     refuse_waiting(keys, sid, REPLY, 'CANCELED')
-    redis.call('XADD', BASE .. 'feed:' .. model_of(sid), '*', 'q', sid, 'e', 0, 'k', KIND, 'b', got[6])
+    tell_leader(model_of(sid), 'q', sid, 'e', 0, 'k', KIND, 'b', got[6])
     return 2
   end
   if got[6] == NO_ENTRY then go_on(keys, sid) end

@@ -321,8 +321,6 @@ local function enter_tenant(step)
   return true
 end
 
--- Unread entries of a feed from which on no spare slot is given: no leader runs, and each sequence adds two.
-local FEED_MAX = 10000
 -- Bytes of the spare slots among which the lowest is looked for.
 local LOOKED_THROUGH = 256
 

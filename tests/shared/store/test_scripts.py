@@ -1804,6 +1804,24 @@ class TestEnd:
         assert ["1", "1"] == [(await mesh.reply(submission)).version for submission in waiting]
         assert await end(mesh) is EndCode.NOTHING
 
+    async def test_where_no_leader_reads_the_feed_what_it_would_find_out_is_not_added(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        shard = mesh.keys.shard_of(step.sequence)
+        other = next(number for number in range(8, 99) if mesh.keys.shard_of(mesh.sequence(number)) == shard)
+        feed = mesh.keys.feed(shard, "sum")
+        pipe = mesh.redis.pipeline(transaction=False)
+        for _ in range(10_000):
+            pipe.xadd(feed, {"q": "", "e": 0, "k": "e"})
+        await pipe.execute()
+
+        assert await orphan(mesh, step.token)
+        assert await is_due(mesh, within_ms=GRACE_MS + 1_000)
+        await mesh.submit(mesh.submission(other, ONE, START))
+        assert await end(mesh, other) is EndCode.REMOVED
+        assert await end(mesh) is EndCode.ENDS
+
+        assert 10_000 == await mesh.redis.xlen(feed)
+
     async def test_without_a_reply_the_steps_of_one_that_waits_are_run_before_it_ends(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
 
