@@ -120,7 +120,10 @@ class Conversation:
         self._flush()
 
     def arrival(self, *, whole: bool) -> Program[None]:
-        """Waits until the oldest open step has something to take; whole: all of it"""
+        """Waits until the oldest open step has something to take; whole: all of it
+
+        raises  NoAnswer or the last "not now" when its time is over; WrongAnswer; what no other gateway can mend
+        """
         delivery = self.delivery
         while not delivery.is_ready(whole=whole):
             wish = delivery.next(self._now())
@@ -168,10 +171,16 @@ class Conversation:
         return self.delivery.open < ahead
 
     def drain(self) -> Program[None]:
-        """Waits for the outcomes of steps whose caller has left `steps` or `answers` early."""
+        """Waits for the outcomes of steps whose caller has left `steps` or `answers` early. Raises as `arrival`."""
         while self.delivery.open:
-            with suppress(StepRefused):
-                yield from self.next_answer()
+            yield from self._pass_over()
+
+    def _pass_over(self) -> Program[None]:
+        """Waits for an answer of the oldest open step, or its refusal, which nobody asks for any more."""
+        # What is raised here left the step open: to wait on would be to hear it again, at once and for ever.
+        yield from self.arrival(whole=False)
+        with suppress(StepRefused):
+            self.delivery.take()
 
     def end(self, timeout_s: float | None = None) -> Program[None]:
         """Ends the sequence without another step, when all open steps have their outcomes. Safe to repeat.
@@ -181,8 +190,7 @@ class Conversation:
         raises  NotEnded if the mesh may have the sequence, and has not told which run it is
         """
         while self.delivery.owes_outcome:
-            with suppress(StepRefused):
-                yield from self.next_answer()
+            yield from self._pass_over()
         place, delivery = self.place, self.delivery
         if delivery.begun and not delivery.over:
             about = f"sequence {place.sequence} of model '{place.model}'"

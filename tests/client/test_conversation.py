@@ -31,6 +31,7 @@ from seqmesh_client import (
     WrongStep,
 )
 from seqmesh_client.conversation import Ask, Conversation, Wish, as_array
+from seqmesh_client.delivery import Listen
 from seqmesh_client.token import Place
 from seqmesh_client.wire import LinkBroken, StepRequest
 from tests.client.mesh_in_memory import ANSWERS, BrittleShell, SumMesh, answer, refusal, request
@@ -145,6 +146,38 @@ def test_a_caller_that_leaves_early_gets_the_rest_out_of_the_way_with_its_next_s
 
     assert 10 == shell.step(conversation, 4)
     assert 4 == conversation.delivery.answered
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_steps_that_a_caller_has_left_are_over_with_their_time_though_no_gateway_takes_them(ends: bool) -> None:
+    class Crowded(SumMesh):
+        def accept(self, message: Any) -> list[Any]:
+            if message.id == "1":
+                return super().accept(message)
+            return [refusal(message, "quota", 0, code="RESOURCE_EXHAUSTED", retry="same")]
+
+    shell = BrittleShell(Crowded(), random.Random(1), patience=Patience(step_s=20.0))
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1)
+    conversation.add(request(2), None)
+
+    with pytest.raises(OverQuota), conversation.turn():
+        shell.run(conversation.end() if ends else conversation.drain())
+
+    assert (1, 0) == (conversation.delivery.answered, conversation.delivery.open)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_call_that_every_gateway_refuses_is_over_also_for_steps_that_the_caller_has_left(ends: bool) -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1)
+    conversation.add(request(2), None)
+    program = conversation.end() if ends else conversation.drain()
+    assert isinstance(next(program), Listen)
+
+    with pytest.raises(StepRefused, match="expired"):
+        program.throw(StepRefused("UNAUTHENTICATED: expired"))
 
 
 def test_a_refused_step_may_be_corrected_and_those_behind_it_are_taken_back() -> None:
