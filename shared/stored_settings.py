@@ -7,6 +7,7 @@ two changes at once never undo each other, and a change that is sent twice is on
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, get_type_hints
@@ -152,6 +153,8 @@ class ProcessSettings:
         self._logs = log_settings.of_level(level)
         self._seen = ChangedSettings()
         self._refreshing = asyncio.Lock()
+        # Traced requests by scope that Redis has counted, while the settings which contain them were not read yet.
+        self._counted: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Applies the settings now and whenever they change, for ever."""
@@ -165,12 +168,14 @@ class ProcessSettings:
     async def refresh(self) -> None:
         """Applies the settings as they are now. Raises what redis-py raises."""
         async with self._refreshing:
-            used = self._control.used()
-            for scope, requests in used.items():
-                await self._settings.count_traces(scope, requests)
+            for scope, requests in self._control.used().items():
+                if new := requests - self._counted[scope]:
+                    await self._settings.count_traces(scope, new)
+                    self._counted[scope] = requests
             changed = await self._settings.read()
             # The settings that were read contain these requests, so they are not subtracted a second time.
-            self._control.counted(used)
+            self._control.counted(self._counted)
+            self._counted.clear()
             if changed != self._seen:
                 before, self._seen = self._seen, changed
                 self._control.apply(changed.traces)

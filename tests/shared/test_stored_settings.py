@@ -268,6 +268,34 @@ async def test_traced_requests_are_counted_over_all_gateways(
     assert traced(controls[1], "m", 10) == 2
 
 
+@pytest.mark.parametrize("lost", ["count_traces", "read"])
+async def test_a_traced_request_is_counted_once_though_redis_is_lost_meanwhile(
+    redis: Redis, keys: Keyspace, own_logging: io.StringIO, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    mesh = StoredSettings(redis, keys)
+    control = TraceControl(Sampler(), exporting=True)
+    process = ProcessSettings(mesh, control, Level.INFO)
+    for model in ("first", "second"):
+        await mesh.change_traces(model, {"trace_count": 10})
+    await process.refresh()
+    assert [3, 3] == [traced(control, model, 3) for model in ("first", "second")]
+    work = getattr(mesh, lost)
+
+    async def losing(*of: Any) -> Any:
+        if of[:1] != ("first",):
+            raise ConnectionError
+        return await work(*of)
+
+    with monkeypatch.context() as away:
+        away.setattr(mesh, lost, losing)
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await process.refresh()
+    await process.refresh()
+
+    assert [7, 7] == [traced(control, model, 100) for model in ("first", "second")]
+
+
 def test_fields_of_a_newer_release_are_left_out() -> None:
     assert (
         changed_settings_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}, "key")
