@@ -14,11 +14,18 @@ from seqmesh_client.delivery import Patience
 from seqmesh_client.token import Place
 
 USUAL_PATIENCE = Patience()
+PING_S = 360
+"""After so long without a word a connection with calls is pinged. Gateways allow a ping every 300 s, as Triton does."""
+SILENT_S = 20
+"""A gateway whose machine is lost says nothing of it: its connection ends when nothing is acknowledged for so long."""
 CHANNEL_OPTIONS = (
     # Without these bounds gRPC's back-off grows to minutes, in which a restarted gateway would not be found.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # With these two gRPC sets TCP_USER_TIMEOUT, too: what is sent must be acknowledged within the second one.
+    ("grpc.keepalive_time_ms", PING_S * 1000),
+    ("grpc.keepalive_timeout_ms", SILENT_S * 1000),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # Clients of one process share no connection: what breaks one leaves the others alone.

@@ -1,18 +1,25 @@
-"""What both clients take as arguments, and how far the blocking one reads. Nothing is sent."""
+"""What both clients take as arguments, how far the blocking one reads, and what ends a connection."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
+import grpc.aio
 import numpy as np
 import pytest
 
-from seqmesh_client import AsyncClient, Client
+from seqmesh_client import AsyncClient, Client, StepRefused
+from seqmesh_client.conversation import Ask
+from seqmesh_client.shell import SILENT_S
 from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
 from seqmesh_client.token import Place
 from seqmesh_client.wire import pb
@@ -69,6 +76,27 @@ def test_no_step_ahead_is_refused_and_drops_no_step_silently(ahead: int) -> None
         list(Client(GATEWAYS).sequence("sum").steps([[1]], ahead=ahead))
     with pytest.raises(ValueError, match="at least 1"):
         asyncio.run(asynchronous())
+
+
+async def test_the_connection_to_a_gateway_whose_machine_is_lost_ends() -> None:
+    """Otherwise a client with that one address would find no other machine behind it for a quarter of an hour."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with AsyncClient([f"127.0.0.1:{port}"]) as client:
+        with pytest.raises(StepRefused, match="UNIMPLEMENTED"):
+            await client.ask(Ask(0, "ServerLive", pb.ServerLiveRequest(), time.monotonic() + 30))
+
+        assert [SILENT_S * 1000] == list(user_timeouts_ms(to_port=port))
+    await server.stop(None)
+
+
+def user_timeouts_ms(to_port: int) -> Iterator[int]:
+    """Of this process's connections: how long what they send may stay unacknowledged."""
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(one.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == to_port:
+                yield connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
 
 def test_a_stream_is_not_read_beyond_what_its_caller_will_take_soon() -> None:
