@@ -220,6 +220,9 @@ def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> b
         case "wrong_step" | "answered" if 0 < attempt.step <= attempt.last_step:
             # The step ran, and the mesh does not keep its reply any more. Steps up to the last one may still be open.
             return attempt.last_step - attempt.step >= REPLIES_KEPT
+        case "wrong_step" if was_answered(told, attempt.last_step + 1, attempt.sent_s):
+            # The mesh has gone back behind what it had answered; that another step is open explains nothing of it.
+            return False
         case "wrong_step" | "never_seen":
             return has_open_step_before(told, attempt)
         case "expired":
@@ -241,6 +244,10 @@ def has_open_step_before(told: SequenceHistory, attempt: Attempt) -> bool:
     by_s = attempt.done_s if told.script.protocol in ("client", "stream") else attempt.sent_s
     answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED and a.done_s <= by_s}
     return any(step not in answered for step in range(1, attempt.step))
+
+
+def was_answered(told: SequenceHistory, step: int, before_s: float) -> bool:
+    return any(a.step == step and a.outcome is AttemptOutcome.ANSWERED and a.done_s < before_s for a in told.attempts)
 
 
 def was_silent(told: SequenceHistory, attempt: Attempt) -> bool:

@@ -170,6 +170,15 @@ def test_a_step_may_come_too_early_while_one_before_it_is_open_and_not_otherwise
     assert [Sort.UNEXPLAINED] == sorts(nothing_open)
 
 
+def test_a_mesh_that_has_forgotten_answered_steps_is_told_though_a_step_before_the_refused_one_is_open() -> None:
+    told = history([1, 2, 3, 4, 5], window=2)
+    broken = Attempt(4, 1, 0, 4.0, 4.1, AttemptOutcome.BROKEN)
+    told.attempts[3:] = [broken, refused(5, "wrong_step", last_step=2, at_s=4.0)]
+    told.forsaken = "set back"
+
+    assert [Sort.UNEXPLAINED] == sorts(told, Strikes([Strike(0, "kill-gateway", 4.0, 5.0)]))
+
+
 def test_an_answer_that_is_kept_no_longer_is_allowed_only_beyond_the_number_that_is_kept() -> None:
     far_behind, near = history(range(12)), history(range(12))
     far_behind.attempts.append(refused(2, "answered", last_step=12, at_s=13.0))
