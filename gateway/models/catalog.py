@@ -45,7 +45,7 @@ STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
 class CatalogView:
     """The mesh as it was at one moment.
 
-    ready       model -> versions that a living executor serves, ascending
+    ready       model -> versions that a living executor serves, ascending; each has its record
     repository  every line of the executors' repository indexes, merged
     unready     (model, version) that is served, but whose model says at every living executor that it is not ready
     """
@@ -247,7 +247,10 @@ class Catalog:
         offer = records, _without(offered, refused)
         if offer != self.offer:
             self.offer = offer
-        ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
+        # A record that cannot be read is published again soon; until then its model cannot be served.
+        ready = _by_model(
+            [(line.model, line.version) for line in repository if line.state == "READY" and line.model in records]
+        )
         problems = self._judge_of_ready.problems(records, ready, failed)
         ready = _without(ready, problems)
         repository = tuple(_judged(line, problems) for line in repository)

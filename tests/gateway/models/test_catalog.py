@@ -12,6 +12,7 @@ import pytest
 from gateway.models import ensembles
 from gateway.models.catalog import ABSENCE_GRACE_S, STALE_S, Catalog, merged_index
 from gateway.models.ensembles import unavailable_ensembles
+from gateway.models.statistics import Statistics
 from shared.contract.errors import Code, MeshError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord, RepositoryEntry, ServedModel
@@ -86,6 +87,15 @@ async def test_version_is_not_ready_when_all_executors_say_so_and_is_served_neve
 
     catalog = await mesh.at(101, saying(False, "1"))
     assert not catalog.is_model_ready("m")
+
+
+async def test_a_model_whose_record_cannot_be_read_is_not_ready_and_has_no_statistics() -> None:
+    mesh = Mesh()
+    mesh.records = {}
+    catalog = await mesh.at(100, member("1"))
+
+    assert not catalog.is_model_ready("m")
+    assert [] == await Statistics(cast("Any", None), catalog, cast("Any", None)).read()
 
 
 def ensemble(name: str, of: str) -> ModelRecord:
