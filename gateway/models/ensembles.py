@@ -117,7 +117,8 @@ def _problem(name: str, asked: _Asked) -> str:
         return f"ensemble {name} contains models that are not available or ambiguous: {', '.join(unknown)}"
     for step in config.ensemble:
         about = f"ensemble '{name}' depends on '{step.model}'"
-        if not served.get(step.model):
+        # A model may be served whose record cannot be read.
+        if step.model not in records or not served.get(step.model):
             why = failed.get(step.model)
             told = "" if why is None else f" Model '{step.model}' loading failed with error: {why}"
             return f"{about} which has no loaded version.{told}"

@@ -57,6 +57,13 @@ def test_models_that_fit_are_served() -> None:
     assert "" == problem(CHAIN, model("a"), model("b"))
 
 
+def test_a_model_that_is_served_and_whose_record_cannot_be_read_keeps_its_ensembles_from_being_served() -> None:
+    """Also when another version of it could not be loaded, so that it is known without its record."""
+    found = unavailable_ensembles({"e": CHAIN, "b": model("b")}, dict.fromkeys("eab", ("1",)), {"a": "no luck"})
+
+    assert "which has no loaded version. Model 'a' loading failed with error: no luck" in found["e"]
+
+
 def test_one_tensor_may_go_to_several_steps() -> None:
     fan = model(
         "e", steps=(step("a", "I", "x"), step("a", "I", "y"), EnsembleStep("c", "", {"I": "x", "J": "y"}, {"O": "O"}))
