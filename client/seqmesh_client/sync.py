@@ -49,7 +49,8 @@ class BlockingLink:
     def receive(self, until: float) -> Any:
         """The next message. Raises LinkBroken when there is none until then."""
         try:
-            message = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
+            # Python waits for no longer than that; infinity is a time, too.
+            message = self._inbox.get(timeout=min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
         except queue.Empty:
             raise LinkBroken("no answer came in time") from None
         self._room.release()
