@@ -36,9 +36,13 @@ class SeqmeshError(Exception):
 
 
 class NoAnswer(SeqmeshError, TimeoutError):
-    """No gateway answered in time; the text ends with what the last one said. Whether the step ran is not known."""
+    """No gateway answered in time; the text ends with what the last one said. Whether the step ran, or the sequence was
+    ended, is not known.
+    """
 
-    remedy = "Call again with the same inputs: it is the same step, and it does not run twice."
+    remedy = (
+        "Call again. A step with the same inputs is the same step, and does not run twice; an end is safe to repeat."
+    )
 
 
 class NotDescribed(NoAnswer):
