@@ -21,7 +21,7 @@ import uvloop
 from deploy.chaos.checker import Sort
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
-from deploy.chaos.given_mesh import given_mesh, host_and_port
+from deploy.chaos.given_mesh import given_mesh, host_and_port, order_of
 from deploy.chaos.history import Strike, read_history
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
@@ -101,6 +101,17 @@ def pids_of(text: str) -> dict[Victim, list[int]]:
     return pids
 
 
+def fault_command_of(text: str) -> str:
+    """A command line whose braces can be filled in."""
+    try:
+        order_of(text, signal="KILL", service="gateway", number=1)
+    except (ValueError, LookupError, AttributeError) as problem:
+        raise click.BadParameter(
+            f"{text!r} is no command with {{signal}}, {{service}} and {{number}}: {problem}"
+        ) from problem
+    return text
+
+
 @click.command("chaos", help=HELP, epilog=EPILOG, context_settings={"max_content_width": 110, "show_default": True})
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeats the plan of a run. [default: a new one]")
 @click.option("--steps", type=COUNT, default=20_000, metavar="N", help="Steps to play, at least.")
@@ -119,7 +130,12 @@ def pids_of(text: str) -> dict[Victim, list[int]]:
 @click.option("--http", type=addresses_of, metavar="HOST:PORT,..", help="HTTP of your gateways, in order.")
 @click.option("--grpc", type=addresses_of, metavar="HOST:PORT,..", help="gRPC of your gateways, in the same order.")
 @click.option("--pids", type=pids_of, metavar="SERVICE=PID,..", help="Processes of yours that may be struck.")
-@click.option("--fault-command", metavar="COMMAND", help="Command that strikes a service of yours; see above.")
+@click.option(
+    "--fault-command",
+    type=fault_command_of,
+    metavar="COMMAND",
+    help="Command that strikes a service of yours; see above.",
+)
 @click.option(
     "--out", type=DIRECTORY, default=Path("build/chaos"), help="Where the results go, and logs of a private mesh."
 )

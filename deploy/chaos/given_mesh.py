@@ -51,6 +51,12 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def order_of(command: str, **values: str | int) -> list[str]:
+    """The words of a command, with values in place of their names in braces. Raises ValueError, LookupError or
+    AttributeError for what cannot be filled in."""
+    return [part.format(**values) for part in shlex.split(command)]
+
+
 class GivenMesh(TargetMesh):
     """The user's mesh.
 
@@ -101,10 +107,9 @@ class GivenMesh(TargetMesh):
 
     async def _order(self, victim: Victim, signal_name: str) -> None:
         """Runs the user's command. Raises RuntimeError if it fails: a fault that does not happen proves nothing."""
-        filled = [
-            part.format(signal=signal_name.removeprefix("SIG"), service=victim, number=self._struck)
-            for part in shlex.split(self._command)
-        ]
+        filled = order_of(
+            self._command, signal=signal_name.removeprefix("SIG"), service=str(victim), number=self._struck
+        )
         process = await asyncio.create_subprocess_exec(*filled)
         if code := await process.wait():
             raise RuntimeError(f"{shlex.join(filled)} ended with code {code}")

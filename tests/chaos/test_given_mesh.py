@@ -112,6 +112,8 @@ async def test_a_command_is_run_for_every_fault_and_to_wake_what_was_frozen(tmp_
         (["--http", "nowhere"], "'nowhere' is not host:port"),
         (["--http", "a:1", "--pids", "nobody=12"], "'nobody=12' is not SERVICE=PID"),
         (["--kinds", "none"], "'none' is no fault"),
+        (["--http", "a:1", "--fault-command", "kill {sig}"], "'kill {sig}' is no command with {signal}"),
+        (["--http", "a:1", "--fault-command", "kill '{signal}"], "No closing quotation"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(arguments: list[str], complaint: str) -> None:
