@@ -71,15 +71,18 @@ class Leadership:
             if isinstance(outcome, ResponseError):
                 contest.refused[name] = outcome
             else:
-                self._count(name, outcome, contest)
+                self._count(name, terms[name], outcome, contest)
         # Counted from when the call was sent: Redis renewed the leases at that time or later, never earlier.
         if contest.refused.keys().isdisjoint(self.terms):
             self._held_until = asked_at + self._lease_ms / 1000
         return contest
 
-    def _count(self, model: str, term: Term, contest: Contest) -> None:
+    def _count(self, model: str, asked: Term, term: Term, contest: Contest) -> None:
         if term and model not in self.terms:
-            contest.gained[model] = self.terms[model] = term
+            # Not the term that was to be kept: it was dropped meanwhile, and what its leader had sent may still be on
+            # its way. The next round takes a new one.
+            if term != asked:
+                contest.gained[model] = self.terms[model] = term
         elif not term and model in self.terms:
             del self.terms[model]
             contest.lost.append(model)

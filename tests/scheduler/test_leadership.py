@@ -264,6 +264,23 @@ async def test_lease_that_was_given_and_not_heard_of_blocks_nobody(stage: Stage)
     assert {} == (await first.contend([MODEL])).gained, "another's lease is not given back"
 
 
+async def test_a_term_that_was_dropped_while_its_lease_was_renewed_is_not_led_again(stage: Stage) -> None:
+    """What the leader of that term had sent may still be on its way, and Redis must refuse it when it comes."""
+
+    class Dropping(Scripts):
+        async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
+            outcomes = await super().run_all(calls, link)
+            leadership.drop(MODEL, Term(1))
+            return outcomes
+
+    clock = asyncio.get_running_loop().time
+    leadership = Leadership(Dropping(stage.redis, stage.keys), SchedulerId("s1"), lease_ms=60_000, clock=clock)
+    await leadership.contend([MODEL])
+
+    assert {} == (await leadership.contend([MODEL])).gained
+    assert {MODEL: Term(2)} == (await leadership.contend([MODEL])).gained
+
+
 async def test_leader_whose_lease_was_taken_hears_that_it_lost_it(stage: Stage) -> None:
     now = 0.0
     first, second = (
