@@ -14,7 +14,7 @@ from functools import partial
 from executor.calls.client import CallClient
 from executor.calls.gateways import Gateways
 from executor.calls.watch import DeadlockWatch
-from executor.connections import RedisConnections
+from executor.connections import RedisConnections, insist
 from executor.engine.mkl import ask_for_fixed_products
 from executor.engine.python.calls import install
 from executor.engine.python.process.environments import UNPACKED
@@ -124,7 +124,12 @@ async def _serve(
     if await asyncio.to_thread(repository.mentions, "fixed_shape"):
         ask_for_fixed_products()
     loader = Loader(repository, connections, settings.name, stop)
-    applied = await start_models(settings, connections, repository, loader, changed, tasks)
+    # Redis may be restarted during loads, which may take minutes.
+    following = asyncio.create_task(connections.follow(), name="server")
+    try:
+        applied = await start_models(settings, connections, repository, loader, changed, tasks)
+    finally:
+        await end((following,))
     stop.started()
     period_s = settings.lease_ms / 1000 / RENEWALS_PER_LEASE
     draining = Draining(connections.membership, settings.name, period_s=period_s)
@@ -178,8 +183,8 @@ async def start_models(
             logs.info("models are loaded on request", by="whoever gateways let", see="their --restricted-api")
             control = Control(connections, repository, loader, changed)
             # A model about which the mesh has a command follows that, not this process's command line.
-            await load_models(repository, loader, settings, await control.words())
-            await control.catch_up()
+            await load_models(repository, loader, settings, await insist("commands about models", control.words))
+            await insist("commands about models", control.catch_up)
             tasks.start(control.run(), name="control")
             tasks.start(follow_listings(repository, settings.repository_poll_secs, changed), name="listings")
             return lambda: control.applied

@@ -7,17 +7,26 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from executor import service
+from executor.connections import RedisConnections
 from executor.models.loader import Loader
 from executor.models.repository import ModelRepository
 from executor.service import load_models, start_models
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
-from tests.executor.living import loading
+from shared.process.lifecycle import Stop, Tasks
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import connect
+from shared.traces.tracing import Tracing
+from tests.embedded_redis import EmbeddedRedis
+from tests.executor.living import SHARDS, loading
 from tests.mesh.model_repository import SAMPLES
 
 
@@ -101,3 +110,32 @@ async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_anothe
     assert ["good"] == list(repository.loaded)
     await load_models(repository, loader, replace(settings, load_model=("*",)), but={"good"})
     assert ["broken"] == list(repository.failures)
+
+
+async def test_a_redis_that_is_restarted_while_models_load_does_not_end_the_start(
+    repository: ModelRepository, private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load may take minutes. The commands about models are asked for after it."""
+
+    async def load_over_a_restart(*args: Any) -> None:
+        private_server.stop()
+        private_server.start()
+        await load_models(*args)
+
+    monkeypatch.setattr(service, "load_models", load_over_a_restart)
+    keys, stop, no_calls = Keyspace("restarted", SHARDS), Stop(), SimpleNamespace(edges=())
+    settings = ExecutorSettings(model_control_mode="explicit", load_model=("good",), name="a")
+    connections = RedisConnections(lambda run: connect(private_server.url, retries=0, run=run), keys)
+    async with asyncio.TaskGroup() as group:
+        tasks = Tasks(group)
+        serving = service._serve(settings, connections, repository, Tracing(None), cast(Any, no_calls), tasks, stop)
+        task = tasks.start(serving, name="executor")
+        async with asyncio.timeout(30), connect(private_server.url) as redis:
+            while not (members := await Membership(redis, keys).members()) and not task.done():
+                await asyncio.sleep(0.01)
+        stop.request("the end of the test")
+        await task
+        await tasks.end_all()
+    await connections.close()
+
+    assert ["good"] == [served.model for member in members for served in member.registration.models]
