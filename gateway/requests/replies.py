@@ -35,6 +35,7 @@ READ_BLOCK_MS = 2_000
 """How long a read waits for entries. A stream that was made again meanwhile is read only with the next read."""
 READ_ENTRIES_MAX = 256
 """Per stream and read: an entry holds a whole batch's replies."""
+BEGINNING = b"0-0"
 TRIM_AFTER_BYTES = 4 << 20
 """The entries that were read are trimmed, together with the next read, when they are this large. Until then Redis
 holds them."""
@@ -105,9 +106,19 @@ class Replies:
         await self._beat(self._redis)
 
     async def reopen(self, redis: Redis) -> list[ShardId]:
-        """After a restart of the server: makes the streams that it has lost; returns their shards."""
+        """After a restart of the server: makes the streams that it has lost; returns their shards. A stream of which it
+        has lost the end is read from its beginning.
+        """
         gone = await self._beat(redis)
         await self._create(gone, redis)
+        streams = list(self._positions)
+        async with redis.pipeline(transaction=False) as pipe:
+            for stream in streams:
+                pipe.xrevrange(text_of(stream), count=1)
+            for stream, newest in zip(streams, await pipe.execute(), strict=True):
+                # If the server's clock is behind, its next entries have ids that were read before.
+                if not newest or entry_key(newest[0][0]) < entry_key(self._positions[stream]):
+                    self._positions[stream] = BEGINNING
         return gone
 
     async def close(self) -> None:

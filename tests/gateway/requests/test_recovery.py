@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.recovery import RestartRecovery
-from shared.contract.ids import ShardId
+from gateway.requests.replies import Replies
+from shared.contract.ids import GatewayId, ShardId
+from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.store.server_run import AnotherRunError, ServerRun
 
@@ -57,3 +60,39 @@ async def test_a_redis_that_comes_back_without_memory_delays_the_recovery_and_do
 
     assert (0, 1) == (callers.fails, callers.asked)
     assert run.bound not in ("", "the run before", "another")
+
+
+async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_clock_is_behind(
+    redis: Any, key_prefix: str
+) -> None:
+    """It gives them ids that lie before those that were read."""
+    keys, gateway = Keyspace(key_prefix, 1), GatewayId("gateway-1")
+    (stream,) = [keys.replies(shard, gateway) for shard in keys.shard_ids()]
+    replies = Replies(redis, keys, gateway)
+    heard: list[bytes] = []
+
+    def answered(raw: bytes, _key: str) -> bool:
+        heard.append(raw)
+        return False
+
+    pending: Any = SimpleNamespace(token="a", answered=answered)
+    await replies.open()
+    await redis.execute_command("XADD", stream, f"{1 << 60}-0", "nobody's", "lost later")
+    reading = asyncio.create_task(replies.run())
+    try:
+        async with asyncio.timeout(30):
+            while str(1 << 60).encode() not in b" ".join(replies._positions.values()):
+                await asyncio.sleep(0.005)
+            await redis.delete(stream)
+            await redis.xadd(stream, {"nobody's": "as old as this"})
+            assert [] == await replies.reopen(redis)
+            replies.expect(pending)
+            await redis.xadd(stream, {"a": "the answer"})
+            while not heard:
+                await asyncio.sleep(0.005)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await replies.close()
+
+    assert [b"the answer"] == heard
