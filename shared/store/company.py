@@ -99,7 +99,7 @@ class Company:
         await self._redis.hset(self._keys.services, self._id, msgspec.json.encode(line))
         # After the line, and `seqmesh reshard` looks for lines after it has claimed the keys: one sees the other.
         await agree(self._redis, self._keys.prefix, self._keys.shards)
-        present, gone = split(self._keys, await self._redis.hgetall(self._keys.services), now_ms)
+        present, gone = await _read(self._redis, self._keys)
         if gone:
             await self._redis.hdel(self._keys.services, *gone)
         return present
@@ -130,7 +130,18 @@ class Company:
 
 async def services(redis: Redis, keys: Keyspace) -> list[ServiceLine]:
     """The lines of all services. Raises what redis-py raises."""
-    return split(keys, await redis.hgetall(keys.services), await redis_now_ms(redis))[0]
+    present, _ = await _read(redis, keys)
+    return present
+
+
+async def _read(redis: Redis, keys: Keyspace) -> tuple[list[ServiceLine], list[bytes]]:
+    """As `split`, of the lines that are there now."""
+    pipe = redis.pipeline(transaction=False)
+    # Together: who is frozen between two round trips would take every other service for gone.
+    pipe.hgetall(keys.services)
+    pipe.time()
+    raw, (seconds, microseconds) = await pipe.execute()
+    return split(keys, raw, seconds * 1000 + microseconds // 1000)
 
 
 def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list[ServiceLine], list[bytes]]:

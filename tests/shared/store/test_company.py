@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from deploy.operate.drain import mixture
-from shared.store import reading
+from shared.store import company, reading
 from shared.store.company import FORGET_AFTER_MS, TELL_EVERY_S, Company, ServiceLine, services
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import UnfitRedisError
+from shared.store.redis_client import UnfitRedisError, redis_now_ms
 from shared.store.release import FORMAT, RELEASE
 
 NEWER = ServiceLine("executor", "executor-1", "9.9.9", "1.99", 0)
@@ -82,6 +82,21 @@ async def test_who_is_silent_or_unreadable_is_forgotten(
     assert ("gateway", "gateway-1", RELEASE, FORMAT) == (line.service, line.name, line.release, line.format)
     assert 1 == await redis.hlen(keys.services)
     assert {"services": 4} == reading.found.counts
+
+
+async def test_who_was_frozen_while_it_told_of_itself_takes_nobody_for_gone(
+    redis: Any, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def before_the_freeze(redis: Any) -> int:
+        return await redis_now_ms(redis) - 2 * FORGET_AFTER_MS
+
+    monkeypatch.setattr(company, "redis_now_ms", before_the_freeze)
+    await tell_of(redis, keys)
+
+    (line,) = await Company(redis, keys, "gateway", "gateway-1").tell()
+
+    assert NEWER.name == line.name
+    assert await redis.hexists(keys.services, "other")
 
 
 async def test_who_leaves_takes_its_word_back(redis: Any, keys: Keyspace) -> None:
