@@ -17,6 +17,7 @@ requests that are not taken before their timeout ends.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -94,6 +95,7 @@ class Dispatch:
         self._left = dict.fromkeys(self._queues, 0)
         self._again: Sequence[CallBatch] = ()
         self._down_since: float | None = None
+        self._failed_at = -math.inf
         self._full_since: float | None = None
         self._redis_ahead_ms = 0.0
         self.round_trips = 0
@@ -149,6 +151,9 @@ class Dispatch:
         batches = self._again or self._take()
         if not batches:
             return True
+        if not self._again and time.monotonic() - self._failed_at > PATIENCE_S:
+            # Nothing was left to be sent again, so nobody has seen since whether Redis was back.
+            self._down_since = None
         try:
             await self._link.connect()
         except CONNECTION_LOST as lost:
@@ -376,7 +381,7 @@ class Dispatch:
 
     def _after_failure(self, batches: Sequence[CallBatch], lost: BaseException) -> Sequence[CallBatch]:
         """The batches that are worth sending again; none when Redis has been away for longer than PATIENCE_S."""
-        now = time.monotonic()
+        now = self._failed_at = time.monotonic()
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))

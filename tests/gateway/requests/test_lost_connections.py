@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -201,6 +203,21 @@ async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Gate
     proxy.refuses = False
 
     assert total(await waiting) == 1
+
+
+async def test_requests_wait_for_redis_whatever_became_of_the_last_ones_that_lost_it(
+    behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
+    """An hour ago nothing was left to be sent again, so nobody has seen since that Redis was back."""
+    await behind_proxy.inference.submit(step(1, start=True))
+    proxy.cut_before = is_submit
+    with pytest.raises(UnavailableError, match="it is not known"):
+        await behind_proxy.inference.submit(step(2))
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, time_ns=time.time_ns)
+    monkeypatch.setattr("gateway.requests.dispatch.time", later)
+    proxy.cut_before = is_submit
+
+    assert 5 == total(await behind_proxy.inference.submit(step(4, request_id="a")))
 
 
 async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_them(
