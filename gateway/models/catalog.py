@@ -221,12 +221,13 @@ class Catalog:
     def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
         now = self._clock()
         records = with_decoupled_ensembles(records)
-        first = self._refreshed_at is None
+        was_blind = self._refreshed_at is None or now - self._refreshed_at > STALE_S
         live = [member for member in members if member.alive]
         repository = merged_index(live)
         self._extend(now, live)
-        if first:
-            # When these executors died is not known. Count it as now, so that their sequences get the whole grace.
+        if was_blind:
+            # When these executors died is not known. Count it as now, so that their sequences get the whole grace. A
+            # Redis that answered nobody for longer than their leases has them all register anew.
             self._extend(now, [member for member in members if not member.alive])
         # A living executor says that these were unloaded: their grace ends at once.
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}

@@ -189,6 +189,22 @@ async def test_requests_still_enter_for_a_while_after_the_last_executor_died_but
     )
 
 
+async def test_executors_that_died_while_redis_did_not_answer_have_the_whole_grace():
+    """They register anew, one before the other."""
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    others = member(models=(), repository=())
+    back = 101 + STALE_S + ABSENCE_GRACE_S
+    catalog = await mesh.at(back, member("1", alive=False), others)
+    assert catalog.find("m", "")[1] == "1"
+
+    catalog = await mesh.at(back + STALE_S, member("1", alive=False), others)
+    assert catalog.find("m", "")[1] == "1"
+
+    catalog = await mesh.at(back + ABSENCE_GRACE_S, member("1", alive=False), others)
+    assert error_of(catalog, "m")[0] is Code.NOT_FOUND
+
+
 async def test_a_model_that_only_drained_executors_have_loaded_is_asked_for_again_later():
     mesh = Mesh()
     await mesh.at(100, member("1"))
