@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import hiredis
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.store.commands import Redis
 from shared.store.mending import is_wrong_type, keys_of, mend
@@ -127,7 +128,9 @@ class Link:
 
     async def close(self) -> None:
         """Closes the connection; the next `connect` makes a new one."""
-        await self._connection.disconnect()
+        # A silent server does not answer the end of TLS either. The connection is given up all the same.
+        with suppress(RedisTimeoutError):
+            await self._connection.disconnect()
 
 
 class SharedLinks:

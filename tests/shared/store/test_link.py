@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from shared.store.link import streams_read
+import pytest
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.store.link import Link, streams_read
+from shared.store.redis_client import connect
 
 
 def test_a_stream_that_is_named_without_entries_has_no_news() -> None:
@@ -11,3 +15,15 @@ def test_a_stream_that_is_named_without_entries_has_no_news() -> None:
     assert [(b"b", [entry])] == streams_read([[b"a", []], [b"b", [entry]]])
     assert [] == streams_read([[b"a", []]])
     assert [] == streams_read(None)
+
+
+async def test_a_server_that_does_not_answer_the_end_of_tls_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """redis-py waits for that answer, and raises when it does not come: in whatever closes the link, such as a stop."""
+    async with connect("redis://127.0.0.1:1") as redis:
+        link = Link(redis)
+
+        async def unanswered(*_: object, **__: object) -> None:
+            raise RedisTimeoutError("Timed out closing connection after 5")
+
+        monkeypatch.setattr(link._connection, "disconnect", unanswered)
+        await link.close()
