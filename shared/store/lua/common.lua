@@ -480,17 +480,14 @@ end
 local function go_on(keys, sid)
   local got = redis.call('HMGET', keys.record, 'vr', 'nx', 'cm', 'pg', 'ps')
   local model, is_idle = model_of(sid), got[2] == got[3]
-  local deadlines = BASE .. 'deadlines:' .. model
   redis.call('HDEL', keys.record, 'ps')
+  -- The end of the pause. With open steps the next commit sets another time.
+  redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if is_idle then
     local _, left = times_of(got[5])
     left = left or math.max(0, redis.call('PTTL', keys.idle))
     redis.call('PEXPIRE', keys.idle, left)
-    redis.call('ZADD', deadlines, clock_ms() + left, sid)
     look_by(sid, clock_ms() + left)
-  else
-    -- The next commit sets it; it lowers none that stands there.
-    redis.call('ZREM', deadlines, sid)
   end
   if is_idle and got[4] then
     redis.call('HDEL', keys.record, 'be')
