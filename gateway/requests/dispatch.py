@@ -49,7 +49,7 @@ from shared.store.commands import Redis
 from shared.store.forecasts import Forecasts
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
-from shared.store.reading import text_of, value_of
+from shared.store.reading import clock_ms, text_of, value_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips
@@ -412,8 +412,8 @@ class Dispatch:
 
 async def _redis_ahead_ms(link: Link) -> float:
     """What the clock of Redis has more than this process's monotonic clock, or slightly less than that, ms."""
-    ((seconds, microseconds),) = await link.exchange([("TIME",)])
-    return int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
+    (told,) = await link.exchange([("TIME",)])
+    return clock_ms(told) - time.monotonic() * 1000
 
 
 def _measure_accepted(pending: PendingRequest, now_ns: int) -> None:

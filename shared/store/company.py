@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.reading import text_of, value_of
+from shared.store.reading import clock_ms, text_of, value_of
 from shared.store.redis_client import agree, redis_now_ms
 from shared.store.release import FORMAT, RELEASE
 
@@ -140,8 +140,8 @@ async def _read(redis: Redis, keys: Keyspace) -> tuple[list[ServiceLine], list[b
     # Together: who is frozen between two round trips would take every other service for gone.
     pipe.hgetall(keys.services)
     pipe.time()
-    raw, (seconds, microseconds) = await pipe.execute()
-    return split(keys, raw, seconds * 1000 + microseconds // 1000)
+    raw, time = await pipe.execute()
+    return split(keys, raw, clock_ms(time))
 
 
 def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list[ServiceLine], list[bytes]]:

@@ -19,7 +19,7 @@ from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.reading import text_of, value_of
+from shared.store.reading import clock_ms, text_of, value_of
 
 UNKNOWN_PID = -1
 """Process id in the place of a registration that could not be read."""
@@ -133,7 +133,7 @@ class Membership:
             for executor in known:
                 pipe.exists(self._keys.executor_lease(executor))
             pipe.time()
-            raw, *leases, (seconds, microseconds) = await pipe.execute()
+            raw, *leases, time = await pipe.execute()
             self._decoded = {entry: self._registration(*entry) for entry in raw.items()}
             registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
             self._known = [registration.executor for registration in registrations]
@@ -142,7 +142,7 @@ class Membership:
                     Member(registration, alive=lease == 1 and not is_unknown(registration))
                     for registration, lease in zip(registrations, leases, strict=True)
                 ]
-                return members, seconds * 1000 + microseconds // 1000
+                return members, clock_ms(time)
 
     def _registration(self, name: bytes, data: bytes) -> ExecutorRegistration:
         # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever change.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -108,6 +108,12 @@ def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") 
     except FAILURES as failure:
         noted(key, failure, field=field)
         return None
+
+
+def clock_ms(reply: Sequence[Any]) -> int:
+    """The clock of Redis, ms. reply: that to TIME, seconds and microseconds"""
+    seconds, microseconds = reply
+    return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def text_of(name: bytes) -> str:

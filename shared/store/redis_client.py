@@ -31,7 +31,7 @@ from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import SCHEMA_VERSION, SHARDS_MAX, SHARDS_OF_A_NEW_MESH, Keyspace
 from shared.store.mending import MendingRedis
-from shared.store.reading import value_of
+from shared.store.reading import clock_ms, value_of
 from shared.store.redis_py import (
     CONNECTION_LOST,
     CONNECTIONS,
@@ -312,8 +312,7 @@ def pause_s(failures: int) -> float:
 
 async def redis_now_ms(redis: Redis) -> int:
     """The clock of the server, in ms. It stamps stream entries, and is the clock by which machines compare times."""
-    seconds, microseconds = await redis.time()
-    return seconds * 1000 + microseconds // 1000
+    return clock_ms(await redis.time())
 
 
 async def _check_server(redis: Redis) -> int:
