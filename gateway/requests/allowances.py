@@ -112,8 +112,7 @@ class Allowances:
         except Exception as error:  # noqa: BLE001  of those that wait alone: nobody would ask for them again
             logs.error("allowance failed unexpectedly", error, tenant=tenant)
             while allowance.waiting:
-                self._waiting -= 1
-                allowance.waiting.popleft()(unexpected(error))
+                self._decide(allowance, unexpected(error))
         finally:
             allowance.drawing = None
 
@@ -131,10 +130,13 @@ class Allowances:
             except (RedisError, OSError) as lost:
                 logs.debug("allowance not counted", tenant=tenant, error=str(lost))
         for number in range(asked):
-            self._waiting -= 1
-            is_granted = number < drawn.granted
-            allowance.waiting.popleft()(None if is_granted else too_fast(tenant, limits, drawn.next_us))
+            self._decide(allowance, None if number < drawn.granted else too_fast(tenant, limits, drawn.next_us))
         allowance.credit, allowance.until = max(0, drawn.granted - asked), time.monotonic() + CREDIT_S
+
+    def _decide(self, allowance: Allowance, refusal: MeshError | None) -> None:
+        """Lets the request in that has waited for longest, or refuses it."""
+        self._waiting -= 1
+        allowance.waiting.popleft()(refusal)
 
 
 def too_fast(tenant: str, limits: TenantLimits, next_us: int) -> SequenceError:
