@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any
 
 from executor.engine.python.calls import CallAnswer, ModelCall
-from shared.contract.calls import ACCEPTED, ANSWERED_KEY
+from shared.contract.calls import ACCEPTED, ANSWERED_KEY, FULL
 from shared.contract.errors import Code, Retry, code_of
 from shared.contract.messages import END, START
 from shared.contract.parameters import INT64_MAX, Parameter, write_parameters
@@ -35,8 +35,6 @@ CODES = {
     "UNKNOWN": Code.UNKNOWN,
 }
 """Of gRPC's statuses; any other one is INTERNAL."""
-FULL = "Concurrent RPC limit exceeded!"
-"""What a gateway, as any server of gRPC, says of a call for which it has no room now, with RESOURCE_EXHAUSTED."""
 UNKNOWN_MODEL = "Request for unknown model: "
 DECOUPLED = "decoupled transaction policy"
 

@@ -24,6 +24,8 @@ ANSWERED_KEY = "seqmesh-answered"
 """Key of an error's trailing metadata: the error is the mesh's answer to the call, whichever gateway is asked."""
 ACCEPTED, REFUSED = "accepted", "refused"
 """Its values: what became of the call."""
+FULL = "Concurrent RPC limit exceeded!"
+"""What a gateway, as any server of gRPC, says of a call for which it has no room now, with RESOURCE_EXHAUSTED."""
 CALL_DEPTH_MAX = 16
 """Models that may wait for each other in a row. Their names are sent in a header, which has 8 KiB."""
 VALUE_CHARS_MAX = 7168

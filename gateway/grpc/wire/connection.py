@@ -47,6 +47,7 @@ from gateway.grpc.wire.sending import Sending
 from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Seat
 from gateway.ports.serving import SEE_OFF_S
+from shared.contract.calls import FULL
 from shared.contract.errors import RequestError, UnavailableError
 from shared.process import logs
 
@@ -265,7 +266,7 @@ class GrpcConnection(asyncio.Protocol):
         self.rpcs[rpc.number] = rpc
         if not self._limit.begin(self._seat.client, opening.path):
             logs.warning("grpc calls refused", most=self._limit.most, client=self._seat.client)
-            rpc.end(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+            rpc.end(RESOURCE_EXHAUSTED, FULL)
         elif opening.encoding not in ENCODINGS:
             accepted = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
             rpc.end(UNIMPLEMENTED, f"Compression algorithm '{opening.encoding}' is not supported", accepted)
