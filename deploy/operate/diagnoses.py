@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from deploy.operate.texts import counted, size
-from shared.contract.messages import RepositoryEntry
+from shared.contract.messages import UNLOADED, RepositoryEntry
 from shared.store.company import ServiceLine
 from shared.store.membership import Member
 from shared.store.redis_client import NO_EVICTION, UnfitRedisError, check_server_info, risks
@@ -244,7 +244,7 @@ def _failed(usable: Sequence[Member]) -> Iterator[Diagnosis]:
 
 
 def _has_failed(entry: RepositoryEntry) -> bool:
-    return entry.state == "UNAVAILABLE" and entry.reason not in ("", "unloaded")
+    return entry.state == "UNAVAILABLE" and entry.reason not in ("", UNLOADED)
 
 
 def _remedy_of_none(usable: Sequence[Member]) -> str:

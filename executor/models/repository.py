@@ -38,14 +38,11 @@ from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, LoadError, MeshError, sendable
 from shared.contract.ids import InstanceIndex
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.contract.messages import ModelRecord, RepositoryEntry
+from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.contract.model_config import FixedShape
 from shared.process import logs
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import ModelLoad
-
-UNLOADED = "unloaded"
-"""Triton's reason for a version that was taken out of service."""
 
 CODE_NAMES: Mapping[Code, str] = {
     Code.UNKNOWN: "Unknown",

@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from gateway.models.ensembles import EnsembleJudge, any_model, with_decoupled_ensembles
 from gateway.models.versions import check_version_text
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
-from shared.contract.messages import ModelRecord, RepositoryEntry
+from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
 from shared.store.membership import Member, Membership
 from shared.store.redis_client import CONNECTION_LOST
@@ -35,8 +35,6 @@ its restart and the loading of its models take this long."""
 STALE_S = 10.0
 """Without a refresh for this long the gateway says that it is not ready."""
 
-UNLOADED = "unloaded"
-"""The reason of a version that is not READY because somebody has asked for that."""
 STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
 """Where executors report different states of a model version, the state with the highest rank is shown."""
 

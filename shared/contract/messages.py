@@ -144,6 +144,10 @@ class ServedModel(msgspec.Struct, frozen=True):
     mark: str = ""
 
 
+UNLOADED = "unloaded"
+"""Triton's reason for a version that was taken out of service, or that nobody has asked for."""
+
+
 class RepositoryEntry(msgspec.Struct, frozen=True):
     """One line of the repository index: state READY, UNAVAILABLE, LOADING or UNLOADING; "" when never loaded."""
 
