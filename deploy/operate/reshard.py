@@ -29,13 +29,7 @@ from deploy.local.private_files import private_files
 from deploy.operate.operating import connected
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, entry_key, model_of
-from shared.contract.record import (
-    BIRTH,
-    DEADLINE_ENTRY,
-    STATE,
-    WAIT_ENTRY,
-    WAITING,
-)
+from shared.contract.record import BIRTH, DEADLINE_ENTRY, STATE, WAIT_ENTRY, WAITING
 from shared.store.company import services
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership

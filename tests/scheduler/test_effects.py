@@ -25,6 +25,13 @@ from tests.scheduler.stage import MODEL, Stage
 SEVEN = sequence_id(MODEL, "", 7)
 
 
+async def idle(stage: Stage, executor: ExecutorId, count: int) -> None:
+    """So many sequences have run their first step. A scheduler must run."""
+    await stage.start_many(count)
+    await stage.live(*range(1, count + 1))
+    await stage.commit(await stage.inbox(executor), executor)
+
+
 @asynccontextmanager
 async def performer(
     stage: Stage,
@@ -150,9 +157,7 @@ async def test_the_first_part_of_a_takeover_has_the_sequences_that_somebody_wait
     monkeypatch.setattr("scheduler.effects.RECLAIM_COUNT", 2)
     e1 = await stage.join("e1", slots=64)
     async with stage.scheduler():
-        await stage.start_many(60)
-        await stage.live(*range(1, 61))
-        await stage.commit(await stage.inbox(e1), e1)
+        await idle(stage, e1, 60)
     by_shard = {stage.keys.shard_of(sequence_id(MODEL, "", number)): number for number in range(1, 61)}
     for number in by_shard.values():
         await stage.submit(number)
@@ -174,9 +179,7 @@ async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
     monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
     e1 = await stage.join("e1", slots=32)
     async with stage.scheduler():
-        await stage.start_many(20)
-        await stage.live(*range(1, 21))
-        await stage.commit(await stage.inbox(e1), e1)
+        await idle(stage, e1, 20)
     for number in range(1, 21):
         sequence = sequence_id(MODEL, "", number)
         await stage.commands.delete(stage.keys.sequence(sequence).idle)
@@ -219,9 +222,7 @@ async def test_a_look_ends_although_the_clock_of_redis_is_behind_its_time(
     monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
     e1 = await stage.join("e1", slots=8)
     async with stage.scheduler():
-        await stage.start_many(5)
-        await stage.live(*range(1, 6))
-        await stage.commit(await stage.inbox(e1), e1)
+        await idle(stage, e1, 5)
 
     async with performer(stage) as leader, asyncio.timeout(60):
         await leader.perform([LookForExpired(await redis_now_ms(stage.redis) + 3_600_000)])
