@@ -29,6 +29,8 @@ class Fenced(Exception):
 
 DECOUPLED = 0.4
 """The share of runs whose model is decoupled."""
+STEPS_BACK = 0.2
+"""The share of runs in which the clock of Redis is set back now and then."""
 JOURNALS = (NO_JOURNAL, JournalBounds(100, 100_000), JournalBounds(100, 100_000), JournalBounds(3, 100_000))
 JOURNALS_BY_BYTES = (JournalBounds(100, 60), JournalBounds(100, 120))
 """What journals may hold: nothing, everything, few steps, few bytes."""
@@ -37,6 +39,8 @@ JOURNALS_BY_BYTES = (JournalBounds(100, 60), JournalBounds(100, 120))
 class Bench:
     """One run's store. lines: its story; calls: how many there were.
 
+    steps_back  the clock of Redis, now_us, is set back now and then; latest_us: where it was before
+    back_ms     by so much it was set back, together
     decoupled   steps have answers before their last ones
     journal     what the journals of its sequences may hold
     kept_bytes  of these answers that are kept for retries; keeps_all: so many that it is all of them
@@ -50,7 +54,9 @@ class Bench:
         self.keeps_all = habits.random() < 0.7
         self.kept_bytes = ANSWERS_BYTES_MAX if self.keeps_all else 60
         self.journal = random.Random(f"journal {seed}").choice((*JOURNALS, *JOURNALS_BY_BYTES))
-        self.now_us = BEGIN_US
+        self.steps_back = random.Random(f"clock {seed}").random() < STEPS_BACK
+        self.now_us = self.latest_us = BEGIN_US
+        self.back_ms = 0
         self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
         self.keys = Keyspace("fuzz", 1)
         # It never sends anything itself.
@@ -62,6 +68,19 @@ class Bench:
         self.lines: list[str] = []
         self.calls = 0
         self._loaded = set[bytes]()
+
+    @property
+    def passed_us(self) -> int:
+        """The clock of services, which is never set back."""
+        return self.now_us + self.back_ms * 1000
+
+    def set_back(self, ms: int) -> None:
+        """The clock of Redis is set back, or a replica whose clock is behind takes over."""
+        self.latest_us = max(self.latest_us, self.now_us)
+        self.now_us -= ms * 1000
+        self.back_ms += ms
+        self.truth.behind_ms = (self.latest_us - self.now_us) // 1000
+        self.tell(f"the clock is set back by {ms} ms")
 
     def run(self, call: Call[T]) -> T:
         """One call. Raises Fenced."""

@@ -147,7 +147,7 @@ class Executor:
     def take(self, event: ExecutorEvent) -> list[ExecutorAction]:
         """Takes an event in and carries out what needs no batch; returns the other actions."""
         left: list[ExecutorAction] = []
-        for action in decide(self.state, event, self.bench.now_us):
+        for action in decide(self.state, event, self.bench.passed_us):
             match action:
                 case LoadState():
                     state = self.states[action.owned] = _state(action.checkpoint)
@@ -211,12 +211,12 @@ class Executor:
             if self.bench.decoupled:
                 ends = self.left_open(batch, rows, ends)
             self.concluded(BatchDone(batch, ends), rows)
-        found = next_batch(self.state, InstanceIndex(0), self.bench.now_us, was_busy=batch is not None)
+        found = next_batch(self.state, InstanceIndex(0), self.bench.passed_us, was_busy=batch is not None)
         self.running = found if isinstance(found, RunBatch) else None
 
     def concluded(self, event: BatchDone | StepEnded, rows: Sequence[Ran | None]) -> None:
         """Steps that the model ran are handed in together."""
-        for action in decide(self.state, event, self.bench.now_us):
+        for action in decide(self.state, event, self.bench.passed_us):
             if not isinstance(action, Commit):
                 continue
             if any(answer.how is not HowAnswered.RAN for answer in action.answers):

@@ -62,7 +62,10 @@ START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 
 @dataclass
 class Asked:
-    """A request of a client. birth, place: sequence and step as which it was accepted, where it was."""
+    """A request of a client. birth, place: sequence and step as which it was accepted, where it was.
+
+    sent_ms  by the clock of its gateway, which is never set back
+    """
 
     number: int
     sequence: SequenceId
@@ -177,7 +180,7 @@ class Fuzz:
             tenant=TENANTS[number % len(TENANTS)],
             prefers=self.preferred() if START in flags else "",
         )
-        asked = Asked(number, sequence, submission, self.bench.now_us // 1000)
+        asked = Asked(number, sequence, submission, self.bench.passed_us // 1000)
         self.asked.append(asked)
         self.send(asked, submission)
 
@@ -248,7 +251,8 @@ class Fuzz:
         if not asked.submission.digest and asked.submission.expected_step is None:
             return
         self.truth.sent_again.add((asked.submission.gateway, asked.submission.token))
-        self.send(asked, _changed(asked.submission, since_ms=asked.sent_ms))
+        # By the clock of Redis as it is now.
+        self.send(asked, _changed(asked.submission, since_ms=asked.sent_ms - self.bench.back_ms))
 
     def cancel(self) -> None:
         """The caller of an accepted step leaves."""
@@ -623,13 +627,19 @@ class Fuzz:
     # -- time and the end ---------------------------------------------------------------------------------------------
 
     def time_passes(self) -> None:
-        self.bench.now_us += self.chance.choice((10, 10, 100, IDLE_MS + 1)) * 1000
-        self.tell("time passes")
+        if self.bench.steps_back and self.chance.random() < 0.2:
+            self.bench.set_back(self.chance.choice((50, IDLE_MS, 5_000, 5_000, 300_000)))
+        else:
+            self.bench.now_us += self.chance.choice((10, 10, 100, IDLE_MS + 1)) * 1000
+            self.tell("time passes")
         if self.chance.random() < 0.5:
             self.look_for_expired(self.leader)
 
     def settle(self) -> None:
-        """Everybody does his part until all is answered; then all of it ends, and nothing may be left."""
+        """Everybody does his part until all is answered; then all of it ends, and nothing may be left. Redis' clock is
+        where it was before it was set back: until then, nobody is promised the end of an idle time.
+        """
+        self.bench.now_us = max(self.bench.now_us, self.bench.latest_us)
         for executor in self.executors:
             executor.hand_in_all()
         for sequence in self.sequences:

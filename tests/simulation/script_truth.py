@@ -140,6 +140,8 @@ class Truth:
         self.sent_again: set[Caller] = set()
         """Who asked twice under one token, and may be answered twice."""
         self.losses = 0
+        self.behind_ms = 0
+        """By so much idle times may last longer, as the clock of Redis was set back."""
         self.answered: Counter[str] = Counter()
         self.executions = 0
 
@@ -425,7 +427,7 @@ class Truth:
         marker = self._store.ttl_ms(own.idle.encode())
         deadlines = self._store.value(self._keys.deadlines(SHARD, MODEL).encode())
         is_due = isinstance(deadlines, SortedSet) and sequence.encode() in deadlines.scores
-        if life.is_closed and (marker > 1 or (not life.is_idle and record[b"cl"] != b"1")):
+        if life.is_closed and (marker > 1 + self.behind_ms or (not life.is_idle and record[b"cl"] != b"1")):
             self.violate(f"{sequence}: goes on, although an operator ended it (marker {marker})")
         if life.is_idle and not (is_due and marker != -1):
             self.violate(f"{sequence}: is idle and would never expire (marker {marker}, looked at: {is_due})")
