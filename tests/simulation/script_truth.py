@@ -431,6 +431,10 @@ class Truth:
             self.violate(f"{sequence}: goes on, although an operator ended it (marker {marker})")
         if life.is_idle and not (is_due and marker != -1):
             self.violate(f"{sequence}: is idle and would never expire (marker {marker}, looked at: {is_due})")
+        if life.is_idle and not life.paused_until and isinstance(deadlines, SortedSet) and is_due:
+            late = deadlines.scores[sequence.encode()] - self._store.now_ms() - max(0, marker)
+            if late > self.behind_ms:
+                self.violate(f"{sequence}: is looked at {late} ms after its idle time")
         if not life.is_idle and marker != -1:
             self.violate(f"{sequence}: may expire with a step in flight ({marker})")
         if state == "l" and self._store.ttl_ms(own.parked.encode()) != -2:

@@ -486,7 +486,8 @@ local function go_on(keys, sid)
   if is_idle then
     local _, left = times_of(got[5])
     left = left or math.max(0, redis.call('PTTL', keys.idle))
-    redis.call('PEXPIRE', keys.idle, left)
+    -- Over as well, behind a pause that nobody ended in time: steps hear so by now.
+    if redis.call('PEXPIRE', keys.idle, left) == 0 then left = 0 end
     look_by(sid, clock_ms() + left)
   end
   if is_idle and got[4] then

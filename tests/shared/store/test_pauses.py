@@ -252,6 +252,19 @@ async def test_one_whose_idle_time_is_over_behind_its_pause_is_not_paused_again(
     assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
 
 
+async def test_one_whose_idle_time_is_over_behind_its_pause_ends_when_it_is_looked_at(mesh: ScriptedMesh) -> None:
+    """It kept its record, and if it was to keep a slot got one, for all of the idle time once more."""
+    await live(mesh)
+    assert await mesh.pause(7, pause_ms=-1)
+    await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
+
+    assert not await expire(mesh)
+    deadline, (seconds, _) = await deadline_ms(mesh), await mesh.redis.time()
+    assert deadline is not None
+    assert deadline < (seconds + 1) * 1000, "the next look"
+    assert await expire(mesh)
+
+
 async def test_a_state_that_only_its_owner_holds_is_not_taken_from_it(mesh: ScriptedMesh) -> None:
     step = await live(mesh)
     await mesh.redis.hset(mesh.keys.sequence(step.sequence).record, "du", "0")
