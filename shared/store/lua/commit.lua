@@ -215,6 +215,18 @@ local function is_unreadable(keys, step, got, epoch, accepted, committed, start)
   return redis.call('SISMEMBER', keys.owned, step.sid) == 1
 end
 
+-- Removes what a refused step's sequence has left in the inbox for a replay, if it is over: so it was when its owner
+-- asked again for a commit whose reply was lost, and heard of the end too late. With END nothing is left.
+local function remove_left(keys, step, state)
+  local first = tonumber(redis.call('HGET', keys.record, 'fe'))
+  -- An epoch before the first one is that of an earlier sequence of the id.
+  local is_over = not state or TOMBSTONES[state] or step.epoch < (first or math.huge)
+  if has(step.flags, END) or not is_over then return end
+  for _, left in ipairs(steps_in(keys.inbox, step.sid)) do
+    if left.epoch <= step.epoch then removed[#removed + 1] = left.entry end
+  end
+end
+
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. step.name, 'ca', 'fl',
     'pg', 'og', step.keep and 'rk' or 'st')
@@ -227,6 +239,7 @@ local function commit(keys, step)
   if epoch ~= step.epoch or got[5] ~= EXECUTOR then
     -- A commit that ended the sequence and was sent again is no commit of a former owner.
     if not before then refused = refused + 1 end
+    remove_left(keys, step, got[1])
     return -1
   end
   if got[1] == 'p' and before then return 3 end

@@ -328,15 +328,17 @@ end
 -- Streams of steps that were read: each is read once per call.
 local read_streams
 
--- The steps of a sequence that lie in a stream: number n, gateway and token.
+-- The steps of a sequence that lie in a stream: their entries, number n, gateway and token, and the epoch of an inbox's.
 local function steps_in(stream, sid)
   if not read_streams[stream] then
     local found = {}
     each_entry(stream, '0-0', math.huge, function(entry)
-      local n, _, gateway, token, of = step_of(fields_of(entry).a)
+      local fields = fields_of(entry)
+      local n, _, gateway, token, of = step_of(fields.a)
       if not n then return end
       found[of] = found[of] or {}
-      table.insert(found[of], { n = number(n), gateway = gateway, token = token })
+      local epoch = number(string.match(fields.o or '', '^%d+'))
+      table.insert(found[of], { entry = entry[1], n = number(n), gateway = gateway, token = token, epoch = epoch })
     end)
     read_streams[stream] = found
   end

@@ -451,6 +451,39 @@ class TestCommit:
         assert "0" == (await mesh.record(7))["cm"]
         assert await mesh.unanswered(submission, for_ms=50)
 
+    @pytest.mark.parametrize("begins_anew", [False, True])
+    async def test_what_was_kept_for_a_replay_goes_when_its_sequence_has_ended_before_its_owner_asked_again(
+        self, mesh: ScriptedMesh, begins_anew: bool
+    ) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0, idle_ms=1)
+        await marker_is_gone(mesh)
+        assert await expire(mesh, step.sequence)
+        if begins_anew:
+            await mesh.submit(mesh.submission(7, ONE, START))
+            await mesh.assign(7, ALICE)
+
+        assert step in await steps(mesh, ALICE)
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
+        left = await steps(mesh, ALICE)
+        assert (False, int(begins_anew)) == (step in left, len(left))
+
+    async def test_what_a_new_owner_may_have_to_replay_stays_when_the_old_one_is_refused(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START | StepFlag.DURABLE))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
+        shard = mesh.keys.shard_of(step.sequence)
+        call = mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=mesh.term, count=2, tombstone_ms=10_000)
+        assert (1, 0) == tuple(await mesh.scripts.run(call))
+
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
+        assert [step] == await steps(mesh, ALICE)
+
     async def test_end_frees_the_slot_once_and_leaves_a_tombstone_that_expires(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END))
         epoch = await mesh.assign(7, ALICE)
