@@ -58,15 +58,13 @@ class SlotSteps(ABC, Generic[S]):
     def __len__(self) -> int:
         return len(self._ready)
 
-    def offer(self, slot: SlotIndex, step: S, *, arrived_us: int, now_us: int) -> bool:
-        """Takes in that the slot's next step may run; False if it is known already.
+    def offer(self, slot: SlotIndex, step: S, *, arrived_us: int, now_us: int) -> None:
+        """Takes in that the slot's next step may run, if that is not known already.
 
         arrived_us  when the step reached this executor
         """
-        if slot in self._ready:
-            return False
-        self._ready[slot] = Ready(step, self._since_us(arrived_us, now_us), step.shape_key)
-        return True
+        if slot not in self._ready:
+            self._ready[slot] = Ready(step, self._since_us(arrived_us, now_us), step.shape_key)
 
     def withdraw(self, slot: SlotIndex) -> None:
         """Forgets the slot's step: a batch has taken it, or its sequence is gone."""

@@ -29,7 +29,7 @@ def ask_for_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
         assert sequence.place is not None
         state.move(sequence, "asked", cause)
         actions.append(Vacate(asked, sequence.place, sequence.epoch, cause))
-    return actions if actions or holders.asked else want_slots(state, version, cause)
+    return actions if holders.asked else want_slots(state, version, cause)
 
 
 def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:

@@ -197,7 +197,7 @@ class SlotTable:
 
     def put_by(self, place: SlotAddress, shard: ShardId) -> None:
         """Notes that a free slot is spare, if there is such a slot."""
-        if self.is_slot(place) and place.slot not in self.instances[place.instance].taken:
+        if self.is_slot(place):
             self.instances[place.instance].spare[place.slot] = shard
 
     def recall(self, shard: ShardId) -> None:
