@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.slots import InstanceSlots
-from shared.contract.ids import SequenceId, ShardId, SlotIndex
+from scheduler.core.history import IllegalMoveError
+from scheduler.core.slots import InstanceSlots, OfferedVersion, SlotTable
+from shared.contract.ids import ExecutorId, SequenceId, ShardId, SlotIndex
 
 SIZE = 6
 
@@ -55,3 +57,17 @@ def test_a_slot_that_is_spare_again_and_again_takes_no_memory() -> None:
     assert [] == slots._given_back
     slots.recall(ShardId(0))
     assert slot in slots.free()
+
+
+@pytest.mark.parametrize("served", [OfferedVersion("1", 1, 2), OfferedVersion("1", 1, 3, closing=True)])
+def test_a_slot_that_may_be_another_sequence_s_is_not_given(served: OfferedVersion) -> None:
+    """One slot is taken and one is spare."""
+    table = SlotTable(ExecutorId("e1"), OfferedVersion("1", 1, served.slots))
+    place = table.take(SequenceId("a"))
+    table.lay_out(1, ShardId(0))
+    table.served = served
+
+    with pytest.raises(IllegalMoveError, match="e1 has no free slot of version 1: 'b'"):
+        table.take(SequenceId("b"))
+    with pytest.raises(IllegalMoveError, match="slot 0 is held by 'a': 'b' cannot give it back"):
+        table.release(place, SequenceId("b"))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core import expiry
+from scheduler.core.actions import Assign
 from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, NO_TURNS, Backlog, BacklogEntry, Entry, Turns
-from scheduler.core.decide import decide
-from scheduler.core.events import SequenceWaits
+from scheduler.core.decide import decide, is_due
+from scheduler.core.events import Assigned, ExecutorSeen, SequenceOver, SequenceWaits, SharesSeen, WaitEnded
+from scheduler.core.slots import OfferedVersion
 from scheduler.core.state import LeaderState, Policy
-from shared.contract.ids import SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 STAYING = 5
 LEAVING = 10 * COMPACT_SLACK
@@ -45,17 +48,38 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
 
 
 def test_deadlines_of_those_who_wait_no_longer_do_not_pile_up() -> None:
-    state = LeaderState(Policy(1.25))
-    for number in range(STAYING):
-        decide(state, SequenceWaits(SequenceId(f"stays {number}"), "1", entry(number), moving=False))
-        expiry.watch(state, SequenceId(f"stays {number}"), entry(number), 1000 + number)
+    """And the others stay in order: whoever waits is refused in time, whoever has left between them."""
+    state, chance = LeaderState(Policy(1.25)), random.Random(7)
+    due_ms = {f"stays {number}": chance.randrange(1000) for number in range(10 * STAYING)}
+    for number, name in enumerate(due_ms):
+        decide(state, SequenceWaits(SequenceId(name), "1", entry(number)))
+        expiry.watch(state, SequenceId(name), entry(number), due_ms[name])
     for number in range(LEAVING):
-        expiry.watch(state, SequenceId(f"left {number}"), entry(STAYING + number), 500)
-        assert len(state.timeouts) <= 2 * STAYING + COMPACT_SLACK + 1
-    state.now_ms = 2000
+        expiry.watch(state, SequenceId(f"left {number}"), entry(number), chance.randrange(1000))
+        assert len(state.timeouts) <= 20 * STAYING + COMPACT_SLACK + 1
 
-    assert [f"stays {number}" for number in range(STAYING)] == expiry.overdue(state)
+    state.now_ms = 1000
+    assert sorted(due_ms, key=lambda name: due_ms[name]) == expiry.overdue(state)
     assert [] == state.timeouts
+
+
+def test_a_tick_is_due_as_long_as_a_sequence_of_any_version_waits_or_is_underway() -> None:
+    state = LeaderState(now_ms=1000, look_ms=5000)
+    for version in ("1", "2"):
+        decide(state, SequenceWaits(SequenceId(version), version, entry(1)))
+    assert is_due(state, 1000)
+    decide(state, WaitEnded(SequenceId("1"), entry(1)))
+    assert is_due(state, 1000)
+
+    decide(state, WaitEnded(SequenceId("2"), entry(1)))
+
+    assert not is_due(state, 1000)
+    assert is_due(state, 999), "the clock of Redis was set back"
+    state.underway[SequenceId("1")] = ("1", 1000)
+    assert is_due(state, 1000)
+    state.underway.clear()
+    state.uneven_since_ms["1"] = 1000
+    assert is_due(state, 1000)
 
 
 # -- tenants ---------------------------------------------------------------------------------------------------------
@@ -130,3 +154,20 @@ def test_of_a_tenant_the_older_sequence_comes_first_and_shares_weigh() -> None:
     assert ["6", "7", "0", "8", "1", "9", "2", "10", "3", "11", "4", "5"] == served(
         filled(waiting), Turns({"acme": 2}, {})
     )
+
+
+def test_the_shares_that_an_operator_sets_decide_from_then_on_and_a_tenant_without_slots_leaves_nothing() -> None:
+    state = LeaderState()
+    decide(state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 3),)))
+    for number, tenant in enumerate(("acme", "acme", "blue", "blue", "acme")):
+        waits = SequenceWaits(SequenceId(str(number)), "1", entry(number), tenant=tenant)
+        for action in decide(state, waits):
+            assert isinstance(action, Assign)
+            decide(state, Assigned(action.sequence, action.entry, Epoch(1)))
+
+    decide(state, SharesSeen({"acme": 4}))
+
+    (assign,) = decide(state, SequenceOver(SequenceId("2"), Epoch(1)))
+    assert isinstance(assign, Assign)
+    assert "4" == assign.sequence
+    assert {"acme": 3} == dict(state.slot_holders("1").by_tenant)

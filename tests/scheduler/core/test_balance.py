@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core import balance, invariants
-from scheduler.core.actions import Action, Assign, MoveOut
+from scheduler.core.actions import Action, Assign, Dismiss, MoveOut
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, MovedOut, SequenceOver, SequenceWaits, Tick
 from scheduler.core.placement import Ring
 from scheduler.core.slots import OfferedVersion, SlotTable
-from scheduler.core.state import LeaderState, Policy
+from scheduler.core.state import LeaderState, Policy, Wish
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 TICK_MS = 500
@@ -130,6 +130,33 @@ def test_fewer_are_moved_than_if_everybody_were_placed_anew(joining: int) -> Non
 
     assert 0 < world.moved.total() < 0.8 * elsewhere or (joining == 1 and world.moved.total() < elsewhere)
     assert max(world.loads) <= 1.25 * 400 / (4 + joining)
+
+
+def test_a_sequence_that_comes_counts_for_the_share_of_an_executor() -> None:
+    """So it goes where it belongs, as long as that stays within the load factor with it."""
+    ring = Ring(1.0, 64)
+    for name, sequences in (("e0", 2), ("e1", 1), ("e2", 0)):
+        ring.put(table := SlotTable(ExecutorId(name), OfferedVersion("1", 1, 8)))
+        for number in range(sequences):
+            table.take(SequenceId(f"{name} {number}"))
+    name = next(name for number in range(99) if ring.prefers(name := SequenceId(f"q{number}")) == "e1")
+
+    assert ring.tables[ExecutorId("e1")] is ring.choose(name)
+
+
+def test_a_wish_beyond_those_that_are_pursued_is_dismissed_and_so_is_one_that_a_later_one_replaces() -> None:
+    state = LeaderState()
+    for number in range(balance.WISHES_MAX):
+        state.wishes[SequenceId(f"q{number}")] = Wish(Entry(number, 0, ShardId(0)), ExecutorId("e9"), 1000)
+    new = Entry(5000, 0, ShardId(0))
+
+    assert [Dismiss(SequenceId("q"), new)] == balance.wish(state, SequenceId("q"), None, new, "")
+    replaced = Dismiss(SequenceId("q7"), Entry(7, 0, ShardId(0)))
+    # Nobody knows e9: the later wish is dismissed too.
+    assert [replaced, Dismiss(SequenceId("q7"), new)] == balance.wish(
+        state, SequenceId("q7"), ExecutorId("e9"), new, ""
+    )
+    assert balance.WISHES_MAX - 1 == len(state.wishes)
 
 
 def test_no_more_are_on_their_way_at_once_than_is_allowed() -> None:

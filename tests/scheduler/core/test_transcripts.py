@@ -10,11 +10,13 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > waits a v2 100-0 50ms     ... of version 2, with a timeout
     > moves a 100-0             sequence a comes from a lost executor
     > returns a 100-0           sequence a was paged, and has a step again
+    > allows a 500              a has less idle time from now on, and may be due at 500 ms
     > patience a 100-0 500      a, waiting there, must have its slot by 500 ms: a later step of it waits less long
     > cancelled a 100-0         a does not wait there any more: a caller has gone
     > expired a 100-0           a does not wait there any more: its idle time ended between two owners
     > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
     > over a 7                  a, of epoch 7, has ended; `> over a 7 spare`: its slot is a spare one
+    > unreadable a 7            a's record could not be read: whatever epoch up to 7 it had is over
     > epochs 20                 rebuilding: the newest epoch
     > took a e1/1/0/3 7         new sequence a took this spare slot, in epoch 7
     > recall e1 8               e1's spare slots were recalled; the feed will say so under the number 8
@@ -28,6 +30,7 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > forgotten e1
     > out a 7                   a, of epoch 7, was taken out of its slot to be moved; `> kept a 7`: it was not
     > wish a e2 300-0           an operator wants a on e2 (any: wherever but here), by entry 300-0
+    > pauses a 900 300-0        an operator wants a to run nothing until 900 ms, by entry 300-0
     > closes e1 1:2x4           e1 gives no slot of version 1 any more
     > tick 1000
     > state                     what the leader has in mind
@@ -63,7 +66,7 @@ from scheduler.core.actions import (
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.decide import decide, is_due
+from scheduler.core.decide import UNREADABLE, decide, is_due
 from scheduler.core.events import (
     Assigned,
     ClockRead,
@@ -74,10 +77,12 @@ from scheduler.core.events import (
     ForecastAsked,
     Forgotten,
     IdleSeen,
+    IdleTimeCut,
     Looked,
     MovedOut,
     MoveWished,
     PatienceLowered,
+    PauseWished,
     RecallSent,
     Reclaimed,
     SequenceFound,
@@ -126,6 +131,7 @@ def test_there_are_transcripts() -> None:
         "move",
         "forecast",
         "spares",
+        "recall",
     } <= {file.stem for file in FILES}
 
 
@@ -263,17 +269,20 @@ COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "returns": returns,
     "paged": lambda _, subject, rest: SequenceOver(SequenceId(subject), Epoch(int(rest[0])), "p"),
     "vacated": lambda _, subject, rest: Vacated(SequenceId(subject), Epoch(int(rest[0])), rest[1] == "yes"),
+    "allows": lambda _, subject, rest: IdleTimeCut(SequenceId(subject), int(rest[0])),
     "patience": lambda _, subject, rest: PatienceLowered(SequenceId(subject), place(rest[0]), int(rest[1])),
     "cancelled": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0])),
     "expired": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0]), "x"),
     "assigned": assigned,
     "over": over,
+    "unreadable": lambda _, subject, rest: SequenceOver(SequenceId(subject), Epoch(int(rest[0])), UNREADABLE),
     "epochs": lambda _, subject, __: EpochsFound({ShardId(0): Epoch(int(subject))}),
     "took": took,
     "recall": lambda _, subject, rest: RecallSent(ExecutorId(subject), ShardId(0), int(rest[0])),
     "recalled": lambda _, subject, rest: SparesRecalled(ExecutorId(subject), ShardId(0), int(rest[0])),
     "closes": closes,
     "wish": wish,
+    "pauses": lambda _, subject, rest: PauseWished(SequenceId(subject), int(rest[0]), place(rest[1])),
     "asks": lambda _, subject, rest: ForecastAsked(SequenceId(subject), place(rest[0])),
     "idle": lambda _, subject, rest: IdleSeen(expiries([subject, *rest])),
     "out": lambda _, subject, rest: MovedOut(SequenceId(subject), Epoch(int(rest[0])), is_taken=True),

@@ -1,0 +1,68 @@
+"""Spare slots: in several shards, each of which has its own feed, and whether they are all that sequences need."""
+
+from __future__ import annotations
+
+from scheduler.core.actions import Action, Assign, LayOut, Recall
+from scheduler.core.backlog import Entry
+from scheduler.core.decide import decide
+from scheduler.core.events import Assigned, Event, ExecutorSeen, RecallSent, SequenceWaits, SparesRecalled, Tick
+from scheduler.core.slots import OfferedVersion
+from scheduler.core.spares import has_spares_only
+from scheduler.core.state import LeaderState, Policy
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+
+E1 = ExecutorId("e1")
+ONE, TWO = ShardId(0), ShardId(1)
+
+
+def take(state: LeaderState, *events: Event) -> list[Action]:
+    """What is left to be done after the last of these."""
+    return [decide(state, event) for event in events][-1]
+
+
+def waits(name: str, number: int) -> SequenceWaits:
+    return SequenceWaits(SequenceId(name), "1", Entry(number, 0, ONE))
+
+
+def placed(actions: list[Action]) -> list[str]:
+    return [action.sequence for action in actions if isinstance(action, Assign)]
+
+
+def test_no_slot_is_given_before_its_own_shard_has_told_who_took_some() -> None:
+    state = LeaderState(Policy(spare_slots=4, shards=2))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 5),)), waits("a", 1))
+    take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)))
+    laid_out = [action for action in take(state, Tick(1000)) if isinstance(action, LayOut)]
+    assert [(ONE, 2), (TWO, 2)] == [(action.shard, len(action.slots)) for action in laid_out]
+    assert [Recall(E1)] == take(state, waits("b", 2))
+
+    # The number of a recall is known when it was sent, and is another one in each shard.
+    assert [] == take(state, SparesRecalled(E1, ONE, 0), RecallSent(E1, ONE, 7), RecallSent(E1, TWO, 3))
+    assert [] == take(state, SparesRecalled(E1, ONE, 3))
+    take(state, SparesRecalled(E1, ONE, 7))
+    assert ["b", "c"] == placed(take(state, waits("c", 3)))
+    assert [] == take(state, waits("d", 4))
+
+    assert ["d"] == placed(take(state, SparesRecalled(E1, TWO, 3)))
+    assert [] == take(state, SparesRecalled(E1, TWO, 3))
+
+
+def test_spare_slots_are_all_that_sequences_need_while_nobody_waits_and_none_is_recalled_or_underway() -> None:
+    state = LeaderState(Policy(spare_slots=4))
+    take(state, ExecutorSeen(ExecutorId("e2"), (OfferedVersion("2", 1, 5),)))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 3),)), waits("a", 1))
+    take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)))
+    assert not has_spares_only(state), "none is laid out yet"
+    take(state, Tick(1000))
+    assert has_spares_only(state)
+
+    state.underway[SequenceId("a")] = ("1", 1000)
+    assert not has_spares_only(state)
+    state.underway.clear()
+    state.backlog("2").add(SequenceId("b"), Entry(2, 0, ONE), moving=False)
+    assert not has_spares_only(state)
+    state.backlog("2").withdraw(SequenceId("b"))
+    assert has_spares_only(state)
+
+    assert [Recall(E1)] == take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 4),)))
+    assert not has_spares_only(state)
