@@ -46,6 +46,15 @@ def test_steps_of_another_shape_wait_for_the_next_batch() -> None:
     assert [0, 2] == names(ready.decide(9))
 
 
+def test_what_follows_a_batch_is_settled_when_steps_of_one_shape_fill_every_row() -> None:
+    mixed = offered(Direct(), Shaped(0, "a"), Shaped(1, "b"), Shaped(2, "a"), rows=2)
+    assert [0, 2] == names(mixed.full(9) or [])
+
+    mixed.withdraw(SlotIndex(1000 - 7 * 2))
+
+    assert mixed.full(9) is None, "the row beside the first step is for one of its shape"
+
+
 def test_it_waits_for_more_rows_as_the_configuration_says() -> None:
     patient = Direct(max_queue_delay_us=100, minimum_slot_utilization=0.75)
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.core.actions import Describe, HowAnswered, LoadState, Release, Remove, Tell
+from executor.core.batching import Wait
+from executor.core.decide import next_batch
 from executor.core.events import (
     BatchDone,
     CheckpointFetched,
@@ -19,9 +21,11 @@ from executor.core.events import (
     SuspectTried,
 )
 from executor.core.recovery import Checkpoints
-from executor.core.state import OWNED_MOVES, OwnedPhase, OwnedSequence, VoidCause
+from executor.core.sequence_batches import DirectSteps
+from executor.core.state import OWNED_MOVES, OwnedPhase, OwnedSequence, QueuedStep, VoidCause
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxVacated, StepFlag
+from shared.contract.model_config import Direct
 from tests.executor.core.owner import SEQUENCE, Owner, coming, found, step
 
 START, END = StepFlag.START, StepFlag.END
@@ -292,6 +296,15 @@ class TestLeaving:
 
         assert ["m||i3"] == self.leaving(owner)
 
+    def test_who_has_come_without_a_step_may_leave(self) -> None:
+        owner = self.crowded()
+        owner.take(coming())
+        assert [2, 2, 0] == [len(self.leaving(owner)) for _ in range(3)], "its state is not here yet"
+
+        owner.restore(found(checkpointed=4, committed=4))
+
+        assert [SEQUENCE] == self.leaving(owner)
+
     def test_who_has_left_is_not_asked_again(self) -> None:
         owner = self.crowded()
         self.used(owner, 5)
@@ -353,6 +366,19 @@ class TestSlots:
 
         assert [] == owner.take(OwnershipOver(SEQUENCE, Epoch(4)))
         assert [Release(InstanceIndex(0), SEQUENCE, SlotIndex(0))] == owner.take(OwnershipOver(SEQUENCE, Epoch(5)))
+
+    def test_a_sequence_that_gives_up_its_slot_is_forgotten_with_what_is_to_be_fetched_for_it(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START))
+        owner.run()
+        owner.take(step(5, sequence=OTHER, slot=1, committed=4))
+
+        tell, release = owner.take(InboxVacated("9-9", SEQUENCE, Epoch(1)))
+        assert isinstance(tell, Tell)
+        assert ({"last_step": 1}, Release(InstanceIndex(0), SEQUENCE, SlotIndex(0))) == (tell.fields, release)
+        assert [] == owner.take(InboxVacated("9-9", SEQUENCE, Epoch(1)))
+        owner.take(InboxVacated("9-9", OTHER, Epoch(1)))
+        assert ([], 0) == (owner.state.next_fetches(9, 9), len(owner.state))
 
     def test_a_sequence_that_expires_is_described_and_its_entries_leave_the_inbox(self) -> None:
         owner = Owner(Checkpoints(9))
@@ -429,6 +455,19 @@ class TestSteps:
         assert (["1-1"], 1, 0) == (answer.change.entries, answer.number, owner.owned().passes)
         assert [2] == owner.run_all()
 
+    def test_a_further_pass_waits_since_the_pass_before_it(self) -> None:
+        owner = Owner()
+        strategy = Direct(max_queue_delay_us=100, minimum_slot_utilization=1.0)
+        owner.state.ready = [DirectSteps[QueuedStep](strategy, 4)]
+        owner.take(step(1, flags=START))
+        owner.now_us = 1000
+        assert [1] == owner.run(RowEnd.AGAIN)
+        ended_us = owner.now_us
+
+        wait = next_batch(owner.state, InstanceIndex(0), ended_us, was_busy=False)
+
+        assert Wait(ended_us + 100 + 1) == wait
+
     def test_only_the_first_traced_step_behind_a_takeover_names_the_predecessor(self) -> None:
         owner = Owner()
         for number in (5, 6, 7):
@@ -463,6 +502,25 @@ class TestSteps:
         assert list(range(checkpointed + 1, 9)) == ran
         assert [] == owner.answered
         assert 0 == owner.state.queued
+
+    def test_steps_behind_an_end_wait_for_a_slot_in_the_order_in_which_their_runs_began(self) -> None:
+        """Another slot is free for the run that began first, however late its last step came."""
+        owner = Owner()
+        arrivals = [
+            (SEQUENCE, 1, 0),
+            (SEQUENCE, 2, 0),
+            (SEQUENCE, 3, 1),
+            (OTHER, 1, 0),
+            (OTHER, 2, 5),
+            (SEQUENCE, 4, 9),
+        ]
+        for sequence, number, queued_us in arrivals:
+            is_end = (sequence, number) in {(SEQUENCE, 2), (OTHER, 1)}
+            flags = (START if number == 1 else StepFlag.NONE) | (END if is_end else StepFlag.NONE)
+            one = step(number, flags=flags, sequence=sequence, slot=int(sequence == OTHER))
+            owner.take(QueuedStep(one.step, one.message, queued_us, None))
+
+        assert [3, 1, 0] == [owner.state.behind_ends(slots) for slots in (2, 3, 4)]
 
 
 class TestEntries:
@@ -546,6 +604,17 @@ class TestCancelledSteps:
         assert [1] == owner.run()
 
         assert [(1, RAN), (2, CANCELLED), (3, VOID)] == owner.answered
+
+    def test_a_cancelled_step_behind_others_leaves_them_their_turn(self) -> None:
+        owner = Owner(rows=1)
+        for number in (1, 2):
+            owner.take(step(number, flags=START if number == 1 else StepFlag.NONE))
+        owner.take(step(1, flags=START, sequence=OTHER, slot=1))
+
+        owner.take(cancelled(2))
+
+        batches = [batch for _ in range(2) if (batch := owner.begin())]
+        assert [SEQUENCE, OTHER] == [one.owned.sequence for batch in batches for one in batch.members if one]
 
     def test_a_step_that_runs_is_not_disturbed_by_its_caller_leaving(self) -> None:
         owner = queued(1, 2)

@@ -13,14 +13,25 @@ from executor.core.actions import BatchMember
 from executor.core.batching import Wait
 from executor.core.decide import decide, next_batch
 from executor.core.events import BatchDone, CheckpointFetched, OwnershipOver, RowEnd
-from executor.core.gathering import AWAY_BATCHES, HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, gathers
+from executor.core.gathering import (
+    AWAY_BATCHES,
+    HOLD_SHARE_MAX,
+    NEVER,
+    RETURNS,
+    BatchTimes,
+    Gathering,
+    Line,
+    Returns,
+    gathers,
+    line_through,
+)
 from executor.core.recovery import Recovery
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
 from executor.core.state import Checkpoint, OwnedSequences, QueuedStep
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, StepNumber
 from shared.contract.messages import StepFlag
 from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching
-from tests.executor.core.owner import step
+from tests.executor.core.owner import SEQUENCE, step
 
 ROWS = 4
 BATCH_US = 5_000
@@ -271,11 +282,59 @@ def test_a_sequence_that_is_gone_is_not_waited_for() -> None:
     assert 0 == gathering.begun(1)
 
 
+def test_a_sequence_that_is_dropped_after_its_step_is_not_waited_for() -> None:
+    state = OwnedSequences(Recovery(), [oldest()], gathering=[gathering := known(900)])
+    decide(state, step(1, flags=StepFlag.START), 0)
+    batch = next_batch(state, ONLY, 0, was_busy=False)
+    assert not isinstance(batch, Wait)
+    decide(state, BatchDone(batch, [RowEnd.DONE]), 8_000)
+    assert [8_000] == list(gathering.away.values())
+
+    decide(state, OwnershipOver(SEQUENCE, Epoch(1)), 8_001)
+
+    assert not gathering.away
+
+
 def test_who_usually_comes_later_than_a_batch_takes_is_not_waited_for() -> None:
     gathering = known(900, 50_000, 50_000, 50_000, 50_000, 50_000)
     gathering.away[SequenceId("m||i1")] = 0
 
     assert gathering.wait_until(1, 10) is None
+
+
+def test_a_successor_that_has_not_come_within_a_batch_is_not_waited_for_any_more() -> None:
+    gathering = known(900)
+    for _ in range(RETURNS):
+        gathering.successions.learn(900)
+    gathering.ended += [0, 4_000]
+    assert gathering.wait_until(1, 4_010) is not None, "the later one is still expected"
+    gathering.begun(1)
+
+    assert gathering.wait_until(1, 8_001) is None
+    assert [4_000] == list(gathering.ended)
+
+
+def test_returns_of_long_ago_are_forgotten_and_who_is_later_than_all_hides_nobody_behind() -> None:
+    returns = Returns()
+    for took_us in (*[1_000] * RETURNS, *[6_000] * (RETURNS // 2), *[9_000] * (RETURNS // 2)):
+        returns.learn(took_us)
+
+    assert [0.0, 0.5, 1.0] == returns.expected([0], [2_000, 6_000, 9_000], 0)
+    assert [1.0] == returns.expected([0, 9_500], [2_500], 16_000), "of two that are away the first is late"
+
+
+def test_a_batch_takes_what_the_medians_of_smaller_and_larger_ones_say() -> None:
+    """Two rows take 3 ms, six take 5 ms: half a ms for each row, and two beside."""
+    line = line_through([(2, 3_000), (2, 90_000), (2, 3_000), (6, 5_000), (6, 5_000), (6, 90_000)])
+    assert Line(5_000, 2_000.0, 500.0) == line
+    # Larger batches that take no longer, or more than in proportion, and one batch alone.
+    assert Line(3_000, 3_000) == line_through([(2, 3_000), (6, 3_000)])
+    assert Line(3_000, 0.0, 3_000.0) == line_through([(1, 3_000), (6, 18_000)])
+    assert Line() == line_through([(2, 3_000)])
+    times = BatchTimes()
+    for rows, took_us in ((2, 3_000), (6, 5_000)):
+        times.learn(rows, took_us)
+    assert (4_000.0, 3_000) == (times.of(4), times.usual_us)
 
 
 def test_of_very_many_sequences_that_are_away_the_latest_are_remembered() -> None:
