@@ -75,9 +75,9 @@ class Metrics:
         observation: Observation,
         gauges: Sequence[Gauge],
         config: MetricsConfig,
-        metering: Metering | None = None,
+        metering: Metering,
     ) -> None:
-        """metering: hands on what this gateway measures; None: it measures nothing"""
+        """metering: hands on what this gateway measures"""
         self._metering = metering
         self._catalog = catalog
         self._statistics = statistics
@@ -152,14 +152,12 @@ class Metrics:
             return []
 
     async def _hand_on(self) -> None:
-        if self._metering is None:
-            return
         try:
             await self._metering.flush()
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be written: {lost}") from lost
 
     def _own_exemplars(self) -> Iterable[tuple[str, str, Exemplar]]:
-        for load, meter in self._metering.meters() if self._metering is not None else ():
+        for load, meter in self._metering.meters():
             for exemplar in meter.exemplars:
                 yield load.model, load.version, exemplar

@@ -34,7 +34,6 @@ from gateway.requests.sessions import new_session
 from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest, end_span
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
-from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord
 from shared.process import logs
 from shared.store.keyspace import Keyspace
@@ -72,11 +71,11 @@ class Inference:
         in_flight_max: int,
         budget: ByteBudget,
         unread: UnreadAnswers,
-        request_bytes_max: int = VALUE_BYTES_MAX,
-        timeout_ms: int = 0,
-        cache_bytes: int = 0,
-        measures: Measures | None = None,
-        allowances: Allowances | None = None,
+        request_bytes_max: int,
+        timeout_ms: int,
+        cache_bytes: int,
+        measures: Measures,
+        allowances: Allowances,
     ) -> None:
         self._allowances = allowances
         self._measures = measures
@@ -115,8 +114,7 @@ class Inference:
     @property
     def in_flight(self) -> int:
         """Requests that wait for an answer."""
-        waiting = len(self._allowances) if self._allowances is not None else 0
-        return len(self._replies) + len(self._held) + waiting
+        return len(self._replies) + len(self._held) + len(self._allowances)
 
     def connection(self) -> ConnectionSequences:
         """The sequences of a new connection. While this gateway stops, the connection's end leaves no orphans."""
@@ -133,8 +131,7 @@ class Inference:
         for _, caller in self._held:
             if not caller.future.done():
                 caller.future.set_exception(never_sent(cause))
-        if self._allowances is not None:
-            self._allowances.give_up(cause)
+        self._allowances.give_up(cause)
 
     def submit(
         self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
@@ -172,7 +169,7 @@ class Inference:
     def _arrive(self, call: InferCall, caller: Caller) -> PendingRequest | None:
         """As `_enter`, but not before the request's tenant may send it: it is None then."""
         # What ends a sequence frees what others may have: it is never too much.
-        if not call.tenant or call.ended_run or self._allowances is None:
+        if not call.tenant or call.ended_run:
             return self._enter(call, caller)
         caller.future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
         self._allowances.enter(call.tenant, partial(self._allowed, call, caller))
@@ -189,7 +186,7 @@ class Inference:
 
     def _count_refusal(self, tenant: str, future: asyncio.Future[Answer]) -> None:
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, SequenceError) and error.reason == Reason.QUOTA and self._measures is not None:
+        if isinstance(error, SequenceError) and error.reason == Reason.QUOTA:
             self._measures.over_quota(tenant)
 
     def _check_size(self, call: InferCall, size: int) -> None:
@@ -305,10 +302,8 @@ class Inference:
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted)
-        measures = self._measures.of(record, version) if self._measures is not None else None
-        pending = PendingRequest(
-            call, record, admitted, future, shard=shard, token=self._replies.token(), span=span, measures=measures
-        )
+        token, measures = self._replies.token(), self._measures.of(record, version)
+        pending = PendingRequest(call, record, admitted, future, shard=shard, token=token, span=span, measures=measures)
         if on_open is not None and (config.decoupled or pending.wait is not None):
             on_open(pending)
         self._replies.expect(pending)

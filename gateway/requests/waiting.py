@@ -131,7 +131,7 @@ class PendingRequest(OpenRequest):
     size        bytes of its inputs
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
-    measures    those of the model's load; None: nobody measures
+    measures    those of the model's load; None: of a request that ends a sequence without a step
     replied_ns  when its answer came, wall clock; 0 before
     take        None: there is only one answer, or the last one has come
     taken       number of the newest answer of a decoupled model that the client has

@@ -50,7 +50,7 @@ class Ensembles:
         send: SendRequest,
         hold: Callable[[int], None],
         unread: UnreadAnswers,
-        measures: Measures | None,
+        measures: Measures,
     ) -> None:
         self._catalog = catalog
         self.services = EnsembleServices(dispatch, replies, notices, send, hold)
@@ -237,7 +237,7 @@ class EnsembleRequest(OpenRequest):
             self._of.lines.leave(self._line, self._place)
         load = ModelLoad(self._call.model, self._plan.version, self._plan.record.generation)
         self._of.services.notices.count(load, packed(self._counts(ended_ns)))
-        if self._of.measures is not None and self._error is None and not self.future.cancelled():
+        if self._error is None and not self.future.cancelled():
             measures = self._of.measures.of(self._plan.record, self._plan.version)
             measures.over(self._arrived_ns, ended_ns, self._span.traceparent)
         # It calls back here. Both, and the tensors that they have, would wait for the garbage collector.
@@ -258,9 +258,8 @@ class EnsembleRequest(OpenRequest):
         # What its steps took in which stage is in their own models' statistics.
         compute = Compute(0, took_ns, 0)
         counts = success(rows=max(1, self._rows), total_ns=took_ns, queue_ns=0, compute=compute)
-        if self._of.measures is not None:
-            first_ns = self._first_ns or took_ns
-            counts |= self._of.measures.latencies(self._plan.record, compute=compute, first_ns=first_ns)
+        first_ns = self._first_ns or took_ns
+        counts |= self._of.measures.latencies(self._plan.record, compute=compute, first_ns=first_ns)
         return counts | execution(batch_size=max(1, self._rows), compute=compute, ended_ms=ended_ns // 1_000_000)
 
 

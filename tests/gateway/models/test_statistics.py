@@ -22,6 +22,7 @@ from shared.statistics.tally import FailureReason, failure, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.metering import Metering
 from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
@@ -61,7 +62,7 @@ async def test_requests_are_answered_while_a_page_is_made(
 
     monkeypatch.setattr(metrics, "inference_families", slow)
     other = asyncio.create_task(others())
-    await Metrics(catalog, statistics, observation, [], MetricsConfig()).render()
+    await Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys)).render()
     other.cancel()
 
     assert [True, True] == waited
@@ -79,7 +80,7 @@ async def test_statistics_survive_a_redis_without_memory(
     observation = Observation(redis, keys, catalog)
     tallies = Tallies(scripts, keys)
     statistics = Statistics(tallies, catalog, observation)
-    page = Metrics(catalog, statistics, observation, [], MetricsConfig())
+    page = Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys))
     tally = keys.tally(keys.home_shard("m"), "m", "1", "5-0")
     await untyped.rpush(tally, packed(failure(FailureReason.BACKEND, total_ns=7)))
     assert 1 == (await statistics.read("m"))[0].failures["BACKEND"]
@@ -136,6 +137,9 @@ def empty_page(redis: Redis) -> Metrics:
     keys = Keyspace()
     catalog = Catalog(Membership(redis, keys))
     observation = Observation(redis, keys, catalog)
-    return Metrics(
-        catalog, Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation), observation, [], MetricsConfig()
-    )
+    statistics = Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation)
+    return Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys))
+
+
+def nothing_measured(redis: Redis, keys: Keyspace) -> Metering:
+    return Metering(Scripts(redis, keys), keys, list)

@@ -67,7 +67,7 @@ def ensembles_of(
         send=send,
         hold=lambda _: None,
         unread=UnreadAnswers(UNLIMITED),
-        measures=measures,
+        measures=measures or Measures(MetricsConfig()),
     )
 
 
