@@ -73,11 +73,12 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
 
 def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[Family]:
     """All families with the labels of a model."""
+    cached = [each for each in models if _is_cached(each)]
     success, *counters = [_family(models, *text) for text in COUNTERS]
     families = [success, _failures(models), *counters]
     if config.counter_latencies:
-        families += [_duration(models, *text) for text in DURATIONS]
-        families += _families_of([each for each in models if _is_cached(each)], CACHED)
+        families += [_duration(models, name, text, of) for name, _, text, of in STAGES]
+        families += _families_of(cached, CACHED)
     families += [_family(models, *text) for text in (*GAUGES, *BATCHES)]
     families += _families_of([each for each in models if each.record.config.replays], REPLAYED)
     sequences = [each for each in models if each.record.config.sequence_batching is not None]
@@ -86,7 +87,8 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
     families += _families_of(sequences, SEQUENCES)
     families += _families_of([each for each in models if each.record.config.pageable], _paging())
     if config.summary_latencies:
-        families += [_summary(models, config.quantiles, *text) for text in SUMMARY_TEXTS]
+        families += [_summary(models, config.quantiles, name, text, of) for _, name, text, of in STAGES]
+        families += [_summary(cached, config.quantiles, *text) for text in CACHE_SUMMARIES]
     if config.histogram_latencies:
         families.append(_first_response(models))
     return families
@@ -203,73 +205,43 @@ SEQUENCES: Sequence[Text] = (
         lambda each: each.statistics.counts.get(GAINED_ROWS, 0),
     ),
 )
-DURATIONS = (
+STAGES = (
     (
         "nv_inference_request_duration_us",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
+        "nv_inference_request_summary_us",
+        "inference request duration in microseconds (includes cached requests)",
         "success",
     ),
     (
         "nv_inference_queue_duration_us",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        "nv_inference_queue_summary_us",
+        "inference queuing duration in microseconds (includes cached requests)",
         "queue",
     ),
     (
         "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        "nv_inference_compute_input_summary_us",
+        "compute input duration in microseconds (does not include cached requests)",
         "compute_input",
     ),
     (
         "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        "nv_inference_compute_infer_summary_us",
+        "compute inference duration in microseconds (does not include cached requests)",
         "compute_infer",
     ),
     (
         "nv_inference_compute_output_duration_us",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-        "compute_output",
-    ),
-)
-"""Name, help text, and the name of the duration in the statistics."""
-
-SUMMARY_TEXTS = (
-    (
-        "nv_inference_request_summary_us",
-        "Summary of inference request duration in microseconds (includes cached requests)",
-        "request",
-    ),
-    (
-        "nv_inference_queue_summary_us",
-        "Summary of inference queuing duration in microseconds (includes cached requests)",
-        "queue",
-    ),
-    (
-        "nv_inference_compute_input_summary_us",
-        "Summary of compute input duration in microseconds (does not include cached requests)",
-        "compute_input",
-    ),
-    (
-        "nv_inference_compute_infer_summary_us",
-        "Summary of compute inference duration in microseconds (does not include cached requests)",
-        "compute_infer",
-    ),
-    (
         "nv_inference_compute_output_summary_us",
-        "Summary of inference compute output duration in microseconds (does not include cached requests)",
+        "inference compute output duration in microseconds (does not include cached requests)",
         "compute_output",
     ),
-    (
-        "nv_cache_hit_summary_per_model",
-        "Summary of cache hit duration per model in microseconds",
-        "cache_hit",
-    ),
-    (
-        "nv_cache_miss_summary_per_model",
-        "Summary of cache miss duration per model in microseconds",
-        "cache_miss",
-    ),
 )
-"""Name, help text, and the name of the duration. The last two only for models with a response cache."""
+"""Names of the counter and of the summary, what both show, and the name of the duration in the statistics."""
+CACHE_SUMMARIES = (
+    ("nv_cache_hit_summary_per_model", "cache hit duration per model in microseconds", "cache_hit"),
+    ("nv_cache_miss_summary_per_model", "cache miss duration per model in microseconds", "cache_miss"),
+)
 
 
 def _family(models: Sequence[Shown], name: str, kind: str, text: str, value: Callable[[Shown], float]) -> Family:
@@ -292,8 +264,8 @@ def _failures(models: Sequence[Shown]) -> Family:
     )
 
 
-def _duration(models: Sequence[Shown], name: str, text: str, duration: str) -> Family:
-    return _family(models, name, "counter", text, lambda each: each.statistics.durations[duration].ns // 1000)
+def _duration(models: Sequence[Shown], name: str, text: str, of: str) -> Family:
+    return _family(models, name, "counter", f"Cumulative {text}", lambda each: each.statistics.durations[of].ns // 1000)
 
 
 PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]]] = (
@@ -385,22 +357,16 @@ def _is_cached(shown: Shown) -> bool:
 
 
 def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, text: str, of: str) -> Family:
-    duration = "success" if of == "request" else of
     samples: list[Sample] = []
     for each in models:
-        if of.startswith("cache") and not _is_cached(each):
-            continue
-        sketch = sketch_of(each.statistics.counts, of)
-        total = each.statistics.durations[duration]
+        sketch = sketch_of(each.statistics.counts, "request" if of == "success" else of)
+        total = each.statistics.durations[of]
         samples += [
             Sample("", {**each.labels, "quantile": f"{quantile:g}"}, quantile_of(sketch, quantile))
             for quantile in quantiles
         ]
-        samples += [
-            Sample("_sum", each.labels, total.ns // 1000),
-            Sample("_count", each.labels, total.count),
-        ]
-    return Family(name, "summary", text, samples)
+        samples += [Sample("_sum", each.labels, total.ns // 1000), Sample("_count", each.labels, total.count)]
+    return Family(name, "summary", f"Summary of {text}", samples)
 
 
 def _first_response(models: Sequence[Shown]) -> Family:
