@@ -20,7 +20,7 @@ from shared.contract.errors import ConfigError
 from shared.contract.limits import ENSEMBLE_DEPTH_MAX, ENSEMBLE_STEPS_MAX
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import EnsembleStep, ModelConfig, TensorSpec
-from shared.contract.tensors import shape_text
+from shared.contract.tensors import are_alike, config_type, shape_text
 
 Versions = Mapping[str, Sequence[str]]
 """Model -> its versions that are served, ascending."""
@@ -312,21 +312,11 @@ def _fit(ensemble: str, tensor: str, spec: TensorSpec, inner: ModelConfig, forms
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
     if known.datatype != form.datatype:
         raise ConfigError(
-            f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model} while "
-            f"{type_name(form.datatype)} is inferred from model {form.model}"
+            f"{where}inconsistent data type: {config_type(known.datatype)} is inferred from model {known.model} while "
+            f"{config_type(form.datatype)} is inferred from model {form.model}"
         )
     if not (are_alike(known.dims, form.dims) or are_alike(known.shape, form.shape)):
         raise ConfigError(
             f"{where}inconsistent shape: {shape_text(known.shape)} is inferred from model {known.model} while "
             f"{shape_text(form.shape)} is inferred from model {form.model}"
         )
-
-
-def are_alike(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes can mean the same; -1 fits every size."""
-    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
-
-
-def type_name(datatype: str) -> str:
-    """The configuration's name of a datatype of the wire."""
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -65,6 +65,16 @@ def shape_text(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
+def config_type(datatype: str) -> str:
+    """A datatype as configurations name it."""
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def are_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes can mean the same; -1 fits every size."""
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
 def reshaped(shape: Sequence[int], dims: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
     """The shape that a configuration's `reshape` makes of a tensor's: the sizes of the -1 dimensions fill the -1
     dimensions of the target, in order. No shape here has the batch dimension.

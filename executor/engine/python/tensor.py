@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.python.model_metrics import TritonModelException
-from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, pack_bytes
+from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, config_type, pack_bytes
 
 _TYPES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 """Wire names in the order of TRITONSERVER_DataType, which begins with 1."""
@@ -28,7 +28,7 @@ NUMPY_TO_TRITON_TYPE: dict[Any, int] = {
     np.str_: _TYPE_NUMBER["BYTES"],
 }
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {
-    "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": TRITON_TO_NUMPY_TYPE[number]
+    config_type(name): TRITON_TO_NUMPY_TYPE[number]
     for name, number in _TYPE_NUMBER.items()
     if number in TRITON_TO_NUMPY_TYPE
 }

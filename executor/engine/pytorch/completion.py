@@ -26,7 +26,6 @@ from executor.engine.pytorch.signature import (
     StateSignature,
     TensorSignature,
     argument_names,
-    config_type,
     is_fixed,
     load_program,
     load_script,
@@ -37,7 +36,7 @@ from executor.engine.pytorch.signature import (
 from executor.engine.pytorch.trial_steps import tried_signature, values_after_a_step
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import StateSpec
-from shared.contract.tensors import shape_text
+from shared.contract.tensors import are_alike, config_type, shape_text
 
 log = logging.getLogger(__name__)
 
@@ -168,17 +167,11 @@ def _check(
     reshape = declaration.get("reshape")
     shape = reshape.get("shape", []) if reshape is not None else declaration.get("dims", [])
     given = tuple(int(dim) for dim in shape)
-    if declaration.get("data_type") != config_type(datatype) or not _compatible(given, dims):
+    if declaration.get("data_type") != config_type(datatype) or not are_alike(given, dims):
         raise ConfigError(
             f"model '{config.get('name')}': {field} '{name}' is configured as {declaration.get('data_type')} "
             f"{shape_text(given)}, but the model's signature says {config_type(datatype)} {shape_text(dims)}"
         )
-
-
-def _compatible(given: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(given) == len(dims) and all(
-        one == other or -1 in (one, other) for one, other in zip(given, dims, strict=True)
-    )
 
 
 def _declaration(tensor: TensorSignature | StateSignature | StateSpec) -> dict[str, Any]:

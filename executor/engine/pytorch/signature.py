@@ -101,11 +101,6 @@ def model_file(version_dir: Path, default_model_filename: str) -> Path:
     raise LoadError(f"there is no {' or '.join(names)} in {version_dir}")
 
 
-def config_type(datatype: str) -> str:
-    """A wire datatype as configurations name it."""
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
 def taken_names(config: Mapping[str, Any]) -> tuple[set[str], list[str]]:
     """Names that are no declared inputs in a decoded configuration: controls, states and targets of batch inputs. And
     the names of the states among the outputs, in order.

@@ -13,11 +13,10 @@ import msgspec
 from executor.engine import shapes
 from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.pytorch.binding import Source, argument_sources
-from executor.engine.pytorch.signature import config_type
 from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
-from shared.contract.tensors import shape_text
+from shared.contract.tensors import config_type, shape_text
 
 
 class SessionCall(msgspec.Struct, frozen=True):

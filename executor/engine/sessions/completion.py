@@ -12,10 +12,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from executor.engine.pytorch.signature import config_type, taken_names
+from executor.engine.pytorch.signature import taken_names
 from executor.engine.sessions.signature import SessionSignature, SessionTensor
 from shared.contract.errors import ConfigError
-from shared.contract.tensors import shape_text
+from shared.contract.tensors import config_type, shape_text
 
 BATCH_DEFAULT = 4
 """Triton's backend setting `default-max-batch-size`."""

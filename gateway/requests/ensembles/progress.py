@@ -30,11 +30,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.models.ensembles import are_alike
 from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep, TensorView
 from shared.contract.errors import OUTCOMES, Code, MeshError, Reason, Retry, SequenceError
 from shared.contract.errors import UnavailableError as NotNowError
-from shared.contract.tensors import Tensor, reshaped
+from shared.contract.tensors import Tensor, are_alike, reshaped
 
 PATIENCE_MS = 10_000
 """How long a step behind an anchor that has run is sent again: as long as requests wait while Redis is away."""
