@@ -226,7 +226,6 @@ async def load_models(
 
 
 def start_names(repository: ModelRepository, settings: ExecutorSettings) -> list[str]:
-    """The models to be loaded at the start."""
     if settings.model_control_mode == "explicit" and "*" not in settings.load_model:
         return list(settings.load_model)
     return repository.names()

@@ -114,7 +114,6 @@ def is_local(name: str, names: frozenset[str]) -> bool:
 
 @lru_cache(NAMES_KEPT)
 def is_address(name: str) -> bool:
-    """Whether the text is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -199,7 +199,6 @@ class MetricsSettings(CommonSettings):
 
     @property
     def metrics(self) -> MetricsConfig:
-        """What `metrics_config` means."""
         return parse_metrics_config(self.metrics_config)
 
 
@@ -416,7 +415,6 @@ def size_text(size_bytes: int) -> str:
 
 
 def variables_of(option: SettingOption) -> list[str]:
-    """The environment variables from which an option is read."""
     return [str(option.envvar), *([f"{option.envvar}{FILE_SUFFIX}"] if option.secret else [])]
 
 

@@ -45,7 +45,6 @@ class StoredSettings:
         self._key = keys.settings
 
     async def read(self) -> ChangedSettings:
-        """What has been changed so far."""
         return changed_settings_of(await self._redis.hgetall(self._key), self._key)
 
     async def change_logs(self, changes: log_settings.Changes, by: str = "") -> None:

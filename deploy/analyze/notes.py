@@ -70,7 +70,6 @@ def measurement(setting: Setting, why: str, found: Measured) -> Measurement:
 
 
 def by_setting(trials: Sequence[Measurement]) -> dict[Setting, Measured]:
-    """What was measured, by setting."""
     return {tuple(one.setting.items()): one for one in trials}
 
 

@@ -158,7 +158,6 @@ def said(setting: Setting) -> str:
 
 
 def figures(found: Measured) -> list[str]:
-    """The figures of a trial, for a table."""
     if found.problem:
         return [""] * 4
     memory = f"{found.memory_bytes / MIB:,.0f}"

@@ -133,7 +133,6 @@ class MeshLines:
 
 
 def headline(seen: MeshSeen) -> Text:
-    """The mesh in one line."""
     point = seen.point
     parts = [
         counted(len(seen.executors), "executor"),

@@ -115,7 +115,6 @@ def encoded_varint(value: int) -> bytes:
 
 
 def answer_of(response: Any) -> CallAnswer:
-    """The answer in a ModelInferResponse."""
     outputs = zip(response.outputs, response.raw_output_contents, strict=True)
     tensors = (Tensor(output.name, output.datatype, tuple(output.shape), raw) for output, raw in outputs)
     return CallAnswer(tuple(tensors), _parameters(response.parameters))
@@ -161,7 +160,6 @@ def outcome_of(error: Any) -> Outcome:
 
 
 def failure_of(call: ModelCall, error: Any) -> CallAnswer:
-    """What an AioRpcError is to the model."""
     name: str = error.code().name
     trailing: dict[str, object] = dict(error.trailing_metadata() or ())
     was_accepted = trailing.get(ANSWERED_KEY) == ACCEPTED

@@ -82,7 +82,6 @@ def process_name(host: str, pid: int) -> str:
 
 
 def instances_of(members: Sequence[Member]) -> Counter[str]:
-    """How many instances each model has."""
     count: Counter[str] = Counter()
     for member in members:
         for served in member.registration.models:

@@ -282,7 +282,6 @@ def staged_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int) ->
 def begin_batch(
     state: OwnedSequences, instance: InstanceIndex, batch: Batch[QueuedStep], now_us: int, gained: int | None = None
 ) -> RunBatch:
-    """Takes the steps of a batch."""
     members: list[BatchMember | None] = []
     for queued in batch:
         if queued is None:

@@ -93,7 +93,6 @@ class Recovery:
 
 
 def recovery_of(config: ModelConfig) -> Recovery:
-    """The recovery of a model's sequences."""
     if config.state_in_mesh:
         return Checkpoints(config.checkpoint_interval)
     if config.replays:

@@ -17,7 +17,6 @@ a time."""
 
 
 def padded_rows(max_batch_size: int) -> int:
-    """The number of rows of every batch."""
     return -(-max_batch_size // ROWS_MULTIPLE) * ROWS_MULTIPLE
 
 

@@ -79,7 +79,6 @@ class Storage:
         return self._list(self.location.path)
 
     def model(self, name: str) -> Listing | None:
-        """One model; None if it is not there."""
         return self._list(f"{self.location.path}/{name}").get(name)
 
     def fetch(self, model: str, files: Sequence[RemoteFile], folder: Path) -> None:

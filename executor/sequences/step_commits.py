@@ -83,7 +83,6 @@ class StepCommits:
         self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts
 
     def _ran(self, given: StepAnswer, batch: FinishedBatch) -> StepCommit:
-        """The commit of a step that the model ran."""
         row = batch.result.rows[given.row]
         assert row is not None, "a null row has no answer"
         counts = self._statistics.answered(

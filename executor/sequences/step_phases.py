@@ -63,7 +63,6 @@ class StepPhases:
         )
 
     def traced_commit(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        """Records the commit of a step that is traced."""
         self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
         if code is CommitCode.OVER:
             self._tracing.record_of_sequence(step.sequence, SpanName.END, sent_ns, done_ns, step=step.step)

@@ -168,7 +168,6 @@ class OpenRows(Generic[Key]):
         return self.bytes >= ALL_BYTES_MAX
 
     def open(self, key: Key, encode: Encode | None, *, muted: bool = False) -> OpenRow[Key]:
-        """A request that begins."""
         row = OpenRow(self, key, encode, muted=muted)
         self._rows[id(row)] = row
         if self._looks:

@@ -42,7 +42,6 @@ class RpcStatus(NamedTuple):
 
 
 def status_of(error: MeshError) -> RpcStatus:
-    """The status of an error."""
     text = status_text(error.message)
     return RpcStatus(NUMBERS[error.code], text, (*grpc_details(error), *status_details(error, text)))
 

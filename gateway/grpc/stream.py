@@ -401,5 +401,4 @@ class InferStream:
 
 
 def stream_message(answer: Answer, forms: OutputForms) -> bytes:
-    """The message of an answer."""
     return encode_stream_answer(answer, forms).SerializeToString()

@@ -97,7 +97,6 @@ class Request:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole body has come."""
         return self.received >= self.length if self.chunks is None else self.chunks.is_whole
 
     @property

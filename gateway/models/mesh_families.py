@@ -255,7 +255,6 @@ def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Famil
 
 
 def executor_families(observed: Observed) -> list[Family]:
-    """How many executors there are, by state."""
     samples = [Sample("", {"state": state}, observed.executors.get(state, 0)) for state in EXECUTOR_STATES]
     return [Family("seqmesh_executors", "gauge", "Executors by state", samples)]
 

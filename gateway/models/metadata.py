@@ -55,7 +55,6 @@ def model_metadata(record: ModelRecord, versions: Sequence[str]) -> Document:
 
 
 def tensor_metadata(config: ModelConfig, spec: TensorSpec) -> Document:
-    """One input or output of a model."""
     return {"name": spec.name, "datatype": spec.datatype, "shape": metadata_shape(config, spec)}
 
 

@@ -88,7 +88,6 @@ class InferCall(msgspec.Struct, frozen=True):
 
 
 def input_bytes(call: InferCall) -> int:
-    """Bytes of a request's inputs."""
     return sum([len(tensor.raw) for tensor in call.inputs])
 
 

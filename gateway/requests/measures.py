@@ -88,5 +88,4 @@ class Measures:
         return counts
 
     def meters(self) -> list[tuple[ModelLoad, LoadMeter]]:
-        """Every meter, with the load that it belongs to."""
         return [(OF_MESH, self.trips.meter), *((each.load, each.meter) for each in self._loads.values())]

@@ -59,7 +59,6 @@ class RegionFolder:
             file.unlink(missing_ok=True)
 
     def entries(self) -> list[RegionEntry]:
-        """All registrations, by name."""
         found: list[RegionEntry] = []
         for file in self._files():
             with suppress(FileNotFoundError):

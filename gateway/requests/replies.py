@@ -67,7 +67,6 @@ class Replies:
 
     @property
     def unanswered(self) -> list[PendingRequest]:
-        """The requests that wait for a reply."""
         return list(self._waiting.values())
 
     def token(self) -> str:

@@ -182,7 +182,6 @@ class PendingRequest(OpenRequest):
 
     @property
     def sequence(self) -> SequenceId:
-        """The sequence of a step."""
         assert self.admitted.sequence is not None, "a stateless request is of no sequence"
         return self.admitted.sequence
 

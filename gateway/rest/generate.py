@@ -150,7 +150,6 @@ class Events:
         await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % content, "more_body": True})
 
     async def send_error(self, error: MeshError) -> None:
-        """Sends an error as an event."""
         status, body = http_error(error)
         await self.send(orjson.dumps(body), status)
 

@@ -225,7 +225,6 @@ class SequenceRoutes:
         return status
 
     def _other(self, scope: Scope, query: Mapping[str, str]) -> SequenceId:
-        """The sequence that a copy is to be."""
         if not query.get("as"):
             raise RequestError("'as' must be the id of the copy")
         return sequence_id(*model_and_version(scope), _id(query, query["as"]))

@@ -455,7 +455,6 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def journal_steps(self) -> int:
-        """Steps of a journal, at most."""
         return int(self.parameters["journal_steps"])
 
     @property

@@ -39,7 +39,6 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many parts there are."""
         return -(-self.shape[self.axis] // self.length)
 
     @property

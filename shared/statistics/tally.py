@@ -182,7 +182,6 @@ def first_response(ns: int, bounds_ms: Sequence[float]) -> dict[str, int]:
 
 
 def response_counts(responses: Sequence[Response]) -> dict[str, int]:
-    """Counts of the answers to one request."""
     counts: dict[str, int] = {}
     for index, response in enumerate(responses):
         kind = "fail" if response.failed else "empty_response" if response.is_empty else "success"
@@ -250,8 +249,6 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Executions of one batch size."""
-
     batch_size: int
     compute_input: Duration
     compute_infer: Duration

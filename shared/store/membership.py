@@ -106,7 +106,6 @@ class Membership:
         return sorted(text_of(name) for name in await self._redis.hkeys(self._keys.drained))
 
     async def is_drained(self, *names: str) -> bool:
-        """Whether one of these names is drained."""
         return any(since is not None for since in await self._redis.hmget(self._keys.drained, names))
 
     async def remove(self, executor: ExecutorId) -> bool:

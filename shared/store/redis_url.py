@@ -117,7 +117,6 @@ def url_without_password(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL holds a password."""
     return HIDDEN in url_without_password(url)
 
 

@@ -22,7 +22,6 @@ class Reports:
         self._keys = keys
 
     async def write(self, report: ExecutorReport) -> None:
-        """Replaces an executor's report."""
         await self._redis.set(self._keys.report(ExecutorId(report.executor)), encode_report(report), px=REPORT_TTL_MS)
 
     async def read(self, executors: Iterable[ExecutorId]) -> list[ExecutorReport]:

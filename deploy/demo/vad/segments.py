@@ -88,7 +88,6 @@ def pieces_of(sound: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 def segments_of(probabilities: Sequence[float]) -> list[Segment]:
-    """All segments of a recording."""
     segmenter = Segmenter()
     for probability in probabilities:
         segmenter.hear(probability)

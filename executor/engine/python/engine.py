@@ -341,7 +341,6 @@ class PythonEngine:
             self._states.load(slot, one)
 
     def states_at(self, slot: int) -> States:
-        """The declared states in a slot."""
         return self._states.at(slot)
 
     def describe_state(self, slot: int) -> str:

@@ -151,7 +151,6 @@ class StateArena:
             state.put(places, [checkpoint[state.spec.input_name] for checkpoint in states])
 
     def drop(self, slot: int) -> None:
-        """Forgets what is kept for a slot."""
         for state in self.states:
             state.drop(FIRST_SLOT + slot)
 

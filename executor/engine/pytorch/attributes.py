@@ -273,7 +273,6 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _owner(module: Any, path: str) -> Owner:
-    """The module that has the attribute of that path."""
     for part in path.split(".")[:-1]:
         module = module.getattr(part)
     return module

@@ -33,8 +33,6 @@ class PingRules:
 
 
 class Pings:
-    """The pings of one connection."""
-
     def __init__(self, rules: PingRules, now: float) -> None:
         self._rules = rules
         self._heard = now

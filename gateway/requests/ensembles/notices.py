@@ -55,7 +55,6 @@ class EnsembleNotices:
         self._trips.due()
 
     def count(self, load: ModelLoad, counts: bytes) -> None:
-        """Counts an answered request."""
         self._counts.append((load, counts))
         self._trips.due()
 

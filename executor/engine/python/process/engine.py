@@ -73,7 +73,6 @@ class ProcessEngine:
         self._process.limit_s = limit_s
 
     def _lost(self) -> None:
-        """The process has ended."""
         self._sequences.process_lost()
         self._open.strand()
         if self._open.strays:

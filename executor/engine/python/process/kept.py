@@ -53,7 +53,6 @@ class Kept:
 
 
 def kept_of(config: ModelConfig, *, hands_out_state: bool) -> Kept:
-    """What is kept of the sequences of a model."""
     batching = config.sequence_batching
     if batching is None:
         return NothingToKeep()
