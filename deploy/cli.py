@@ -38,17 +38,11 @@ LAZY_COMMANDS = {
     "executor": ("executor.__main__", "One executor: runs models."),
     "console": ("deploy.console.__main__", "A page that shows a running mesh: `seqmesh up` starts one."),
     "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere."),
-    "seq": (
-        "deploy.operate.sequences",
-        "The sequences of a mesh: list, show, move, pause, end, copy.",
-    ),
+    "seq": ("deploy.operate.sequences", "The sequences of a mesh: list, show, move, pause, end, copy."),
     "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
     "new": ("deploy.new.command", "Writes a model that works, to be changed into one's own."),
     "doctor": ("deploy.operate.doctor", "Finds what is not well here, and names the remedy."),
-    "settings": (
-        "deploy.operate.runtime_settings",
-        "Shows what was changed in logging and tracing, and by whom.",
-    ),
+    "settings": ("deploy.operate.runtime_settings", "Shows what was changed in logging and tracing, and by whom."),
     "tenants": ("deploy.operate.tenants", "What each tenant may do."),
     "demo": ("deploy.demo.command", "Streams texts while an executor is killed."),
     "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most."),
@@ -198,12 +192,7 @@ def show_completion(shell: str) -> None:
 
 main.add_command(
     settings_command(
-        UpSettings,
-        lambda settings: sys.exit(up(settings)),
-        name="up",
-        help=UP_HELP,
-        epilog=UP_EPILOG,
-        kind=UpCommand,
+        UpSettings, lambda settings: sys.exit(up(settings)), name="up", help=UP_HELP, epilog=UP_EPILOG, kind=UpCommand
     )
 )
 for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():

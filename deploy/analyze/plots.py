@@ -34,10 +34,7 @@ def plot(title: str, across: str, up: str, series: Sequence[Series], bound_up: f
     up_max = nice(max(highest, bound_up if bound_up < 2 * highest else 0.0))
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            LEFT + x / across_max * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - y / up_max * (HEIGHT - TOP - BOTTOM),
-        )
+        return (LEFT + x / across_max * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y / up_max * (HEIGHT - TOP - BOTTOM))
 
     parts = [text(WIDTH / 2, 20, title, anchor="middle", weight="bold")]
     for tick in range(TICKS + 1):

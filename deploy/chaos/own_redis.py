@@ -30,10 +30,7 @@ class OwnRedis:
     def __init__(self, directory: Path, *, sentinels: bool, down_after_ms: int) -> None:
         self._sentinels = sentinels
         self._servers = ReplicatedRedis(
-            directory,
-            replicas=2 if sentinels else 0,
-            min_replicas=1 if sentinels else 0,
-            down_after_ms=down_after_ms,
+            directory, replicas=2 if sentinels else 0, min_replicas=1 if sentinels else 0, down_after_ms=down_after_ms
         )
         self._thread = ThreadPoolExecutor(1, "redis")
         impossible = Victim.REDIS_LINKS if sentinels else Victim.REPLICA

@@ -147,14 +147,7 @@ class ReplicatedRedis:
     down_after_ms  without an answer for so long a primary is replaced
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        replicas: int = 1,
-        min_replicas: int = 0,
-        down_after_ms: int = 1000,
-    ) -> None:
+    def __init__(self, directory: Path, *, replicas: int = 1, min_replicas: int = 0, down_after_ms: int = 1000) -> None:
         self._directory = directory
         self._replicas = replicas
         self._min_replicas = min_replicas

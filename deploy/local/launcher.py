@@ -140,8 +140,7 @@ class Launcher:
         self._redis_url = socket_url(server) if server else settings.redis_url
         self._plans = {child.state.name: child for child in plans}
         self._supervision = Supervision(
-            [(child.state.name, child.state.service) for child in plans],
-            longest_pause_ms=settings.restart_pause_max_ms,
+            [(child.state.name, child.state.service) for child in plans], longest_pause_ms=settings.restart_pause_max_ms
         )
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: dict[str, asyncio.subprocess.Process] = {}

@@ -436,9 +436,4 @@ def next_id(last: tuple[int, int] | None) -> tuple[int, int]:
     return (0, 1) if last is None else (last[0], last[1] + 1)
 
 
-command = operator_command(
-    "reshard",
-    HELP,
-    run,
-    [click.Argument(["shards"], type=click.IntRange(1, SHARDS_MAX))],
-)
+command = operator_command("reshard", HELP, run, [click.Argument(["shards"], type=click.IntRange(1, SHARDS_MAX))])

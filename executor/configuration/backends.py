@@ -40,10 +40,7 @@ BACKEND_PLATFORMS: dict[str, str] = {
 }
 """The platform that Triton fills in for a backend."""
 
-PLATFORM_FILES: dict[str, str] = {
-    "tensorflow_savedmodel": "model.savedmodel",
-    "tensorflow_graphdef": "model.graphdef",
-}
+PLATFORM_FILES: dict[str, str] = {"tensorflow_savedmodel": "model.savedmodel", "tensorflow_graphdef": "model.graphdef"}
 """The default file of a platform, where its backend has several kinds of files."""
 
 EXTRAS: dict[str, str] = {

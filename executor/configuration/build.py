@@ -113,8 +113,7 @@ def _strategy(config: ConfigMessage) -> Direct | Oldest:
         )
     direct = sequence.direct
     return Direct(
-        max_queue_delay_us=direct.max_queue_delay_microseconds,
-        minimum_slot_utilization=direct.minimum_slot_utilization,
+        max_queue_delay_us=direct.max_queue_delay_microseconds, minimum_slot_utilization=direct.minimum_slot_utilization
     )
 
 
@@ -184,8 +183,5 @@ def _queue_policy(policy: Part) -> QueuePolicy:
 def _instance_group(group: Part) -> InstanceGroup:
     on_gpu = group.kind == KIND["KIND_GPU"]
     return InstanceGroup(
-        name=group.name,
-        kind="GPU" if on_gpu else "CPU",
-        count=group.count,
-        gpus=tuple(group.gpus) if on_gpu else (),
+        name=group.name, kind="GPU" if on_gpu else "CPU", count=group.count, gpus=tuple(group.gpus) if on_gpu else ()
     )

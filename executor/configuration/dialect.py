@@ -195,12 +195,7 @@ def _lend(config: ConfigMessage) -> str:
     )
 
 
-_STATELESS_FIELDS = (
-    "priority_levels",
-    "default_priority_level",
-    "default_queue_policy",
-    "priority_queue_policy",
-)
+_STATELESS_FIELDS = ("priority_levels", "default_priority_level", "default_queue_policy", "priority_queue_policy")
 
 
 def _contradiction(config: ConfigMessage, one: str, other: str) -> ConfigError:

@@ -113,10 +113,7 @@ _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     PROCESS: ("'true' or 'false'", lambda text: text in ("true", "false")),
     CPU_INPUTS: ("'yes' or 'no'", lambda text: text in ("yes", "no")),
     "orphan_grace_microseconds": ("a non-negative integer", _is_whole),
-    "retry_replies": (
-        f"an integer from 1 to {RETRY_IDS}",
-        lambda text: _is_positive(text) and int(text) <= RETRY_IDS,
-    ),
+    "retry_replies": (f"an integer from 1 to {RETRY_IDS}", lambda text: _is_positive(text) and int(text) <= RETRY_IDS),
     "retry_reply_bytes": ("a non-negative integer", _is_whole),
 }
 """What a parameter must be, in words and as a check; the first that is broken is told."""

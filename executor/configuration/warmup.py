@@ -15,11 +15,7 @@ from shared.contract.model_config import WarmupInput, WarmupSample, WarmupSource
 
 NO_ID = "[request id: <id_unknown>] "
 
-_SOURCES = {
-    "zero_data": WarmupSource.ZERO,
-    "random_data": WarmupSource.RANDOM,
-    "input_data_file": WarmupSource.FILE,
-}
+_SOURCES = {"zero_data": WarmupSource.ZERO, "random_data": WarmupSource.RANDOM, "input_data_file": WarmupSource.FILE}
 
 
 def check_warmup(config: ConfigMessage) -> list[str]:

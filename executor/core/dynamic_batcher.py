@@ -42,12 +42,7 @@ class BatchRules:
             return cls(1, 1, (), 0)
         limit = max(1, config.max_batch_size)
         sizes = batching.preferred_batch_sizes
-        return cls(
-            limit,
-            limit,
-            () if set(sizes) <= {limit} else sizes,
-            batching.max_queue_delay_us,
-        )
+        return cls(limit, limit, () if set(sizes) <= {limit} else sizes, batching.max_queue_delay_us)
 
     def decide(
         self,

@@ -406,8 +406,7 @@ class ModelRepository:
             reason = sendable(f"Internal: {type(error).__name__}: {error}")
         self.failures[name] = Failure(version, reason)
         return LoadError(
-            f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason};\n",
-            Code.INVALID_ARG,
+            f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason};\n", Code.INVALID_ARG
         )
 
     def _replace(self, name: str, model: LoadedModel) -> None:

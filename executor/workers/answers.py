@@ -37,13 +37,7 @@ def answer(
 
 
 def _encoded(
-    result: RowResult | RowError,
-    *,
-    version: str,
-    executor: ExecutorId,
-    step: int,
-    bytes_max: int,
-    more: bool,
+    result: RowResult | RowError, *, version: str, executor: ExecutorId, step: int, bytes_max: int, more: bool
 ) -> bytes:
     of_many = (result.number, more)
     if isinstance(result, RowError):

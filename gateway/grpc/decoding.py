@@ -19,10 +19,7 @@ PARTS_MAX = 1 << 10
 
 
 async def decoded_call(
-    request: InferRequest,
-    metadata: CallMetadata,
-    regions: Regions,
-    endpoint: Endpoint = Endpoint.MODEL_INFER,
+    request: InferRequest, metadata: CallMetadata, regions: Regions, endpoint: Endpoint = Endpoint.MODEL_INFER
 ) -> tuple[InferCall, OutputForms]:
     """The call that a request makes, and the forms that its client wants. Raises as `gateway.grpc.codec`."""
     if takes_long(request):

@@ -27,12 +27,7 @@ from gateway.grpc.stream import InferStream
 from gateway.grpc.wire.messages import DEFLATE, GZIP, IDENTITY
 from gateway.grpc.wire.rpc import Rpc
 from gateway.models.catalog import Catalog
-from gateway.models.metadata import (
-    extensions_of,
-    index_line,
-    model_metadata,
-    statistics_document,
-)
+from gateway.models.metadata import extensions_of, index_line, model_metadata, statistics_document
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics

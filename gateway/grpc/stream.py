@@ -32,13 +32,7 @@ from functools import partial
 import msgspec
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
-from gateway.grpc.codec import (
-    RAW_OUTPUTS,
-    OutputForms,
-    encode_stream_answer,
-    encode_stream_error,
-    is_bulky,
-)
+from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, encode_stream_answer, encode_stream_error, is_bulky
 from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
@@ -364,11 +358,7 @@ class InferStream:
             self._unread.took(self, part.unread)
 
     async def _message_of(
-        self,
-        request: Outstanding,
-        given: asyncio.Future[Answer] | Answer | MeshError,
-        *,
-        is_last: bool = True,
+        self, request: Outstanding, given: asyncio.Future[Answer] | Answer | MeshError, *, is_last: bool = True
     ) -> bytes:
         error = given
         if not isinstance(error, MeshError):

@@ -25,15 +25,7 @@ from hypercorn.config import Config
 from starlette.types import ASGIApp, Message, Scope
 
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.http.connection import (
-    AHEAD_BYTES,
-    CLOSE,
-    KEEP_ALIVE_S,
-    LINGER_S,
-    REASONS,
-    Connection,
-    error_body,
-)
+from gateway.http.connection import AHEAD_BYTES, CLOSE, KEEP_ALIVE_S, LINGER_S, REASONS, Connection, error_body
 from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, read_head
 from gateway.ports.seats import Seat
 from shared.process import logs

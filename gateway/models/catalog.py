@@ -59,11 +59,7 @@ class Catalog:
     """Looks models up for both protocols; `run` keeps it fresh."""
 
     def __init__(
-        self,
-        membership: Membership,
-        *,
-        strict_readiness: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, membership: Membership, *, strict_readiness: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """strict_readiness: the mesh is ready only while every model is (`is_ready`)."""
         self._membership = membership

@@ -14,14 +14,7 @@ from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, Sample, merged_families
-from shared.statistics.tally import (
-    FULL_LOGS,
-    GAINED_ROWS,
-    HELD_BATCHES,
-    ModelStatistics,
-    first_response_of,
-    sketch_of,
-)
+from shared.statistics.tally import FULL_LOGS, GAINED_ROWS, HELD_BATCHES, ModelStatistics, first_response_of, sketch_of
 from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
 
 
@@ -124,12 +117,7 @@ GAUGES: Sequence[Text] = (
         "Instantaneous number of pending requests awaiting execution per-model.",
         lambda each: each.pending,
     ),
-    (
-        "nv_model_load_duration_secs",
-        "gauge",
-        "Time to load the model in seconds",
-        lambda each: each.load_seconds,
-    ),
+    ("nv_model_load_duration_secs", "gauge", "Time to load the model in seconds", lambda each: each.load_seconds),
 )
 BATCHES: Sequence[Text] = (
     (

@@ -124,11 +124,7 @@ def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
 
 
 def _step(
-    call: InferCall,
-    config: ModelConfig,
-    version: str,
-    arrived_ns: int,
-    make_session: Callable[[], int | str],
+    call: InferCall, config: ModelConfig, version: str, arrived_ns: int, make_session: Callable[[], int | str]
 ) -> Admitted:
     batching = config.sequence_batching
     assert batching is not None, "only sequence models come here"

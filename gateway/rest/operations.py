@@ -188,10 +188,7 @@ LOAD: Schema = members(
     }
 )
 UNLOAD = members(parameters=members(unload_dependents=FLAG))
-TRACE_SETTINGS: Schema = {
-    **members(trace_level=array(TEXT)),
-    "additionalProperties": {"type": "string"},
-}
+TRACE_SETTINGS: Schema = {**members(trace_level=array(TEXT)), "additionalProperties": {"type": "string"}}
 TRACE_CHANGES: Schema = {
     **members(trace_level={"type": ["array", "null"], "items": TEXT}),
     "additionalProperties": {"type": ["string", "null"], "description": "null takes the setting back."},

@@ -31,11 +31,7 @@ def session_headers(session_id: str | None) -> tuple[Header, ...]:
 async def send_bytes(send: Send, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
     """Sends a response whose body is there as a whole."""
     await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*headers, (b"content-length", b"%d" % len(body))],
-        }
+        {"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
     )
     await send({"type": "http.response.body", "body": body})
 

@@ -80,11 +80,7 @@ IMPORT_QUERY: Mapping[str, Schema] = {
 COPIES_AT_ONCE = 3
 """How often the bytes of an exported sequence lie in memory while its file is made or read."""
 SEQUENCES_PAGE = members(
-    "sequences total limit offset",
-    sequences=array(of_struct(SequenceStatus)),
-    total=COUNT,
-    limit=COUNT,
-    offset=COUNT,
+    "sequences total limit offset", sequences=array(of_struct(SequenceStatus)), total=COUNT, limit=COUNT, offset=COUNT
 )
 ENDED = members("state", state=one_of(("cancelled", "closed")))
 CLOSED_TO_OTHERS = (
@@ -194,10 +190,7 @@ class SequenceRoutes:
             await send_bytes(send, 200, data, (BINARY,))
 
     @described(
-        of_struct(SequenceStatus),
-        errors=(*OF_BODY, *OF_MODEL),
-        query=IMPORT_QUERY,
-        body=Content({BINARY_TYPE: BYTES}),
+        of_struct(SequenceStatus), errors=(*OF_BODY, *OF_MODEL), query=IMPORT_QUERY, body=Content({BINARY_TYPE: BYTES})
     )
     async def open_exported(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../sequences: opens an exported sequence of the model. It goes on with its next step."""

@@ -15,16 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from redis.exceptions import ResponseError
 
-from shared.contract.ids import (
-    Epoch,
-    ExecutorId,
-    InstanceIndex,
-    SchedulerId,
-    SequenceId,
-    ShardId,
-    SlotIndex,
-    Term,
-)
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, Term
 from shared.contract.limits import ANSWERS_BYTES_MAX, JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS
 from shared.contract.tenants import TenantLimits
 from shared.statistics.meter import RoundTripMeter
@@ -81,12 +72,7 @@ class Scripts(ScriptSender):
         self._keys = keys
 
     def submit(
-        self,
-        steps: Sequence[Submission],
-        *,
-        backlog_max: int,
-        in_flight_max: int,
-        live_max: int = LIVE_MAX,
+        self, steps: Sequence[Submission], *, backlog_max: int, in_flight_max: int, live_max: int = LIVE_MAX
     ) -> Call[list[Submitted]]:
         """Accepts steps of one shard in this order; each has its own outcome.
 
@@ -351,13 +337,7 @@ class Scripts(ScriptSender):
         return self._of_each("end", endings, (), (tombstone, reply), each_as(EndCode))
 
     def reopen(
-        self,
-        sequence: SequenceId,
-        exported: ExportedSequence,
-        *,
-        idle_ms: int,
-        live_max: int,
-        pageable: bool,
+        self, sequence: SequenceId, exported: ExportedSequence, *, idle_ms: int, live_max: int, pageable: bool
     ) -> Call[ReopenCode]:
         """Makes an open sequence from an exported one. live_max: as of `submit`; pageable: whether it may be paged"""
         record = [word for field in exported.record.items() for word in field]

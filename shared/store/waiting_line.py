@@ -18,14 +18,7 @@ TAKEOVER_CAUSES = ("lost", "leaving", "moved")
 """Why a sequence was taken from its owner: the owner had died; it was leaving; or the sequence moved to another
 slot.
 """
-ENDS = {
-    "e": "end",
-    "x": "expired",
-    "f": "failed",
-    "o": "lost",
-    "c": "cancelled",
-    "r": "rejected",
-}
+ENDS = {"e": "end", "x": "expired", "f": "failed", "o": "lost", "c": "cancelled", "r": "rejected"}
 """Why a sequence is over, by the state of its tombstone (common.lua); `r`: it waited too long for its first slot."""
 
 

@@ -332,13 +332,7 @@ class TorchEngine:
                 named[argument.name] = value
         return positional, named
 
-    def _argument(
-        self,
-        source: Source,
-        layout: Layout,
-        key: InputShapes,
-        places: Places,
-    ) -> Any:
+    def _argument(self, source: Source, layout: Layout, key: InputShapes, places: Places) -> Any:
         batch, total = layout.batch, layout.total
         filling = total - layout.kept
         if isinstance(source, StateSpec):
@@ -403,8 +397,7 @@ class TorchEngine:
             strings = [element.decode() for part in parts for element in bytes_elements(part)]
         except ValueError as error:
             raise BatchFailedError(
-                f"model '{self._config.name}': a BYTES input must be UTF-8: {error}",
-                Code.INVALID_ARG,
+                f"model '{self._config.name}': a BYTES input must be UTF-8: {error}", Code.INVALID_ARG
             ) from error
         if len(strings) != element_count(shape):
             raise BatchFailedError(

@@ -61,12 +61,7 @@ class Ensembles:
         self._plans: dict[tuple[str, str], tuple[object, EnsemblePlan]] = {}
 
     def begin(
-        self,
-        call: InferCall,
-        caller: Caller,
-        record: ModelRecord,
-        version: str,
-        connection: ConnectionSequences,
+        self, call: InferCall, caller: Caller, record: ModelRecord, version: str, connection: ConnectionSequences
     ) -> EnsembleRequest:
         """Begins a request. connection: of the caller, or one for this request alone
 

@@ -59,10 +59,7 @@ class ProcessEngine:
         self._post: Callable[[Callable[[], None]], None] | None = None
         self._is_posted = False
         self._open = OpenRequests(
-            self._instance,
-            ended=self._ended,
-            process=lambda: self._process.now,
-            stray=self._post_strays,
+            self._instance, ended=self._ended, process=lambda: self._process.now, stray=self._post_strays
         )
         load = Load(request, logging.getLogger("seqmesh").getEffectiveLevel())
         self._process = CurrentProcess(load, environment, answered=self._open.came, lost=self._lost)
