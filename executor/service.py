@@ -258,9 +258,7 @@ async def _live(
     try:
         await first_of(life, announcements, leaving)
     finally:
-        for task in (life, announcements, leaving):
-            task.cancel()
-        await asyncio.gather(life, announcements, leaving, return_exceptions=True)
+        await end((life, announcements, leaving))
 
 
 async def _until_lost(registration: Registration) -> None:

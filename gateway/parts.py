@@ -7,7 +7,6 @@ gateway ends. That loses no state: a gateway holds only waiting requests, and cl
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -41,7 +40,7 @@ from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
 from shared.contract.tenants import TenantLimits
 from shared.process import logs
-from shared.process.lifecycle import Tasks
+from shared.process.lifecycle import Tasks, end
 from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.keyspace import Keyspace
@@ -108,9 +107,7 @@ async def running_parts(
         try:
             yield parts
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await end(background)
             await parts.replies.close()
 
 

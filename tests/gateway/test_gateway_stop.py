@@ -17,11 +17,15 @@ import pytest
 import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
+import gateway.parts
 from gateway.grpc.server import GrpcServer
 from gateway.ports.serving import PortServer
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.ids import sequence_id
+from shared.process.lifecycle import Tasks
+from shared.store.keyspace import Keyspace
+from shared.traces.tracing import Tracing
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 from tests.gateway.requests.test_cancellation import until
 
@@ -261,3 +265,25 @@ async def test_a_gateway_ends_when_a_loop_of_one_of_its_ports_fails(
         async with gateway_running(gateway_settings), asyncio.timeout(60):
             while "task failed" not in caplog.messages:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("executor")
+async def test_a_background_task_that_loses_a_cancellation_holds_no_stop_up(
+    gateway_settings: GatewaySettings, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`asyncio.wait_for`, by which redis-py writes, loses one in Python 3.11 that comes just as it is done."""
+    begun = asyncio.Event()
+
+    async def deaf(*_: object) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            begun.set()
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway.parts, "tell", deaf)
+    async with (
+        asyncio.timeout(20),
+        asyncio.TaskGroup() as group,
+        gateway.parts.running_parts(gateway_settings.bounded(), "g", keys, Tracing(), Tasks(group)),
+    ):
+        await begun.wait()
