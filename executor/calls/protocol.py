@@ -13,14 +13,12 @@ from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, FULL
 from shared.contract.errors import Code, Retry, code_of
 from shared.contract.messages import END, START
-from shared.contract.parameters import INT64_MAX, Parameter, write_parameters
+from shared.contract.parameters import EMPTY_FINAL_RESPONSE, FINAL_RESPONSE, INT64_MAX, Parameter, write_parameters
 from shared.contract.tensors import Tensor
 
 RAW_CONTENTS = b"\x3a"
 """Tag of a ModelInferRequest's `raw_input_contents`: field 7, with a length."""
 UINT64 = 1 << 64
-FINAL_RESPONSE = "triton_final_response"
-EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 FIRST_ANSWER = "sequence_answer"
 RETRY_KEY = "seqmesh-retry"
 CODES = {

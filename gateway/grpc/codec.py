@@ -27,16 +27,13 @@ from gateway.requests.waiting import Answer
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import MeshError, RequestError
 from shared.contract.ids import CorrelationId
-from shared.contract.parameters import Parameter, write_parameters
+from shared.contract.parameters import EMPTY_FINAL_RESPONSE, FINAL_RESPONSE, UINT64_MAX, Parameter, write_parameters
 from shared.contract.tensors import RANK_MAX, Tensor
 
-EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""A decoupled model's last answer is sent even if it has nothing to give."""
 RESERVED_REFUSAL = (
     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
     f"'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
 )
-FINAL_RESPONSE = "triton_final_response"
 CLASSIFICATION = "classification"
 SHARED_MEMORY_REGION = "shared_memory_region"
 SHARED_MEMORY_SIZES = ("shared_memory_offset", "shared_memory_byte_size")
@@ -46,7 +43,6 @@ RAW_OUTPUTS: OutputForms = {}
 BULKY_BYTES = 1 << 18
 """Answers that are written into shared memory beyond this size are encoded in a thread. An output that is classified
 counts as WEIGHT times as large."""
-UINT64_MASK = (1 << 64) - 1
 
 
 # -- request --------------------------------------------------------------------------------------------------------
@@ -111,7 +107,7 @@ def correlation_id_of(parameter: InferParameter) -> CorrelationId:
     """
     match parameter.WhichOneof("parameter_choice"):
         case "int64_param":
-            return parameter.int64_param & UINT64_MASK
+            return parameter.int64_param & UINT64_MAX
         case "string_param":
             check_correlation_id(parameter.string_param)
             return parameter.string_param

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from shared.contract.errors import RequestError
+from shared.contract.parameters import INT64_MAX
 
-INT64_MAX = (1 << 63) - 1
 VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
 
 

@@ -18,8 +18,8 @@ from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
 from shared.contract.model_config import ModelConfig, TimeoutAction
+from shared.contract.parameters import UINT64_MAX
 
-UINT64_MAX = (1 << 64) - 1
 WIDE_IDS = ("UINT64", "INT64")
 """Types of a CORRID control that can hold the hash of a session's text."""
 START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, TOLD = map(

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.bounds.pieces import pieces
-from gateway.rest.json_values import INT64_MAX, INT64_MIN, UINT64_MAX, JsonError, array_of
+from gateway.rest.json_values import JsonError, array_of
 from shared.contract.errors import Code, RequestError
+from shared.contract.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
 from shared.contract.tensors import NUMPY_TYPE, Tensor, bytes_elements, element_count, pack_bytes, to_numpy
 
 NO_JSON_FORM = ("FP16", "BF16")

@@ -15,10 +15,9 @@ import orjson
 
 from shared.contract.errors import Code, RequestError
 from shared.contract.limits import JSON_NESTING_MAX
+from shared.contract.parameters import UINT64_MAX
 
 Json = dict[str, Any]
-UINT64_MAX = (1 << 64) - 1
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_DIGITS_MAX = 20
 LARGE_BYTES = 1 << 18
 """Beyond this size a document is not parsed by orjson, which builds a tree of its own before the Python objects: 16

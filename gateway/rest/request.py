@@ -18,9 +18,6 @@ from gateway.requests.infer_call import InferCall, check_correlation_id, with_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (
-    INT64_MAX,
-    INT64_MIN,
-    UINT64_MAX,
     Json,
     JsonError,
     array_member,
@@ -36,7 +33,7 @@ from gateway.rest.json_values import (
 from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
-from shared.contract.parameters import Parameter
+from shared.contract.parameters import INT64_MAX, INT64_MIN, UINT64_MAX, Parameter
 from shared.contract.tensors import ELEMENT_BYTES, RANK_MAX, Tensor, element_count
 
 

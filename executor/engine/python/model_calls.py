@@ -22,11 +22,11 @@ from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.python.texts import is_text, plain_text
 from shared.contract.errors import Code
 from shared.contract.ids import CorrelationId
+from shared.contract.parameters import UINT64_MAX
 from shared.contract.tensors import Tensor
 
 RESERVED = frozenset({"sequence_id", "sequence_start", "sequence_end", "sequence_step", "timeout"})
 """Parameters of the protocol, which a request has fields for."""
-UINT64_MAX = (1 << 64) - 1
 
 
 def execute(request: MadeRequest, *, decoupled: bool) -> Any:

@@ -8,9 +8,8 @@ from typing import cast
 
 from executor.engine.python.tensor import ModelTensor
 from executor.engine.python.texts import is_text, plain_text
-from shared.contract.parameters import Parameter
+from shared.contract.parameters import INT64_MAX, INT64_MIN, Parameter
 
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 NO_PARAMETERS: Mapping[str, Parameter] = {}
 
 
