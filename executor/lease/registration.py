@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from executor.lease.intake import take_in
 from executor.lease.serving import Serving
 from executor.lease.watchdog import Watchdog
 from executor.models.repository import ModelRepository
+from executor.models.sources import ModelSource
 from executor.reporting.host import Host
 from executor.reporting.nvml import Nvml
 from executor.reporting.reports import Reporter
@@ -124,6 +125,7 @@ class Registration:
             Nvml(repository.devices.gpus),
         )
         self._started_ms = time.time_ns() // 1_000_000
+        self._listed: Mapping[str, ModelSource] = {}
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
@@ -208,8 +210,14 @@ class Registration:
         await self._repository.close_retired(self.serving.in_use)
 
     async def _update(self) -> None:
+        await self._list()
         await self._publish()
         await self._connections.membership.update(self._registration())
+
+    async def _list(self) -> None:
+        """Lists the models of the repositories anew, for what is announced next."""
+        # A file system that does not answer holds up what is announced, and not the loop, which renews the lease.
+        self._listed = await asyncio.to_thread(self._repository.listed, readable_alone=True)
 
     def _registration(self) -> ExecutorRegistration:
         return ExecutorRegistration(
@@ -219,7 +227,7 @@ class Registration:
             pid=os.getpid(),
             started_ms=self._started_ms,
             models=self.serving.offers,
-            repository=self._repository.index(self.serving.in_use),
+            repository=self._repository.index(self._listed, self.serving.in_use),
             applied=self._applied.position,
             control_mode=self._settings.model_control_mode,
             failures=self._applied.failures,
@@ -231,6 +239,7 @@ class Registration:
         A call whose reply is lost may have been carried out, and its lease may have ended since. Then other services
         have seen this executor die, and send nothing to its id. So a registration is not repeated under the same id.
         """
+        await self._list()
         await insist("publication", self._publish)
 
         async def is_known() -> bool:

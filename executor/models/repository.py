@@ -235,10 +235,15 @@ class ModelRepository:
         self.loaded.clear()
         await self.close_retired()
 
-    def index(self, in_use: Collection[ServedVersion] = ()) -> tuple[RepositoryEntry, ...]:
-        """What the repository index says of this executor's models. in_use: versions that have not ended yet."""
-        # What was loaded from a repository that cannot be read is served, and stays in the index.
-        listed = self.listed(readable_alone=True)
+    def index(
+        self, listed: Mapping[str, ModelSource], in_use: Collection[ServedVersion] = ()
+    ) -> tuple[RepositoryEntry, ...]:
+        """What the repository index says of this executor's models. What was loaded from a repository that cannot be
+        read is served, and stays in the index. Asks no file system.
+
+        listed  what `listed` has returned, with `readable_alone`
+        in_use  versions that have not ended yet
+        """
         names = {*listed, *self.loaded, *self.unloaded, *self.failures, *self.loading}
         ending = {(served.config.name, served.version) for served in in_use}
         return tuple(line for name in sorted(names) for line in self._lines(name, listed.get(name), ending))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import pynvml
@@ -21,16 +22,23 @@ class Nvml:
     """The GPUs of this machine with these indexes, as far as the driver knows them."""
 
     def __init__(self, indexes: Sequence[int]) -> None:
-        self._devices: list[tuple[str, Any]] = []
+        self._indexes = indexes
+
+    @cached_property
+    def _devices(self) -> list[tuple[str, Any]]:
+        """UUID and handle of each GPU."""
+        found: list[tuple[str, Any]] = []
         with suppress(driver.NVMLError):
-            if indexes:
+            if self._indexes:
                 driver.nvmlInit()
-        for index in indexes:
+        for index in self._indexes:
             with suppress(driver.NVMLError):
                 device = driver.nvmlDeviceGetHandleByIndex(index)
-                self._devices.append((driver.nvmlDeviceGetUUID(device), device))
+                found.append((driver.nvmlDeviceGetUUID(device), device))
+        return found
 
     def report(self) -> tuple[GpuReport, ...]:
+        """Asks the driver, which may take its time: not for the event loop."""
         return tuple(_report(uuid, device) for uuid, device in self._devices)
 
 

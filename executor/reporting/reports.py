@@ -40,17 +40,19 @@ class Reporter:
         """Reports for ever; a lost connection, or a Redis that has no memory left, delays it."""
         while True:
             try:
-                await self.reports.write(self.report())
+                await self.reports.write(await self.report())
             except (*CONNECTION_LOST, ResponseError) as error:
                 logs.warning("report delayed", cause=str(error))
             await asyncio.sleep(REPORT_INTERVAL_S)
 
-    def report(self) -> ExecutorReport:
+    async def report(self) -> ExecutorReport:
+        # A driver that does not answer must not hold up the loop, which renews the lease.
+        gpus = await asyncio.to_thread(self.gpus.report)
         return ExecutorReport(
             executor=self.executor,
             host=socket.gethostname(),
             machine=self.host.report(),
             models=tuple(self.models()),
-            gpus=self.gpus.report(),
+            gpus=gpus,
             families=custom_families(),
         )

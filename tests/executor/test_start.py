@@ -55,7 +55,7 @@ async def test_a_broken_model_stands_in_the_index_and_the_others_serve(
     await load_models(repository, loader, ExecutorSettings(models=(tmp_path,)))
 
     assert ["good"] == list(repository.loaded)
-    (line,) = [line for line in repository.index() if line.model == "broken"]
+    (line,) = [line for line in repository.index(repository.listed(readable_alone=True)) if line.model == "broken"]
     assert ("1", "UNAVAILABLE") == (line.version, line.state)
     assert "it is broken" in line.reason
 
@@ -79,7 +79,7 @@ async def test_a_name_that_no_repository_has_stands_in_the_index_of_the_executor
     settings = ExecutorSettings(models=(tmp_path,), model_control_mode="explicit", load_model=("good", "goood"))
     await load_models(repository, loader, settings)
 
-    (line,) = [line for line in repository.index() if line.model == "goood"]
+    (line,) = [line for line in repository.index(repository.listed(readable_alone=True)) if line.model == "goood"]
     assert "UNAVAILABLE" == line.state
     assert "no repository has a folder of that name" in line.reason
     with pytest.raises(MeshError, match="failed to load all models: goood: "):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from redis.exceptions import OutOfMemoryError
 from executor.lease.registration import Applied, LeaseLostError
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel, ServedVersion
+from executor.models.sources import LocalFolder
 from executor.sequences.holdings import Holding
 from shared.contract.errors import LoadError, Reason
 from shared.contract.ids import Epoch, ExecutorId, StepNumber
@@ -646,6 +648,25 @@ async def test_a_model_that_is_served_otherwise_goes_on_with_its_sequences(
         assert 21 == total(await mesh.reply(last))
         assert [instances] == [served.instances for served in (await registration(mesh, a)).models]
         await end(mesh, 7)
+
+
+async def test_the_loop_that_renews_the_lease_asks_no_file_system_what_there_is_to_announce(
+    executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system that does not answer would hold it up for longer than the lease lasts."""
+    on_the_loop: list[bool] = []
+    names = LocalFolder.names
+
+    def asked(self: LocalFolder) -> Collection[str]:
+        on_the_loop.append(threading.current_thread() is threading.main_thread())
+        return names(self)
+
+    async with executor("a") as a:
+        monkeypatch.setattr(LocalFolder, "names", asked)
+        await a.registration.announce(Applied("1-0"))
+        await a.registration.leave()
+
+    assert [False] == on_the_loop
 
 
 async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(

@@ -65,7 +65,11 @@ def add_version(folder: Path, version: int) -> None:
 
 
 def states(repository: ModelRepository) -> dict[str, tuple[str, str]]:
-    return {line.version: (line.state, line.reason) for line in repository.index() if line.model == "running_sum"}
+    return {
+        line.version: (line.state, line.reason)
+        for line in repository.index(repository.listed(readable_alone=True))
+        if line.model == "running_sum"
+    }
 
 
 async def test_only_what_has_changed_is_loaded_anew(repository: ModelRepository, folder: Path) -> None:
@@ -130,7 +134,9 @@ async def test_versions_come_and_go_by_the_policy_and_those_that_stay_are_left_a
     change_config(folder, "all { }", "specific { versions: [ 3 ] }")
     assert [both[1]] == repository.load("running_sum").versions
     assert {"1": ("UNAVAILABLE", "unloaded"), "3": ("READY", "")} == states(repository)
-    assert ("UNLOADING", "") == {line.version: (line.state, line.reason) for line in repository.index([one])}["1"]
+    assert ("UNLOADING", "") == {
+        line.version: (line.state, line.reason) for line in repository.index(repository.listed(), [one])
+    }["1"]
 
 
 async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: ModelRepository, folder: Path) -> None:
@@ -190,7 +196,7 @@ async def test_a_wrong_configuration_is_a_failed_poll(repository: ModelRepositor
     assert "'max_batch_size' must be non-negative" in states(repository)[""][1]
     with pytest.raises(NoSuchModelError, match="no repository has a folder of that name"):
         repository.load("nobody")
-    assert {"running_sum"} == {line.model for line in repository.index()}
+    assert {"running_sum"} == {line.model for line in repository.index(repository.listed(readable_alone=True))}
 
 
 async def test_override_files_take_the_place_of_the_folder_until_the_version_is_closed(
@@ -337,7 +343,7 @@ def test_the_index_and_a_look_list_a_repository_once_however_many_models_it_has(
             return super().names()
 
     repository = ModelRepository((Counted(tmp_path / "many"),), Devices())
-    assert 50 == len(repository.index())
+    assert 50 == len(repository.index(repository.listed(readable_alone=True)))
     assert 1 == lists
     assert 50 == len(Polling(repository, loader, 1.0, asyncio.Event())._fingerprints())
     assert 2 == lists

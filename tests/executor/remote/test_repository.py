@@ -128,7 +128,7 @@ async def test_polling_follows_the_store(
     assert await polling.look()
     assert not await polling.look()
     assert [two] == repository.loaded["running_sum"].versions
-    (line,) = repository.index()
+    (line,) = repository.index(repository.listed(readable_alone=True))
     assert ("READY", True) == (line.state, "cannot be read" in line.reason)
     assert store.url().removeprefix("s3://") in line.reason
     assert 1 == len([one for one in caplog.records if one.message.startswith("model repository cannot be read")])
@@ -137,7 +137,8 @@ async def test_polling_follows_the_store(
 
     store.start()
     assert await polling.look()
-    assert ("READY", "") == (repository.index()[0].state, repository.index()[0].reason)
+    (line,) = repository.index(repository.listed(readable_alone=True))
+    assert ("READY", "") == (line.state, line.reason)
     for key in store.names():
         store.delete(key)
     assert await polling.look()
@@ -216,7 +217,9 @@ async def test_what_leads_out_of_its_folder_fails_its_model_alone(
 
     await Polling(repository, loader, 15.0, asyncio.Event()).look()
 
-    reasons = {line.model: (line.state, line.reason) for line in repository.index()}
+    reasons = {
+        line.model: (line.state, line.reason) for line in repository.index(repository.listed(readable_alone=True))
+    }
     assert ("READY", "") == reasons["running_sum"]
     assert "leads out of the folder of model 'evil'" in reasons["evil"][1]
     assert not list(tmp_path.rglob("escaped"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,29 @@ def test_gpus_are_reported_in_tritons_units_and_without_what_they_do_not_tell(mo
         GpuReport("GPU-100", 0.25, 80 << 30, 1 << 30, 300.5, 700.0, 12.5),
         GpuReport("GPU-101", 0.25, 80 << 30, 1 << 30),
     ) == Nvml((0, 1, 2)).report()
+
+
+async def test_a_driver_that_takes_its_time_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop renews the lease."""
+    Driver(monkeypatch)
+    asked_by: set[threading.Thread] = set()
+
+    def noted(name: str) -> Callable[..., Any]:
+        answer = getattr(pynvml, name)
+
+        def ask(*arguments: Any) -> Any:
+            asked_by.add(threading.current_thread())
+            return answer(*arguments)
+
+        return ask
+
+    for name in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"):
+        monkeypatch.setattr(pynvml, name, noted(name))
+    redis: Any = None
+    reporter = reports.Reporter(redis, ExecutorId("a"), list, Host(), Nvml((0,)))
+
+    assert ["GPU-100"] == [gpu.uuid for gpu in (await reporter.report()).gpus]
+    assert threading.main_thread() not in asked_by
 
 
 def test_a_gpu_whose_driver_has_gone_is_reported_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
