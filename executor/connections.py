@@ -28,9 +28,10 @@ OpenClient = Callable[[ServerRun], Redis]
 
 
 class RedisConnections:
-    """The executor's connections. Blocking reads must not hold up commands, so they have a pool of their own.
+    """The executor's connections. Blocking reads must not hold up commands, so they have a pool of their own. So has
+    the renewal of the lease: a pool may hold several connections that have lost their other end.
 
-    Neither pool repeats a call by itself: the caller knows which calls may be repeated.
+    No pool repeats a call by itself: the caller knows which calls may be repeated.
     """
 
     def __init__(self, open_client: OpenClient, keys: Keyspace, value_bytes_max: int = VALUE_BYTES_MAX) -> None:
@@ -40,11 +41,13 @@ class RedisConnections:
         self.run = ServerRun()
         self.commands = open_client(self.run)
         self.blocking = open_client(self.run)
+        self._renewing = open_client(self.run)
         self.links = SharedLinks(self.commands)
         self.keys = keys
         self.trips = RoundTripMeter("executor")
         self.scripts = Scripts(self.commands, keys, trips=self.trips)
         self.membership = Membership(self.commands, keys)
+        self.lease = Membership(self._renewing, keys)
 
     @asynccontextmanager
     async def unbound(self) -> AsyncGenerator[tuple[Redis, ServerRun]]:
@@ -73,6 +76,7 @@ class RedisConnections:
         await self.links.close()
         await self.commands.aclose()
         await self.blocking.aclose()
+        await self._renewing.aclose()
 
 
 async def insist(what: str, call: Callable[[], Awaitable[T]]) -> T:

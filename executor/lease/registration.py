@@ -50,6 +50,10 @@ from shared.store.totals import Tallies
 from shared.traces.tracing import Tracing
 
 RENEWALS_PER_LEASE = 6
+RENEWAL_TRIES = 3
+"""A renewal may take the lease's time divided by this: then its connection is given up, and the next renewal makes
+another one before the lease has ended.
+"""
 COUNTS_INTERVAL_S = 1.0
 KNOWN_INTERVAL_S = 1.0
 SETTLE_POLL_S = 0.1
@@ -266,14 +270,17 @@ class Registration:
     async def _renew(self) -> None:
         """Renews the lease. A lease that was not renewed in time is lost, whatever the reason."""
         lease_s = self._settings.lease_ms / 1000
+        limit_s = lease_s / RENEWAL_TRIES
         watchdog = Watchdog(lease_s, self._workers)
         while True:
             await watchdog.sleep(lease_s / RENEWALS_PER_LEASE)
             try:
-                held = await self._connections.membership.renew(self.executor, lease_ms=self._settings.lease_ms)
+                async with asyncio.timeout(limit_s):
+                    held = await self._connections.lease.renew(self.executor, lease_ms=self._settings.lease_ms)
             except CONNECTION_LOST as error:
                 # Only Redis knows whether the lease still holds: it is asked when it is back.
-                logs.warning("lease renewal delayed", executor=self.executor, cause=str(error))
+                cause = str(error) or f"no answer within {limit_s:g} s"
+                logs.warning("lease renewal delayed", executor=self.executor, cause=cause)
                 continue
             if not held:
                 raise LeaseLostError(self.executor)

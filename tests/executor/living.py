@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from executor.connections import RedisConnections
@@ -63,7 +64,13 @@ async def loading(
 
 @asynccontextmanager
 async def living(
-    redis_url: str, key_prefix: str, models: Path, model: str, name: str, *more: str
+    redis_url: str,
+    key_prefix: str,
+    models: Path,
+    model: str,
+    name: str,
+    *more: str,
+    redis_timeout_ms: int = 10_000,
 ) -> AsyncGenerator[Running]:
     """Runs an executor of one model, and of more. Afterwards it is gone as if it had been killed: its lease and inbox
     stay.
@@ -73,7 +80,8 @@ async def living(
     asking = connect(redis_url)
     bytes_max = await value_bytes_max(asking)
     await asking.aclose()
-    connections = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), keys, bytes_max)
+    client = partial(connect, redis_url, retries=0, timeout_ms=redis_timeout_ms)
+    connections = RedisConnections(lambda run: client(run=run), keys, bytes_max)
     repository = ModelRepository((models,), Devices(), value_bytes_max=bytes_max)
     for one in (model, *more):
         repository.load(one)

@@ -31,6 +31,7 @@ from shared.store.membership import Membership
 from shared.store.script_values import CancelCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
+from tests.redis_proxy import RedisProxy
 from tests.scripted_mesh import ScriptedMesh
 
 ONE = StepNumber(1)
@@ -648,6 +649,25 @@ async def test_a_model_that_is_served_otherwise_goes_on_with_its_sequences(
         assert 21 == total(await mesh.reply(last))
         assert [instances] == [served.instances for served in (await registration(mesh, a)).models]
         await end(mesh, 7)
+
+
+async def test_a_connection_that_looks_alive_and_is_silent_does_not_cost_the_lease(
+    mesh: ScriptedMesh, redis_url: str, key_prefix: str, models: Path
+) -> None:
+    """However long Redis may take to answer: another connection is made in time."""
+    slow_ms = 600_000
+    with RedisProxy(redis_url) as proxy:
+        async with living(proxy.url, key_prefix, models, "sum", "a", redis_timeout_ms=slow_ms) as a:
+            lease = mesh.keys.executor_lease(a.executor)
+            renewed_to_ms = await mesh.redis.pttl(lease)
+            assert proxy.strand()
+            # A machine that is busy must not end it: what counts is that it is renewed at all.
+            await mesh.redis.pexpire(lease, slow_ms)
+
+            async with asyncio.timeout(60):
+                while await mesh.redis.pttl(lease) > 2 * renewed_to_ms:
+                    await asyncio.sleep(0.01)
+            assert not a.task.done()
 
 
 async def test_the_loop_that_renews_the_lease_asks_no_file_system_what_there_is_to_announce(
