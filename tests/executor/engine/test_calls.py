@@ -498,6 +498,52 @@ def test_a_process_that_is_killed_in_the_middle_of_a_call_leaves_no_call_behind(
     assert not calls.waits()
 
 
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+@pytest.mark.parametrize("failing", ["start", "stream", "read"])
+def test_a_model_hears_of_a_call_that_could_not_be_made_and_its_process_goes_on(
+    workshop: Workshop, door: Door, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream says it in its one response; it looked like one without any. The next call is made."""
+    body = """
+    request = call(requests[0])
+    heard = request.exec() if START else list(request.exec(decoupled=True))
+    texts = [str(one.error()) for one in (heard if isinstance(heard, list) else [heard]) if one.has_error()]
+    if texts:
+        raise pb_utils.TritonModelException("; ".join(texts))
+    """
+    workshop.python("caller", model(body.replace("START", str(failing == "start"))))
+    engine = workshop.load(config())
+    assert isinstance(engine, ProcessEngine)
+    engine.limit_calls(60)
+
+    def fails(*_: object) -> Any:
+        raise ImportError("no such library")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AnswersTwice if failing == "read" else Door, failing, fails)
+        text = error(engine, row(1)).message
+    assert "the call failed: ImportError: no such library" in text
+
+    run(engine, row(2))
+    assert 1 + (failing == "read") == len(door.calls)
+    assert not calls.waits()
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_model_hears_why_no_call_can_be_made(workshop: Workshop, *, streamed: bool) -> None:
+    body = """
+    heard = call(requests[0]).exec(decoupled=STREAMED)
+    texts = [one.error().message() for one in (heard if STREAMED else [heard])]
+    raise pb_utils.TritonModelException("; ".join(texts))
+    """
+    workshop.python("caller", model(body.replace("STREAMED", str(streamed))))
+
+    assert calls.NOT_HERE in error(workshop.load(config()), row(1)).message
+
+
 def test_tensors_of_any_size_go_both_ways_beside_each_other(workshop: Workshop, door: Door) -> None:
     body = """
     sizes = [1, 1 << 14, 3 << 20, 1 << 14, 5 << 20]

@@ -21,6 +21,7 @@ from executor.engine.python.calls import AnswerStream, CallAnswer, ModelCall
 from executor.engine.python.model_metrics import TritonModelException
 from executor.engine.python.process.messages import CallAnswered, GiveUpCall, MakeCall, ReadResponse
 from shared.contract.errors import Code
+from shared.process import logs
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class MadeCalls:
                 if one is None or one.stream is None:
                     self._order(CallAnswered(note.number, None))
                 else:
-                    self._await(note.number, one, one.stream.read(), waits=note.waits)
+                    self._read(note, one, one.stream)
             case GiveUpCall():
                 one = self._forget(note.number)
                 if one is not None:
@@ -74,17 +75,25 @@ class MadeCalls:
 
     def _make(self, note: MakeCall) -> None:
         number = note.call.number
-        one = OpenCall(msgspec.structs.replace(note.call, number=calls.next_number()))
+        one = self._open[number] = OpenCall(msgspec.structs.replace(note.call, number=calls.next_number()))
         try:
-            door = calls.door()
-        except TritonModelException as error:
-            self._order(CallAnswered(number, CallAnswer(error_code=Code.UNAVAILABLE, error=str(error))))
-            return
-        self._open[number] = one
-        if note.streamed:
-            one.stream = door.stream(one.call)
-        else:
-            self._await(number, one, door.start(one.call), waits=note.waits)
+            if note.streamed:
+                one.stream = calls.door().stream(one.call)
+            else:
+                self._await(number, one, calls.door().start(one.call), waits=note.waits)
+        except Exception as error:  # noqa: BLE001 - the model waits, and must learn of it
+            refusal = NotMade(_refusal(one.call, error))
+            if note.streamed:
+                one.stream = refusal
+            else:
+                self._await(number, one, refusal.read(), waits=False)
+
+    def _read(self, note: ReadResponse, one: OpenCall, stream: AnswerStream) -> None:
+        try:
+            self._await(note.number, one, stream.read(), waits=note.waits)
+        except Exception as error:  # noqa: BLE001 - as in `_make`
+            one.stream = NotMade(_refusal(one.call, error))
+            self._await(note.number, one, one.stream.read(), waits=False)
 
     def _await(self, number: int, one: OpenCall, awaited: Future[Any], *, waits: bool) -> None:
         one.awaited = awaited
@@ -130,6 +139,29 @@ class MadeCalls:
         with self._lock:
             self._waited.discard(number)
             calls.end_wait(one.call.number)
+
+
+class NotMade:
+    """See `executor.engine.python.calls.AnswerStream`: one response, which says why the call was not made."""
+
+    def __init__(self, why: CallAnswer) -> None:
+        self._left = [why]
+
+    def read(self) -> Future[CallAnswer | None]:
+        told: Future[CallAnswer | None] = Future()
+        told.set_result(self._left.pop() if self._left else None)
+        return told
+
+    def cancel(self) -> None:
+        self._left.clear()
+
+
+def _refusal(call: ModelCall, error: Exception) -> CallAnswer:
+    """The answer to a call that the door did not take."""
+    if isinstance(error, TritonModelException):
+        return CallAnswer(error_code=Code.UNAVAILABLE, error=str(error))
+    logs.error("call failed unexpectedly", error, model=call.model)
+    return CallAnswer(error_code=Code.INTERNAL, error=f"the call failed: {type(error).__name__}: {error}")
 
 
 def _cancel(one: OpenCall) -> None:
