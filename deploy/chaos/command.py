@@ -26,7 +26,7 @@ from deploy.chaos.history import Strike, read_history
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
-from deploy.chaos.report import Report, judge, markdown, report_of
+from deploy.chaos.report import Report, count_failures, exit_code, failures_of, judge, markdown, report_of
 from deploy.chaos.run import run
 from deploy.local.endings import ending_by_verdict, results_in
 from shared.settings import NumberRange
@@ -61,7 +61,6 @@ EPILOG = "\b\nFaults:\n" + "\n".join(
     textwrap.fill(kind.meaning, 78, initial_indent=f"  {kind.name:20} ", subsequent_indent=" " * 23)
     for kind in KINDS.values()
 )
-EXIT_FAILED_CHECK = 1
 COUNT = click.IntRange(1)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -258,6 +257,7 @@ def check_again(directory: Path) -> int:
     try:
         document = msgspec.json.decode((directory / "report.json").read_bytes(), type=Document)
         judgement = judge(read_history(directory / "history.jsonl.gz"), document.strikes)
+        count_failures(judgement, failures_of(document.report), document.report.seconds)
     except (OSError, msgspec.MsgspecError) as problem:
         raise click.UsageError(f"--check: {directory} is not what a run has left ({problem})") from problem
     for found in judgement.findings:
@@ -266,4 +266,4 @@ def check_again(directory: Path) -> int:
         f"{len(judgement.answers)} steps of {judgement.sequences} sequences: "
         + ", ".join(f"{judgement.sorts[sort]} {sort}" for sort in Sort)
     )
-    return EXIT_FAILED_CHECK if judgement.findings else 0
+    return exit_code(judgement.sorts, complete=document.report.complete)

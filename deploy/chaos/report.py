@@ -13,10 +13,13 @@ from deploy.chaos.checker import Finding, Sort, Strikes, check, longest_gap
 from deploy.chaos.faults import ChaosPlan
 from deploy.chaos.history import AttemptOutcome, ChaosRun, SequenceHistory, Strike
 
+EXIT_FAILED_CHECK = 1
 GAP_AFTER_S = 10.0
 """How long after a fault's end the longest gap without an answer is looked for, if no other fault comes before."""
 FINDINGS_MAX = 50
 FINDINGS_SHOWN = 10
+NO_STEP = 0
+"""In the place of a step's number where a finding is about the run."""
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
 CALM_AFTER_S = 2.0
 """A step counts as undisturbed when no fault was under way, or over for less than this, between sending and answer."""
@@ -62,7 +65,7 @@ class Report(msgspec.Struct):
     @property
     def exit_code(self) -> int:
         """0: whole and complete. 1: a promise was broken. 3: nothing was broken, but the run is not complete."""
-        return 1 if any(self.broken.values()) else 0 if self.complete else 3
+        return exit_code(self.broken, complete=self.complete)
 
 
 @dataclass(slots=True)
@@ -102,6 +105,18 @@ def judge(history: Iterable[SequenceHistory], strikes: Sequence[Strike]) -> Judg
     return judgement
 
 
+def count_failures(judgement: Judgement, failures: Iterable[str], at_s: float) -> None:
+    """Adds what no history tells to the findings: faults that failed, and clients that came to no end."""
+    for failure in failures:
+        judgement.sorts[Sort.UNEXPLAINED] += 1
+        judgement.findings.append(Finding(Sort.UNEXPLAINED, 0, "", NO_STEP, at_s, failure))
+
+
+def failures_of(report: Report) -> list[str]:
+    """What `count_failures` has added to the findings of a report."""
+    return [found.story for found in report.findings if found.step == NO_STEP]
+
+
 def answered_steps(told: SequenceHistory) -> list[tuple[float, float]]:
     """Per answered step: the time of its first answer, and the seconds since it was first sent."""
     first_sent: dict[int, float] = {}
@@ -117,9 +132,7 @@ def report_of(
     judgement: Judgement, plan: ChaosPlan, done: ChaosRun, *, command: str, about: Mapping[str, str]
 ) -> Report:
     """The report. command: how the run is repeated; about: facts about the mesh."""
-    for failure in done.failures:
-        judgement.sorts[Sort.UNEXPLAINED] += 1
-        judgement.findings.append(Finding(Sort.UNEXPLAINED, 0, "", 0, done.seconds, failure))
+    count_failures(judgement, done.failures, done.seconds)
     steps = len(judgement.answers)
     broken = {str(sort): judgement.sorts[sort] for sort in Sort}
     complete = steps >= plan.steps and len(done.strikes) >= len(plan.faults)
@@ -143,6 +156,10 @@ def report_of(
         refused_commits=done.refused_commits,
         findings=judgement.findings,
     )
+
+
+def exit_code(broken: Mapping[str, int], *, complete: bool) -> int:
+    return EXIT_FAILED_CHECK if any(broken.values()) else 0 if complete else 3
 
 
 def verdict(broken: Mapping[str, int], *, complete: bool) -> str:

@@ -102,6 +102,24 @@ def test_a_run_can_be_judged_again_by_its_files(tmp_path: Path, histories: list[
     assert f"{code} wrong" in result.output
 
 
+@pytest.mark.parametrize(
+    ("failures", "faults_wanted", "code"), [(["executor-1 did not serve again"], 2, 1), ([], 3, 3), ([], 2, 0)]
+)
+def test_a_run_that_is_judged_again_has_the_exit_code_that_it_had(
+    tmp_path: Path, failures: list[str], faults_wanted: int, code: int
+) -> None:
+    """Faults that failed, clients that came to no end, and a run that ended too soon are in no history."""
+    with history_file(tmp_path / "history.jsonl.gz") as add:
+        add(history([1, 2]))
+    report = reported([history([1, 2])], faults_wanted=faults_wanted, failures=failures)
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(Document(report, [], STRIKES)))
+
+    result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
+
+    assert (code, code) == (report.exit_code, result.exit_code), result.output
+    assert all(failure in result.output for failure in failures)
+
+
 def test_a_directory_without_a_run_is_no_broken_promise(tmp_path: Path) -> None:
     result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
 

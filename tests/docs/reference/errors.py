@@ -7,7 +7,7 @@ from http import HTTPStatus
 import orjson
 
 from deploy.analyze.command import EXIT_NONE_FITS
-from deploy.chaos.command import EXIT_FAILED_CHECK
+from deploy.chaos.report import EXIT_FAILED_CHECK
 from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON
 from executor.service import UNUSABLE_EXIT_CODE
 from gateway.grpc.codec import encode_stream_error
