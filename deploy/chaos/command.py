@@ -23,7 +23,7 @@ from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
 from deploy.chaos.given_mesh import given_mesh, host_and_port, order_of
 from deploy.chaos.history import Strike, read_history
-from deploy.chaos.mesh import TargetMesh
+from deploy.chaos.mesh import TargetMesh, is_there
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, count_failures, exit_code, failures_of, judge, markdown, report_of
@@ -51,7 +51,8 @@ TERM, STOP or CONT, {service} gateway, scheduler, executor or redis, {number} co
 again what was ended.
 
 Writes report.json, report.md and history.jsonl.gz. Exit code 0: all steps and faults, nothing broken. 1: a promise was
-broken. 2: the run could not begin. 3: nothing broken, but the run ended too soon (Ctrl-C, --minutes).
+broken. 2: the run could not begin. 3: nothing broken, but the run ended too soon (Ctrl-C, --minutes), or faults were
+left out because no process of --pids was left.
 """
 KINDS_HELP = "Faults, by name (kill-executor), act (kill) or victim (executor). [default: all that the mesh allows]"
 SENTINELS_HELP = """Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary.
@@ -171,6 +172,8 @@ def chaos(
     given = gateways_of(http, grpc)
     if not given and (pids or fault_command):
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
+    if gone := [str(pid) for named in (pids or {}).values() for pid in named if not is_there(pid)]:
+        raise click.UsageError(f"--pids: no process has the id {', '.join(gone)}")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}; starting", err=True)
     with (

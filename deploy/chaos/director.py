@@ -15,7 +15,7 @@ from deploy.chaos.faults import KINDS, PROCESSES, Act, ChaosPlan, Fault, FaultKi
 from deploy.chaos.history import Strike
 from deploy.chaos.links import REDIS, gateway_link
 from deploy.chaos.load import ClientLoad
-from deploy.chaos.mesh import TargetMesh
+from deploy.chaos.mesh import NoVictimError, TargetMesh
 from deploy.chaos.scripts import ProtocolName, filler
 
 POLL_S = 0.05
@@ -60,11 +60,17 @@ class Director:
             await asyncio.sleep(POLL_S)
 
     async def _strike(self, fault: Fault) -> None:
-        """Carries out one fault, and waits until its victim is back."""
+        """Carries out one fault, and waits until its victim is back. Without a victim it is left out: then the run is
+        not complete.
+        """
         strike = Strike(fault.number, fault.kind, round(self.load.clock.now(), 3), float("inf"))
         self.strikes.append(strike)
         try:
             await self._carry_out(fault, KINDS[fault.kind], strike)
+        except NoVictimError as none:
+            self.strikes.remove(strike)
+            click.echo(f"fault {fault.number + 1}/{len(self.plan.faults)} {fault.kind} left out: {none}", err=True)
+            return
         except (TimeoutError, OSError, RuntimeError) as failure:
             self.failures.append(f"{fault.kind} {strike.note}: {failure}")
         finally:

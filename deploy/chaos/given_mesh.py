@@ -13,7 +13,7 @@ import click
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
-from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, TargetMesh, strike_process
+from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, TargetMesh, is_there, strike_process
 from deploy.local.readiness import NO_EXECUTOR, unreadiness
 
 SLOTS = 64
@@ -89,7 +89,12 @@ class GivenMesh(TargetMesh):
 
     def names(self, victim: Victim) -> Sequence[str]:
         """The process ids of a service, as text; its name when a command strikes it."""
-        return [str(pid) for pid in self._pids.get(victim, ())] or ([str(victim)] if self._command else [])
+        # What starts a process again gives it another id.
+        if living := [str(pid) for pid in self._pids.get(victim, ()) if is_there(pid)]:
+            return living
+        if self._command:
+            return [str(victim)]
+        raise NoVictimError(f"no {victim} of --pids lives any more")
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
         if name.isdigit():

@@ -19,6 +19,10 @@ POLL_S = 0.1
 SIGNALS = {Act.KILL: signal.SIGKILL, Act.RESTART: signal.SIGTERM, Act.FREEZE: signal.SIGSTOP, Act.BLINK: signal.SIGSTOP}
 
 
+class NoVictimError(Exception):
+    """There is no process of the service left that may be struck."""
+
+
 class TargetMesh(ABC):
     """A mesh that clients use and faults hit.
 
@@ -37,7 +41,7 @@ class TargetMesh(ABC):
 
     @abstractmethod
     def names(self, victim: Victim) -> Sequence[str]:
-        """The processes of a service."""
+        """The processes of a service that can be struck now. Raises NoVictimError if there are none."""
 
     @abstractmethod
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
@@ -50,6 +54,16 @@ class TargetMesh(ABC):
     async def refused_commits(self) -> int | None:
         """Commits that were refused by epoch so far; None if they cannot be counted."""
         return None
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended yet."""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 async def strike_process(pid: int, act: Act, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -18,12 +19,16 @@ from click.testing import CliRunner
 
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.command import allowed, chaos, kinds_of
-from deploy.chaos.faults import KINDS, Act, Victim
+from deploy.chaos.director import Director
+from deploy.chaos.faults import KINDS, Act, ChaosPlan, Victim, plan_faults
 from deploy.chaos.given_mesh import GivenMesh
+from deploy.chaos.load import ClientLoad, Clock
 from deploy.local.embedded import free_port
 from deploy.local.readiness import NO_EXECUTOR
 
 GATEWAYS = [GatewayAddresses("127.0.0.1:1", "127.0.0.1:2")]
+NOBODY = (1 << 31) - 1
+"""A process id that no system gives."""
 OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots"}
 
 
@@ -90,6 +95,30 @@ async def test_named_processes_get_signals(process: subprocess.Popen[bytes]) -> 
     await given.strike(Victim.EXECUTOR, name, Act.RESTART, 0.0)
 
 
+async def test_a_process_that_has_ended_is_struck_no_more_and_its_fault_does_not_count(
+    process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What starts it again gives it another id. A run with faults that hit nobody must not be called complete."""
+    given = mesh({Victim.EXECUTOR: [process.pid, os.getpid()]})
+    alone = mesh({Victim.EXECUTOR: [process.pid]})
+    process.kill()
+    await asyncio.to_thread(process.wait, 60)
+
+    assert [str(os.getpid())] == given.names(Victim.EXECUTOR)
+    plan = ChaosPlan(
+        seed=1, steps=1, faults=plan_faults(1, 1, ["kill-executor"], lease_s=1.0), minutes=1, clients=1, run=""
+    )
+    director = Director(alone, load_at_rest(), plan, "http")
+    await director._strike(plan.faults[0])
+    assert ([], []) == (director.strikes, director.failures)
+    assert "fault 1/1 kill-executor left out: no executor of --pids lives any more" in capsys.readouterr().err
+    assert ["executor"] == mesh({Victim.EXECUTOR: [process.pid]}, command="x").names(Victim.EXECUTOR)
+
+
+def load_at_rest() -> ClientLoad:
+    return ClientLoad(cast("Any", None), Clock(), cast("Any", None), cast("Any", None))
+
+
 async def test_a_command_is_run_for_every_fault_and_to_wake_what_was_frozen(tmp_path: Path) -> None:
     said = tmp_path / "said"
     script = tmp_path / "strike.py"
@@ -110,6 +139,7 @@ async def test_a_command_is_run_for_every_fault_and_to_wake_what_was_frozen(tmp_
         (["--pids", "executor=12"], "are for a mesh of yours"),
         (["--http", "a:1,b:2", "--grpc", "a:3"], "must name the same gateways"),
         (["--http", "nowhere"], "'nowhere' is not host:port"),
+        (["--http", "a:1", "--pids", f"gateway={NOBODY}"], f"no process has the id {NOBODY}"),
         (["--http", "a:1", "--pids", "nobody=12"], "'nobody=12' is not SERVICE=PID"),
         (["--kinds", "none"], "'none' is no fault"),
         (["--http", "a:1", "--fault-command", "kill {sig}"], "'kill {sig}' is no command with {signal}"),
