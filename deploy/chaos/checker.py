@@ -15,6 +15,7 @@ after such a fault.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
@@ -254,10 +255,11 @@ def was_silent(told: SequenceHistory, attempt: Attempt) -> bool:
     """Whether the sequence may have expired: for its model's idle time no step was committed and none was open.
 
     The idle time counts from a commit. The client knows only that the commit came after it first sent the step; the
-    answer may have come much later, as the stored reply to a retry.
+    answer may have come much later, as the stored reply to a retry. A commit of a step that it never sent explains
+    nothing.
     """
     answered = max((a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED), default=0)
-    first_sent_s = min((a.sent_s for a in told.attempts if a.step == attempt.last_step), default=0.0)
+    first_sent_s = min((a.sent_s for a in told.attempts if a.step == attempt.last_step), default=math.inf)
     return attempt.last_step >= answered and attempt.done_s - first_sent_s >= variant(told.script.model).idle_s
 
 

@@ -208,6 +208,7 @@ def test_a_sequence_may_expire_only_after_a_silence_and_with_all_its_steps() -> 
     assert [] == sorts(expired(after_s=6.5))
     assert [Sort.LOST] == sorts(expired(after_s=3.5))
     assert [Sort.LOST] == sorts(expired(after_s=6.5, last_step=1))
+    assert [Sort.LOST] == sorts(expired(after_s=6.5, last_step=4)), "a step that was never sent"
 
 
 def test_a_silence_begins_with_the_commit_and_not_with_the_stored_reply_to_a_retry() -> None:
