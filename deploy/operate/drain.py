@@ -139,7 +139,7 @@ async def empty(mesh: OperatedMesh, names: Sequence[str]) -> None:
     """Waits until the executors own no sequence and are drained. Prints the progress."""
     said: dict[str, str] = {}
     while True:
-        known = await holdings(mesh)
+        known = await holdings(mesh, names)
         found = {name: matching(name, known) for name in names}
         for name, ones in found.items():
             news = progress(name, ones)

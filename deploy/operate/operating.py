@@ -3,7 +3,7 @@ sequence as its client does."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
+from shared.store.reading import text_of
 from shared.store.redis_client import RETRIES, UnfitRedisError, connect, keys_of_mesh, refusal
 from shared.store.redis_py import REDIS_LOST, REFUSED
 from shared.store.redis_url import url_without_password
@@ -123,10 +124,13 @@ def located(settings: OperatorSettings) -> tuple[str, str]:
     return state.redis_url, settings.key_prefix or state.key_prefix
 
 
-async def holdings(mesh: OperatedMesh) -> list[ExecutorHolding]:
-    """Every registered executor, by name and id."""
+async def holdings(mesh: OperatedMesh, whose: Collection[str] = ()) -> list[ExecutorHolding]:
+    """Every registered executor, by name and id; only those of these names or ids, if any are given."""
     members = await mesh.membership.members()
-    models = sorted(await mesh.membership.models())
+    if whose:
+        members = [one for one in members if any(map(one.registration.is_called, whose))]
+    # Their names alone: the records of hundreds of models are megabytes.
+    models = sorted(map(text_of, await mesh.redis.hkeys(mesh.keys.models)))
     pipe = mesh.redis.pipeline(transaction=False)
     for member in members:
         for model in models:

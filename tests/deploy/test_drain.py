@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from deploy.operate.drain import ListedExecutor, alone, command, lines_of, run, table, warnings_of
-from deploy.operate.operating import ExecutorHolding
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, holdings
 from deploy.operate.settings import OperatorSettings
-from shared.contract.ids import ExecutorId
+from shared.contract.ids import ExecutorId, ShardId
 from shared.contract.messages import ExecutorRegistration, ServedModel
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -84,6 +86,37 @@ def test_who_drains_the_last_one_hears_what_becomes_of_its_models() -> None:
     ] == told(only)
     assert ["no other executor serves 'stateless', 'sum': requests are refused (503) until one does"] == told(idle)
     assert ["no other executor serves 'stateless': requests are refused (503) until one does"] == told(only, another)
+
+
+async def test_who_waits_for_a_drain_asks_for_nothing_but_what_is_left_there(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks five times a second, of a mesh with hundreds of models and executors."""
+    keys = Keyspace(key_prefix)
+    membership = Membership(redis, keys)
+    for number in (1, 2):
+        one = msgspec.structs.replace(
+            REGISTRATION, executor=ExecutorId(f"executor-{number}-ab"), name=f"executor-{number}"
+        )
+        await membership.register(one, lease_ms=60_000)
+    await redis.hset(keys.models, "sum", b"a record that nobody needs to read")
+    for number, sequences in ((1, ["a", "b"]), (2, ["c"])):
+        await cast("Any", redis).sadd(keys.owned(ShardId(0), ExecutorId(f"executor-{number}-ab"), "sum"), *sequences)
+
+    asked: list[str] = []
+    owned = Keyspace.owned
+
+    def noted(self: Keyspace, shard: ShardId, executor: ExecutorId, model: str) -> str:
+        asked.append(executor)
+        return owned(self, shard, executor, model)
+
+    monkeypatch.setattr(Keyspace, "owned", noted)
+    (one,) = await holdings(OperatedMesh(redis, keys, membership), ["executor-1"])
+
+    assert ("executor-1", {"sum": 2}) == (one.registration.name, one.sequences)
+    assert ["executor-1-ab"] == asked
+    for number in (1, 2):
+        await redis.delete(keys.owned(ShardId(0), ExecutorId(f"executor-{number}-ab"), "sum"))
 
 
 async def test_a_drain_may_be_taken_back_twice_and_an_unknown_name_never(
