@@ -18,8 +18,10 @@ class Caller(msgspec.Struct, frozen=True):
     on_open     called before the request is sent, if its model is decoupled: it sets `OpenRequest.take`, which then
                 takes every answer but the last one. None: a request to such a model is refused. It is also called for
                 a request that asks about its wait (`OpenRequest.hear`)
+    since       when the request came; seconds, monotonic clock. 0: the gateway's own time for it begins when it is sent
     """
 
     future: asyncio.Future[Answer]
     connection: ConnectionSequences | None
     on_open: OnOpen | None
+    since: float = 0.0

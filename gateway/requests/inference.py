@@ -95,7 +95,7 @@ class Inference:
         # Requests for a model or version that the catalog does not know yet wait here for its refresh. Later requests
         # that name the same wait behind them, so that a sequence's steps stay in the order of their arrival: the
         # version that is asked for is a part of its name.
-        self._held: deque[tuple[InferCall, Caller]] = deque()
+        self._held: deque[tuple[InferCall, Caller, Callable[[], object]]] = deque()
         self._held_names: Counter[tuple[str, str]] = Counter()
         self._ensembles = Ensembles(
             catalog,
@@ -128,7 +128,7 @@ class Inference:
     def give_up(self, cause: str) -> None:
         """Fails every request that waits. cause: begins the error's text"""
         self._replies.give_up(cause)
-        for _, caller in self._held:
+        for _, caller, _ in self._held:
             if not caller.future.done():
                 caller.future.set_exception(never_sent(cause))
         self._allowances.give_up(cause)
@@ -154,7 +154,9 @@ class Inference:
             return future
         sent = None
         try:
-            sent = self._arrive(call, Caller(future, connection, on_open))
+            # The gateway's own limit applies only to requests that came without a timeout.
+            since = time.monotonic() if self._timeout_ms and not call.timeout_us else 0.0
+            sent = self._arrive(call, Caller(future, connection, on_open, since))
         except Exception as error:  # noqa: BLE001  of this request alone, whose bytes are given back
             _fail(call, future, error)
         if sent is not None:
@@ -172,11 +174,16 @@ class Inference:
         if not call.tenant or call.ended_run:
             return self._enter(call, caller)
         caller.future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
-        self._allowances.enter(call.tenant, partial(self._allowed, call, caller))
+        self._allowances.enter(call.tenant, partial(self._allowed, call, caller, self._limit_unsent(call, caller)))
         return None
 
-    def _allowed(self, call: InferCall, caller: Caller, refusal: MeshError | None) -> None:
-        """The request's tenant may send it now, or may not. A future that is done was cancelled meanwhile."""
+    def _allowed(
+        self, call: InferCall, caller: Caller, lift_limit: Callable[[], object], refusal: MeshError | None
+    ) -> None:
+        """The request's tenant may send it now, or may not. A future that is done was cancelled meanwhile, or its time
+        was over.
+        """
+        lift_limit()
         if caller.future.done():
             return
         if refusal is not None:
@@ -219,15 +226,16 @@ class Inference:
             return None
 
     def _hold(self, call: InferCall, caller: Caller) -> None:
-        self._held.append((call, caller))
+        self._held.append((call, caller, self._limit_unsent(call, caller)))
         self._held_names[call.model, call.version] += 1
         self._catalog.ask(self._release)
 
     def _release(self) -> None:
         """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
-        call, caller = self._held.popleft()
+        call, caller, lift_limit = self._held.popleft()
         self._held_names -= Counter([(call.model, call.version)])
-        # A future that is done was cancelled: the client has left meanwhile.
+        lift_limit()
+        # A future that is done was cancelled, because the client has left meanwhile, or its time was over.
         if not caller.future.done():
             self._enter(call, caller, may_hold=False)
 
@@ -237,9 +245,8 @@ class Inference:
             return None
         if not record.config.ensemble:
             pending = self._send(call, caller, record, version)
-            # The gateway's own limit applies only to requests that came without a timeout.
-            if self._timeout_ms and not call.timeout_us:
-                self._limit(pending, partial(self._expire, pending))
+            if caller.since:
+                self._limit(pending, partial(self._expire, pending), caller.since)
             return pending
         connection = caller.connection or self._connection_of(caller.future)
         request = self._ensembles.begin(call, caller, record, version, connection)
@@ -250,8 +257,8 @@ class Inference:
                 request.left()
 
         caller.future.add_done_callback(ended)
-        if self._timeout_ms and not call.timeout_us:
-            self._limit(request, partial(self._expire_ensemble, call, request))
+        if caller.since:
+            self._limit(request, partial(self._expire_ensemble, call, request), caller.since)
             caller.future.add_done_callback(lambda _: request.limit and request.limit.cancel())
         return None
 
@@ -339,13 +346,26 @@ class Inference:
         future.add_done_callback(ended)
         return connection
 
-    def _limit(self, request: OpenRequest, expire: Callable[[], None]) -> None:
-        """Calls `expire` when the gateway's own time for a request is over; it counts from the latest answer."""
-        left_s = self._timeout_ms / 1000 - (time.monotonic() - request.heard if request.heard else 0)
+    def _limit(self, request: OpenRequest, expire: Callable[[], None], since: float) -> None:
+        """Calls `expire` when the gateway's own time for a request is over; it counts from the latest answer, or from
+        when the request came.
+        """
+        left_s = self._left_s(request.heard or since)
         if left_s <= 0 or (request.limit is not None and not request.heard):
             expire()
         else:
-            request.limit = asyncio.get_running_loop().call_later(left_s, self._limit, request, expire)
+            request.limit = asyncio.get_running_loop().call_later(left_s, self._limit, request, expire, since)
+
+    def _limit_unsent(self, call: InferCall, caller: Caller) -> Callable[[], object]:
+        """Fails a request that is not sent before the gateway's own time for it is over. Returns what prevents that."""
+        if not caller.since:
+            return lambda: None
+        late = never_sent(f"{self._timeout_ms} ms were over")
+        left_s = max(0.0, self._left_s(caller.since))
+        return asyncio.get_running_loop().call_later(left_s, _fail, call, caller.future, late).cancel
+
+    def _left_s(self, since: float) -> float:
+        return self._timeout_ms / 1000 - (time.monotonic() - since)
 
     def _expire(self, pending: PendingRequest) -> None:
         pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))

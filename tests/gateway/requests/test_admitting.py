@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,7 +14,7 @@ import pytest
 
 from gateway.models.catalog import Catalog
 from gateway.requests import inference
-from gateway.requests.allowances import Allowances
+from gateway.requests.allowances import Allowances, Enters
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
@@ -67,6 +71,17 @@ def find_once_unknown(find: Any) -> Any:
     return found
 
 
+def looks_that_wait(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """The catalog is not refreshed any more. Returns what would be called after its refreshes."""
+    looks: list[Callable[[], None]] = []
+
+    def ask(_self: Catalog, then: Callable[[], None]) -> None:
+        looks.append(then)
+
+    monkeypatch.setattr(Catalog, "ask", ask)
+    return looks
+
+
 def never(*_: Any) -> None:
     """A refresh that does not come."""
 
@@ -86,6 +101,54 @@ async def test_a_version_that_nobody_serves_holds_up_no_other_request_for_the_mo
         assert not behind.done()
         for future in (held, behind):
             future.cancel()
+
+
+async def test_the_gateways_own_time_for_a_request_runs_while_it_cannot_be_sent(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the catalog is not refreshed, and while Redis does not say what a tenant may send."""
+    settings = dataclasses.replace(gateway_settings, request_timeout_ms=50)
+    async with without_ports(settings, keys) as parts, asyncio.timeout(60):
+        looks = looks_that_wait(monkeypatch)
+        decisions: list[Enters] = []
+
+        def waits(_self: Allowances, _tenant: str, enters: Enters) -> None:
+            decisions.append(enters)
+
+        monkeypatch.setattr(Allowances, "enter", waits)
+        held = parts.inference.submit(InferCall("not_there_yet"))
+        of_a_tenant = parts.inference.submit(msgspec.structs.replace(step(1, start=True), tenant="acme"))
+        own_limit = parts.inference.submit(InferCall("not_there_yet", timeout_us=60_000_000))
+
+        for future in (held, of_a_tenant):
+            with pytest.raises(UnavailableError, match="50 ms were over before the request was sent: send it again"):
+                await future
+        assert not own_limit.done()
+        # They are let in too late, and are sent no more.
+        decisions[0](None)
+        for look in looks:
+            look()
+        assert 0 == parts.inference.in_flight
+        assert isinstance(own_limit.exception(), RequestError)
+        assert [] == executor.received
+
+
+async def test_a_request_that_was_held_has_no_more_time_for_its_answer_than_others(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(gateway_settings, request_timeout_ms=600_000)
+    await executor.pause()
+    async with without_ports(settings, keys) as parts, asyncio.timeout(60):
+        looks = looks_that_wait(monkeypatch)
+        monkeypatch.setattr(Catalog, "find", find_once_unknown(Catalog.find))
+        held = parts.inference.submit(step(1, start=True))
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 601, time_ns=time.time_ns)
+        monkeypatch.setattr(inference, "time", later)
+        looks[0]()
+
+        with pytest.raises(UnavailableError, match="no answer came within 600000 ms"):
+            await held
+    executor.paused.clear()
 
 
 async def test_what_was_never_sent_is_told_so_when_the_gateway_gives_up(
