@@ -293,10 +293,12 @@ class PendingRequest(OpenRequest):
 
     def _error(self, message: ReplyMessage) -> MeshError:
         error, wait = error_of(message), self.wait
-        if wait is not None and wait.waited_ms is None:
+        if wait is not None:
             if wait.refusal is not None and error.code is Code.CANCELLED:
+                # It may have got its slot just before it was taken back.
                 return wait.refusal
-            error.outlook = wait.outlook
+            if wait.waited_ms is None:
+                error.outlook = wait.outlook
         return error
 
     def _answer(self, message: ReplyMessage) -> Answer:

@@ -8,24 +8,26 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.requests.admission import Admitted
+from gateway.requests.admission import TOLD, Admitted
 from gateway.requests.infer_call import InferCall
 from gateway.requests.refusals import refusal
 from gateway.requests.waiting import Answer, PendingRequest
-from shared.contract.errors import Reason
+from shared.contract.errors import Code, Reason, SequenceError
 from shared.contract.ids import sequence_id
-from shared.contract.messages import InferMessage, ModelRecord
+from shared.contract.messages import WAITED_MS, InferMessage, ModelRecord, ReplyMessage, encode
 from shared.store.script_values import SubmitCode, Submitted
 from tests.gateway.fake_executor import running_sum
 
+NOBODY_WAITS = cast("asyncio.Future[Answer]", None)
 REPLAYED = {"sequence_recovery": "replay", "sequence_log_steps": "7"}
 
 
-def pending(parameters: dict[str, str]) -> PendingRequest:
+def pending(
+    parameters: dict[str, str], flags: int = 0, future: asyncio.Future[Answer] = NOBODY_WAITS
+) -> PendingRequest:
     """A step of sequence 5 of a model with these parameters."""
     config = msgspec.structs.replace(running_sum("model"), parameters=parameters)
-    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence=sequence_id("model", "", 5))
-    future = cast("asyncio.Future[Answer]", None)
+    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence_id("model", "", 5), flags)
     return PendingRequest(
         InferCall("model"),
         ModelRecord(config, "{}", ("1",)),
@@ -51,6 +53,19 @@ def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters
     assert "the sequence's state was lost: its executor ended, its model was loaded anew, or" in error.message
     assert "; its last step was 9; " in error.message
     assert remedy in error.message
+
+
+async def test_who_is_taken_back_just_when_it_gets_its_slot_hears_that_it_would_have_waited_too_long() -> None:
+    """Its owner cancels the step before it runs, and says so without a word."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    step = pending({}, TOLD, future)
+    assert step.wait is not None
+    step.wait.refusal = SequenceError("it would wait too long", Reason.WAIT_TOO_LONG)
+    step.answered(encode(ReplyMessage("1", parameters={WAITED_MS: 7}, notice=True)), "key")
+
+    step.answered(encode(ReplyMessage("1", error_code=Code.CANCELLED)), "key")
+
+    assert step.wait.refusal is future.exception()
 
 
 @pytest.mark.parametrize("code", [code for code in SubmitCode if code < 0])
