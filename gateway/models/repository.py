@@ -30,6 +30,8 @@ CONTROL_TIMEOUT_S = 300.0
 """Loading a large model takes minutes. A longer wait means that an executor hangs."""
 CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
+UNREADABLE = (*CONNECTION_LOST, ResponseError)
+"""What a command raises when Redis is lost, or refuses it: its user may too little, say."""
 
 
 class RepositoryControl:
@@ -138,8 +140,8 @@ class RepositoryControl:
         word = ControlMessage("unload", model)
         try:
             known: bool = await self._redis.hexists(self._keys.wanted, model)
-        except CONNECTION_LOST as lost:
-            raise UnavailableError(f"Redis cannot be reached: {lost}; '{model}' did not change") from lost
+        except UNREADABLE as lost:
+            raise UnavailableError(f"Redis cannot be read: {lost}; '{model}' did not change") from lost
         if not known and all(line.model != model or not line.state for line in self.index()):
             return
         await self._carry_out(word)
@@ -178,8 +180,8 @@ class RepositoryControl:
         """Raises UnavailableError if an executor does not load on request. The first of all checks, as in Triton."""
         try:
             await self._catalog.refresh()
-        except CONNECTION_LOST as lost:
-            raise UnavailableError(f"Redis cannot be reached: {lost}; nothing was changed") from lost
+        except UNREADABLE as lost:
+            raise UnavailableError(f"Redis cannot be read: {lost}; nothing was changed") from lost
         members = self._catalog.live_members()
         if not members:
             raise UnavailableError("no executor is running that could load or unload a model")
@@ -214,7 +216,7 @@ class RepositoryControl:
 
         try:
             await self._redis.transaction(remove, self._keys.wanted)
-        except (*CONNECTION_LOST, ResponseError):
+        except UNREADABLE:
             # Executors that start later will then try it, and fail as the others have. What they serve is the same.
             return
 

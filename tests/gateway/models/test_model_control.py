@@ -11,7 +11,7 @@ from gateway.models import repository as module
 from gateway.models.catalog import Catalog
 from gateway.models.repository import RepositoryControl, behind, check_model_name, check_overrides, decisive_failure
 from gateway.rest import models as rest_models
-from shared.contract.errors import RequestError
+from shared.contract.errors import RequestError, UnavailableError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ControlMessage, ExecutorRegistration, LoadFailure, encode
 from shared.store.commands import Redis
@@ -82,6 +82,27 @@ def test_an_empty_configuration_is_one_that_was_given() -> None:
     for given in http, grpc:
         with pytest.raises(RequestError, match="'config' is empty"):
             check_overrides("m", {}, given)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), redis_py.ResponseError("NOPERM no permissions")])
+async def test_a_change_that_redis_does_not_let_begin_can_be_tried_later(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It is no fault of this gateway (500), and nothing has changed."""
+    keys = Keyspace(key_prefix)
+    control = RepositoryControl(redis, keys, Catalog(Membership(redis, keys)))
+
+    async def refused(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Catalog, "refresh", refused)
+        for change in (control.load("m"), control.unload("m")):
+            with pytest.raises(UnavailableError, match=f"Redis cannot be read: {error}; nothing was changed"):
+                await change
+    monkeypatch.setattr(type(redis), "hexists", refused)
+    with pytest.raises(UnavailableError, match=f"Redis cannot be read: {error}; 'm' did not change"):
+        await control._unload("m")
 
 
 async def test_a_load_that_comes_while_a_failed_one_is_withdrawn_stays(
