@@ -175,9 +175,9 @@ class AsyncSequence(OneSequence):
     ) -> AsyncIterator[StepOutputs]:
         """Runs a step for each item of a source, and yields the answers in order.
 
-        At most `ahead` steps are without an answer: then the source is not read, nor while the caller does not ask
-        for the next answer. Keep `ahead` at most the model's `retry_replies` (8): so many answers the mesh keeps for
-        steps that are sent again.
+        At most `ahead` steps are without an answer: then the source is not read, nor does its reading begin while the
+        caller does not ask for the next answer. Keep `ahead` at most the model's `retry_replies` (8): so many answers
+        the mesh keeps for steps that are sent again.
 
         end     the source's last item is the sequence's last step. An item is then sent only when the next one is there
         raises  as `step`. Steps behind the failed one have no outcome then: `answered` says where to go on
