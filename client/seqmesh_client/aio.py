@@ -107,7 +107,10 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
         return AsyncSequence(self, Place.of_token(token))
 
     async def close(self) -> None:
-        """Closes all connections. Open sequences stay open in the mesh."""
+        """Closes all connections, and opens no other: a call that is under way, or comes later, raises RuntimeError.
+        Open sequences stay open in the mesh.
+        """
+        self.is_closed = True
         channels, self.channels = self.channels, {}
         for channel in channels.values():
             await channel.close()

@@ -209,6 +209,9 @@ class Conversation:
                 LOG.debug("%s", error)
             except (NoAnswer, StepRefused) as error:
                 LOG.warning("%s: it ends when its idle time is over", error.text)
+            except RuntimeError as error:
+                # The client was closed before.
+                LOG.warning("sequence %s ends when its idle time is over: %s", self.place.sequence, error)
 
     @contextmanager
     def turn(self) -> Generator[None]:

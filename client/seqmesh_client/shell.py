@@ -34,6 +34,7 @@ CHANNEL_OPTIONS = (
 GATEWAY = re.compile(r"[^/\s]+|(dns|unix|unix-abstract|vsock|xds):\S+")
 """host:port, or an address with one of gRPC's own schemes. gRPC would look for any other text as the name of a host."""
 HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
+CLOSED = "the client was closed: another one goes on with its sequences, by resume(sequence.token)"
 HEADER_TEXT = re.compile(r"[ -~]*")
 ChannelT = TypeVar("ChannelT")
 
@@ -71,10 +72,13 @@ class GatewayChannels(Generic[ChannelT]):
         for name, value in self.headers:
             check_header(name, value)
         self.channels: dict[int, ChannelT] = {}
+        self.is_closed = False
         self._credentials = credentials
 
     def stub(self, gateway: int, insecure: Callable[..., ChannelT], secure: Callable[..., ChannelT]) -> Any:
-        """The calls of a gateway. Opens its channel at the first time."""
+        """The calls of a gateway. Opens its channel at the first time. Raises RuntimeError if the client was closed."""
+        if self.is_closed:
+            raise RuntimeError(CLOSED)
         if gateway not in self.channels:
             url = self.mesh.gateways[gateway]
             self.channels[gateway] = (

@@ -7,7 +7,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +16,7 @@ import grpc
 
 from seqmesh_client.conversation import Ask, Inputs, Program, Wish, sequence_id
 from seqmesh_client.delivery import Connect, Listen, Quiet
-from seqmesh_client.shell import GatewayChannels, OneSequence
+from seqmesh_client.shell import CLOSED, GatewayChannels, OneSequence
 from seqmesh_client.token import Place
 from seqmesh_client.wire import LinkBroken, StepOutputs, broken_by
 
@@ -98,8 +99,9 @@ class Client(GatewayChannels[grpc.Channel]):
         return BlockingSequence(self, Place.of_token(token))
 
     def close(self) -> None:
-        """Closes all connections. Open sequences stay open in the mesh."""
+        """As `AsyncClient.close`. Any thread may call it."""
         with self._lock:
+            self.is_closed = True
             channels, self.channels = self.channels, {}
         for channel in channels.values():
             channel.close()
@@ -116,15 +118,27 @@ class Client(GatewayChannels[grpc.Channel]):
 
     def connect(self, gateway: int) -> BlockingLink:
         """A new stream to a gateway."""
-        return BlockingLink(self._stub(gateway), self.headers)
+        with self._calling():
+            return BlockingLink(self._stub(gateway), self.headers)
 
     def ask(self, wish: Ask) -> Any:
         """The response of a unary call. Raises LinkBroken, or an error that no other gateway can mend."""
         method = getattr(self._stub(wish.gateway), wish.method)
         try:
-            return method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
+            with self._calling():
+                return method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
         except grpc.RpcError as error:
             raise broken_by(error) from None
+
+    @contextmanager
+    def _calling(self) -> Generator[None]:
+        """Another thread may close the client between a stub and its call: gRPC's error becomes that of `stub`."""
+        try:
+            yield
+        except ValueError as error:
+            if self.is_closed:
+                raise RuntimeError(CLOSED) from error
+            raise
 
 
 class BlockingSequence(OneSequence):

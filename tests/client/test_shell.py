@@ -11,19 +11,21 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any, cast
 
 import grpc.aio
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
 from seqmesh_client import AsyncClient, Client, StepRefused
 from seqmesh_client.conversation import Ask
 from seqmesh_client.shell import SILENT_S
 from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
 from seqmesh_client.token import Place
-from seqmesh_client.wire import pb
+from seqmesh_client.wire import NUMBERED, pb
 
 GATEWAYS = ["localhost:1"]
 
@@ -139,6 +141,95 @@ async def test_the_thread_of_a_stream_that_is_full_ends_with_it_and_no_time_is_t
 
     await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
+
+
+class SilentMesh(cast("Any", service_pb2_grpc).GRPCInferenceServiceServicer):
+    """Takes steps and answers none. asked: a step has come; streams: how many there were"""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.streams = 0
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ServerMetadataResponse(name="seqmesh", extensions=[NUMBERED])
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        self.streams += 1
+        for _ in requests:
+            self.asked.set()
+        yield from ()
+
+
+@pytest.fixture
+def silent_mesh() -> Iterator[tuple[SilentMesh, str]]:
+    service, server = SilentMesh(), grpc.server(futures.ThreadPoolExecutor(4))
+    cast("Any", service_pb2_grpc).add_GRPCInferenceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield service, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+STEP = {"INPUT": np.array([7], np.int32)}
+
+
+def test_a_client_that_another_thread_closes_opens_no_other_connection(silent_mesh: tuple[SilentMesh, str]) -> None:
+    """The step would go on for as long as the client's patience lasts, over a connection that nobody closes."""
+    service, url = silent_mesh
+    client = Client([url])
+    sequence = client.sequence("sum")
+    with futures.ThreadPoolExecutor(1) as other:
+        step = other.submit(sequence.step, STEP)
+        assert service.asked.wait(60)
+        client.close()
+        with pytest.raises(RuntimeError, match="the client was closed"):
+            step.result(60)
+    with pytest.raises(RuntimeError, match="the client was closed"):
+        sequence.step(STEP)
+
+    assert (1, {}) == (service.streams, client.channels)
+    assert 0 == sequence.answered
+
+
+async def test_an_asynchronous_client_that_is_closed_opens_no_other_connection(
+    silent_mesh: tuple[SilentMesh, str],
+) -> None:
+    service, url = silent_mesh
+    client = AsyncClient([url])
+    step = asyncio.create_task(client.sequence("sum").step(STEP))
+    assert await asyncio.to_thread(service.asked.wait, 60)
+    await client.close()
+
+    with pytest.raises(RuntimeError, match="the client was closed"):
+        await step
+    assert (1, {}) == (service.streams, client.channels)
+
+
+@pytest.mark.parametrize("call", ["connect", "ask"])
+def test_a_client_that_is_closed_between_a_stub_and_its_call_says_so(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(GATEWAYS)
+    stub = client._stub(0)
+
+    def then_closed(_gateway: int) -> Any:
+        client.close()
+        return stub
+
+    monkeypatch.setattr(client, "_stub", then_closed)
+    arguments = {"connect": 0, "ask": Ask(0, "ServerLive", pb.ServerLiveRequest(), time.monotonic() + 60)}
+    with pytest.raises(RuntimeError, match="the client was closed"):
+        getattr(client, call)(arguments[call])
+
+
+def test_a_sequence_that_is_left_behind_its_client_stays_until_its_idle_time_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = Client(GATEWAYS)
+    with client.resume(Place("sum", "", 7, 1, run="1-0.1").token()):
+        client.close()
+
+    assert "sequence 7 ends when its idle time is over: the client was closed" in caplog.text
 
 
 class NoRoomError(Exception):
