@@ -10,7 +10,8 @@ Triton loads a shared library with five hooks; here they are five functions of a
 
 The strategy adds to the rules of the dynamic batcher and replaces none. It is asked for the first request too, so that
 it can measure it, but a single request always runs. While a batch waits for more requests, it is formed again from its
-first request on each time. Hooks run on a thread of their own, one at a time per model version.
+first request on each time. All that a strategy does, it does on one thread of its own, one hook at a time: it may keep
+what belongs to the thread that made it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +33,8 @@ from executor.configuration.parameters import STRATEGY
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
 from executor.engine.python.texts import text_of_error
+from executor.workers.engine_thread import EngineThread
+from executor.workers.worker import FINALIZE_LIMIT_S
 from shared.contract.errors import Code, LoadError, MeshError
 from shared.contract.messages import InferMessage
 from shared.contract.model_config import ModelConfig
@@ -93,31 +94,41 @@ class BatchStrategy:
         """Loads the file and initializes its batcher. Blocks. Raises LoadError with the reason."""
         self.path = path
         self._model = config.name
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name} strategy")
+        self._thread = EngineThread(f"{config.name} strategy")
         self._module_name = f"seqmesh_batch_strategy_{next(_modules)}"
         try:
-            self._hooks = self._hooks_of(self._import(path))
-            self._batcher = self._initialized(config)
+            self._thread.run(self._load, config)
         except BaseException:
             sys.modules.pop(self._module_name, None)
+            self._thread.stop()
             raise
 
     async def decide(
         self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool = False
     ) -> int | Wait:
         """How many requests of the front run now (see `BatchRules.decide`). Raises StrategyError."""
-        decided = partial(self._decide, rules, front, messages, was_busy=was_busy)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, decided)
+        return await self._thread.start(self._decide, rules, front, messages, was_busy=was_busy)
 
     async def close(self) -> None:
-        """Finalizes the batcher; a failure of that is logged."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.close_now)
+        """Finalizes the batcher. A failure of that is logged, and so is one that takes too long: it is left behind."""
+        closing = self._thread.start(self._finalize)
+        self._thread.stop()
+        ended, _ = await asyncio.wait([closing], timeout=FINALIZE_LIMIT_S)
+        if not ended:
+            logs.error("batch strategy not finalized", model=self._model, seconds=FINALIZE_LIMIT_S)
 
     def close_now(self) -> None:
-        """As `close`, for a strategy that is not used yet; or called on the strategy's own thread."""
+        """As `close`, for a strategy that is not used yet, called from a thread that may block."""
+        self._thread.run(self._finalize)
+        self._thread.stop()
+
+    def _finalize(self) -> None:
         self._quietly("model_batcher_finalize", self._batcher)
         sys.modules.pop(self._module_name, None)
-        self._thread.shutdown(wait=False)
+
+    def _load(self, config: ModelConfig) -> None:
+        self._hooks = self._hooks_of(self._import(self.path))
+        self._batcher = self._initialized(config)
 
     def _decide(
         self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool

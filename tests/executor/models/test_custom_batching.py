@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from executor.configuration.parameters import STRATEGY
 from executor.core.dynamic_batcher import BatchRules
+from executor.models import custom_batching
 from executor.models.custom_batching import (
     HOOKS,
     BatchRequest,
@@ -177,6 +180,59 @@ def test_its_batcher_is_made_when_it_is_loaded_and_finalized_when_the_model_is_u
     assert not (tmp_path / "m").exists()
     strategy.close_now()
     assert (tmp_path / "m").exists()
+
+
+ON_ONE_THREAD = """
+import sqlite3
+
+kept = sqlite3.connect(":memory:")  # refuses every other thread
+
+def model_batcher_initialize(model):
+    kept.execute("CREATE TABLE sizes (rows INTEGER)")
+
+def model_batch_initialize(batcher):
+    kept.execute("DELETE FROM sizes")
+
+def model_batch_include_request(request, batch):
+    kept.execute("INSERT INTO sizes VALUES (?)", (request.rows,))
+    return True
+
+def model_batch_finalize(batch):
+    kept.execute("DELETE FROM sizes")
+
+def model_batcher_finalize(batcher):
+    kept.execute("DROP TABLE sizes")
+"""
+
+
+async def test_all_that_a_strategy_does_it_does_on_one_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = BatchStrategy(put(tmp_path / "own.py", ON_ONE_THREAD), PLAIN)
+    seen, message = Seen(RequestId("7"), 1, 0, ""), InferMessage("m", "1", "7", 0, ())
+
+    assert 1 == await strategy.decide(BatchRules(4, 4, (), 0), Front(1, None, 0, (seen,)), {seen.id: message})
+    await strategy.close()
+    BatchStrategy(put(tmp_path / "other.py", ON_ONE_THREAD), PLAIN).close_now()
+    assert [] == caplog.messages
+
+
+async def test_a_batcher_whose_finalize_does_not_return_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would hold up the unloading of its model, and the end of its process."""
+    monkeypatch.setattr(custom_batching, "FINALIZE_LIMIT_S", 0.01)
+    gate = threading.Event()
+    strategy = BatchStrategy(put(tmp_path / "own.py"), PLAIN)
+
+    def hangs(_batcher: object) -> None:
+        gate.wait()
+
+    monkeypatch.setitem(strategy._hooks, "model_batcher_finalize", hangs)
+
+    async with asyncio.timeout(60):
+        await strategy.close()
+    gate.set()
+
+    assert ["batch strategy not finalized"] == caplog.messages
 
 
 def test_hooks_that_nobody_waits_for_may_leave_the_process_without_ending_it(
