@@ -159,7 +159,8 @@ class WithoutRepeats(logging.Filter):
         except Exception:  # noqa: BLE001 - a library's or a model's, with wrong arguments: the handler tells of it
             # Raised from here, it would fail whoever logs: `logging` expects no filter to raise.
             return True
-        suppressed = self._repeats.suppressed(said)
+        # Not the texts: a model's error may hold megabytes, and hundreds of lines are remembered.
+        suppressed = self._repeats.suppressed(hash(said))
         if suppressed:
             vars(record)["fields"] = {**fields_of(record), "repeated": suppressed}
         return suppressed is not None

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -107,6 +108,22 @@ def test_an_error_that_comes_again_is_written_at_growing_intervals_with_a_count(
     lines = [line for line in stream.getvalue().splitlines() if "ERROR" in line]
     # Five a second for 62 seconds: at once, and after 2, 6, 14, 30 and 62 s.
     assert ["", "9", "19", "39", "79"] == [line.partition(" repeated=")[2] for line in lines]
+
+
+def test_of_a_line_that_is_remembered_its_text_is_not_kept(configured: Configure) -> None:
+    """The text of a model's error may be megabytes, and another one each time."""
+    stream = configured()
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            logs.error("batch failed", exc=ValueError(f"{number} {'x' * (1 << 20)}"))
+            stream.seek(0)
+            stream.truncate()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 8 << 20
 
 
 def test_what_differs_in_a_field_is_no_repeat_and_infos_are_never_held_back(configured: Configure) -> None:
