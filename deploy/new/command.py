@@ -18,6 +18,16 @@ TEMPLATES = Path(__file__).parent / "templates"
 KINDS = ("python", "torch", "onnx")
 MAKER = "make_model.py"
 """Writes the model's file. A template without it needs none."""
+RUN = """
+import linecache, sys
+from pathlib import Path
+
+file, name = sys.argv[1:]
+source = Path(file).read_text()
+linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+exec(compile(source, name, "exec"), {"__name__": "__main__", "__file__": file})
+"""
+"""Runs a program by another name than its file's: TorchScript writes that name into the model, for its errors."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 NAME_LENGTH_MAX = 200
 """File systems take 255 bytes."""
@@ -65,7 +75,7 @@ def new(model: str, kind: str, models: Path) -> None:
         models.mkdir(parents=True, exist_ok=True)
         # Beside its place, and moved there when it is whole: an executor that polls the repository never sees a part.
         with tempfile.TemporaryDirectory(prefix=".new-", dir=models) as made:
-            write(Path(made) / model, kind)
+            write(Path(made) / model, kind, folder.absolute())
             (Path(made) / model).rename(folder)
     except OSError as error:
         raise click.ClickException(f"{folder} cannot be written: {error.strerror or error}") from error
@@ -74,11 +84,15 @@ def new(model: str, kind: str, models: Path) -> None:
     click.echo(f"\nNow: seqmesh up --models {models}\nThen, in another terminal: python {folder / 'client.py'}")
 
 
-def write(folder: Path, kind: str) -> None:
-    """Copies a template, and has it write the model's file. Raises click.ClickException with what that said."""
+def write(folder: Path, kind: str, place: Path) -> None:
+    """Copies a template, and has it write the model's file. Raises click.ClickException with what that said.
+
+    place  where the folder will be
+    """
     shutil.copytree(TEMPLATES / kind, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(TEMPLATES / "client.py", folder)
     if (folder / MAKER).exists():
-        done = subprocess.run([sys.executable, str(folder / MAKER)], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", RUN, str(folder / MAKER), str(place / MAKER)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise click.ClickException(f"{MAKER} failed:\n{done.stderr.strip()}")

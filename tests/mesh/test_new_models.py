@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from deploy import cli
@@ -38,6 +41,15 @@ async def test_every_kind_of_new_model_is_served_as_it_was_written(tmp_path: Pat
     assert SMOOTHED == said["python"] == said["onnx"]
     # The same number says something else in another state.
     assert 4 == len({line.split()[2] for line in said["torch"]})
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:DeprecationWarning")
+def test_an_error_of_the_model_names_the_file_that_it_was_written_by(tmp_path: Path) -> None:
+    new("mine", "--from", "torch", "--models", str(tmp_path))
+    model = cast("Any", torch.jit).load(tmp_path / "mine" / "1" / "model.pt")
+
+    with pytest.raises(RuntimeError, match=re.escape(f'File "{tmp_path / "mine" / "make_model.py"}", line 19')):
+        model(torch.zeros(2, 3), torch.zeros(2, 16))
 
 
 @pytest.mark.parametrize("name", ["../outside", "", ".hidden", "a b"])
