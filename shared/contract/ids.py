@@ -77,6 +77,11 @@ def model_of(sequence: SequenceId) -> str:
     return sequence.split("|", 1)[0]
 
 
+def requested_version_of(sequence: SequenceId) -> str:
+    """The version that the sequence's client names in its requests, or "" if it names none."""
+    return sequence.split("|", 2)[1]
+
+
 def shard_of(sequence: SequenceId, shards: int) -> ShardId:
     """The shard that owns every key of a sequence; the same in every process and every release."""
     # A mesh on one server has one shard, and every step asks for it several times.

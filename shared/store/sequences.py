@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from shared.contract.errors import Code, NotDoneError
-from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of
+from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, requested_version_of
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ServedModel
 from shared.contract.model_config import ModelConfig
@@ -270,12 +270,18 @@ class Sequences:
         """Opens an exported sequence under an id. It gets a slot with its next step.
 
         Raises NotDoneError if no executor serves its version, or none could go on from its state, no client could name
-        the id, the id has an open sequence, or there are too many.
+        the id, clients are to name another version, the id has an open sequence, or there are too many.
         """
         if not is_nameable(correlation_id_of(sequence)):
             raise NotDoneError(
                 "no client could go on with such an id: take a number from 1 on, or a text of 1 to "
                 f"{CORRELATION_ID_CHARS_MAX} bytes"
+            )
+        requested = requested_version_of(sequence)
+        if requested not in ("", exported.version):
+            raise NotDoneError(
+                f"it is of version {exported.version}, and a client that names version {requested} must not get its "
+                f"answers: name version {exported.version}, or none"
             )
         served = await self._serving(model_of(sequence), exported.version, text_of(exported.record.get(MARK, b"")))
         call = self._scripts.reopen(
@@ -284,7 +290,7 @@ class Sequences:
         code = await self._scripts.run(call)
         if code is ReopenCode.EXISTS:
             raise NotDoneError(
-                f"'{correlation_id_of(sequence)}' has an open sequence: end it first, or take another id",
+                f"{correlation_id_of(sequence)!r} has an open sequence: end it first, or take another id",
                 Code.ALREADY_EXISTS,
             )
         if code is ReopenCode.FULL:

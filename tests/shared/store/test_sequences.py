@@ -13,7 +13,7 @@ import pytest
 from scheduler.core.events import IdleTimeCut
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
 from shared.contract.errors import Code, NotDoneError
-from shared.contract.ids import ExecutorId, SequenceId
+from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.state_fields import GrownState, Parts
 from shared.store.commands import Redis
@@ -309,7 +309,7 @@ class TestExport:
         exported = await sequences.export(mesh.sequence(7))
 
         for taken in (7, 8):
-            with pytest.raises(NotDoneError, match=f"'{taken}' has an open sequence"):
+            with pytest.raises(NotDoneError, match=f"^{taken} has an open sequence"):
                 await sequences.reopen(mesh.sequence(taken), exported)
 
     async def test_what_is_not_wholly_in_redis_stays(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
@@ -330,6 +330,16 @@ class TestExport:
 
         with pytest.raises(NotDoneError, match="no executor serves version 4 of model 'sum'"):
             await sequences.reopen(mesh.sequence("copy"), exported)
+
+    @pytest.mark.parametrize(("requested", "is_refused"), [("", False), ("1", False), ("2", True)])
+    async def test_who_names_a_version_gets_no_sequence_of_another_one(
+        self, mesh: ScriptedMesh, sequences: Sequences, requested: str, *, is_refused: bool
+    ) -> None:
+        await live(mesh, 7, ALICE)
+        exported = await sequences.export(mesh.sequence(7))
+
+        with pytest.raises(NotDoneError, match="it is of version 1") if is_refused else nullcontext():
+            await sequences.reopen(sequence_id("sum", requested, "copy"), exported)
 
     @pytest.mark.parametrize(
         ("made_by", "served", "is_refused"),
