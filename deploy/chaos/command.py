@@ -9,6 +9,7 @@ import shlex
 import sys
 import textwrap
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -261,7 +262,7 @@ def check_again(directory: Path) -> int:
         document = msgspec.json.decode((directory / "report.json").read_bytes(), type=Document)
         judgement = judge(read_history(directory / "history.jsonl.gz"), document.strikes)
         count_failures(judgement, failures_of(document.report), document.report.seconds)
-    except (OSError, msgspec.MsgspecError) as problem:
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as problem:
         raise click.UsageError(f"--check: {directory} is not what a run has left ({problem})") from problem
     for found in judgement.findings:
         click.echo(f"{found.sort}: sequence {found.sequence}, step {found.step}, {found.at_s:.2f} s: {found.story}")

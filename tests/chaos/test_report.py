@@ -120,6 +120,20 @@ def test_a_run_that_is_judged_again_has_the_exit_code_that_it_had(
     assert all(failure in result.output for failure in failures)
 
 
+@pytest.mark.parametrize(("kept", "behind"), [(-20, b""), (30, b"\xff" * 99)])
+def test_a_damaged_history_is_no_broken_promise(tmp_path: Path, kept: int, behind: bytes) -> None:
+    with history_file(tmp_path / "history.jsonl.gz") as add:
+        add(history(list(range(50))))
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(Document(reported([history([1])]), [], STRIKES)))
+    path = tmp_path / "history.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:kept] + behind)
+
+    result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
+
+    assert 2 == result.exit_code, result.output
+    assert "is not what a run has left" in result.output
+
+
 def test_a_directory_without_a_run_is_no_broken_promise(tmp_path: Path) -> None:
     result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
 
