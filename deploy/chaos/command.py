@@ -175,6 +175,8 @@ def chaos(
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     if gone := [str(pid) for named in (pids or {}).values() for pid in named if not is_there(pid)]:
         raise click.UsageError(f"--pids: no process has the id {', '.join(gone)}")
+    if given and sentinels:
+        raise click.UsageError("--sentinels is for a private mesh: leave it out, or --http and --grpc")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}; starting", err=True)
     with (
