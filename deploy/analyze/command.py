@@ -259,7 +259,7 @@ def shown(found: Measured, bounds: Bounds) -> str:
 def parsed_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """`NAME:3,4`. Raises click.UsageError for anything else."""
     name, _, sizes = text.rpartition(":")
-    try:
-        return name, tuple(int(size) for size in sizes.split(","))
-    except ValueError:
-        raise click.UsageError(f"--shape {text}: write NAME:3,4") from None
+    # isdecimal: int() takes signs, and no dimension has one.
+    if not all(size.isascii() and size.isdecimal() for size in sizes.split(",")):
+        raise click.UsageError(f"--shape {text}: write NAME:3,4")
+    return name, tuple(int(size) for size in sizes.split(","))

@@ -55,15 +55,24 @@ def made_sequences(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]],
 
 def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.random.Generator) -> Tensor:
     """A tensor of the input's type and shape, drawn by chance. shapes: sizes of dimensions of -1, by name"""
-    shape = one.shape
-    if given := shapes.get(one.name):
-        shape = (*shape[: len(shape) - len(given)], *given)
+    try:
+        shape = fitted(one, shapes.get(one.name, ()))
+    except ValueError as error:
+        raise click.UsageError(f"--shape: {error}") from error
     if -1 in shape:
         raise click.UsageError(f"input {one.name} has dimensions of any size: give --shape {one.name}:N,...")
     if one.datatype == "BYTES":
         return from_numpy(one.name, np.full(shape, b"a", dtype=np.object_))
     has_fraction = one.datatype.startswith(("FP", "BF"))
     return encoded(one, chance.random(shape) if has_fraction else chance.integers(0, 2, shape))
+
+
+def fitted(one: Input, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The input's shape with these sizes as its last ones. Raises ValueError for sizes that the model would refuse."""
+    first = len(one.shape) - len(sizes)
+    if first < 0 or any(known not in (-1, size) for known, size in zip(one.shape[first:], sizes, strict=True)):
+        raise ValueError(f"input {one.name} has the shape {list(one.shape)}, which {list(sizes)} does not fit")
+    return (*one.shape[:first], *sizes)
 
 
 def encoded(one: Input, numbers: NDArray[Any]) -> Tensor:
@@ -107,8 +116,7 @@ def given_tensor(one: Input, given: Any) -> Tensor:
     members = cast("dict[str, Any]", given) if isinstance(given, dict) else {"content": given}
     shape = one.shape
     if "shape" in members:
-        sizes = tuple(int(size) for size in members["shape"])
-        shape = (*one.shape[: len(one.shape) - len(sizes)], *sizes)
+        shape = fitted(one, [int(size) for size in members["shape"]])
     if "b64" in members:
         data = base64.b64decode(members["b64"], validate=True)
         shape = sized(one, shape, None)

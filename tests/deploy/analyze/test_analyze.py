@@ -142,8 +142,9 @@ def test_an_output_that_cannot_be_made_is_told_before_anything_runs() -> None:
     assert "/proc/nope cannot be made" in result.output
 
 
-def test_shapes_are_read() -> None:
-    result = CliRunner().invoke(analyze, [str(SAMPLES / "add_sub"), "--shape=X:a"])
+@pytest.mark.parametrize("sizes", ["a", "-3", "3,-1", ""])
+def test_shapes_are_read(sizes: str) -> None:
+    result = CliRunner().invoke(analyze, [str(SAMPLES / "add_sub"), f"--shape=X:{sizes}"])
 
     assert click.UsageError.exit_code == result.exit_code
     assert "write NAME:3,4" in result.output

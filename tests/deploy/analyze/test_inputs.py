@@ -34,6 +34,13 @@ def test_made_inputs_fit_the_model_and_are_always_the_same() -> None:
         made_sequences([OPEN], {"S": (3,), "N": (3,)}, 1)
 
 
+@pytest.mark.parametrize("sizes", [(3,), (2, 1), (1, 1, 2)])
+def test_sizes_that_the_model_would_refuse_are_told_before_the_search(sizes: tuple[int, ...]) -> None:
+    assert (1, 2) == made_sequences([NUMBER], {"X": (2,)}, 1)[0][0][0].shape
+    with pytest.raises(click.UsageError, match=r"--shape: input X has the shape \[1, 2\], which .* does not fit"):
+        made_sequences([NUMBER], {"X": sizes}, 1)
+
+
 def read(tmp_path: Path, data: Any, *inputs: Input) -> Any:
     path = tmp_path / "data.json"
     path.write_text(json.dumps({"data": data}))
@@ -53,7 +60,20 @@ def test_perf_analyzers_forms_are_read(tmp_path: Path) -> None:
     assert [("S", (1, 3)), ("T", (1, 1))] == [(tensor.name, tensor.shape) for tensor in step]
 
 
-@pytest.mark.parametrize("data", [[], [[]], [{"Y": [1]}], [{"X": [1]}], {"X": 1}, [{"X": {"b64": "%"}}], [5], None])
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        [[]],
+        [{"Y": [1]}],
+        [{"X": [1]}],
+        {"X": 1},
+        [{"X": {"b64": "%"}}],
+        [{"X": {"content": [1, 2, 3], "shape": [3]}}],
+        [5],
+        None,
+    ],
+)
 def test_what_does_not_fit_is_refused(tmp_path: Path, data: Any) -> None:
     with pytest.raises(click.UsageError, match="--input-data"):
         read(tmp_path, data, NUMBER)
