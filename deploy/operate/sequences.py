@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,8 @@ def write_whole(file: Path, data: bytes) -> None:
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # most often it is not there; a folder that cannot be written takes no removal either
+            beside.unlink()
 
 
 def descriptor_of(file: Path) -> int | None:

@@ -61,5 +61,8 @@ def test_what_cannot_be_written_is_told_and_nothing_stays(tmp_path: Path) -> Non
         write_whole(tmp_path, b"x")
     with pytest.raises(click.ClickException, match="cannot be written"):
         write_whole(tmp_path / "nowhere" / "file", b"x")
+    # As in a folder that is read-only, the system refuses to write the file and also to remove it.
+    with pytest.raises(click.ClickException, match="cannot be written: File name too long"):
+        write_whole(tmp_path / ("f" * 300), b"x")
 
     assert not list(tmp_path.iterdir())
