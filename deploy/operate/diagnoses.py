@@ -273,6 +273,13 @@ def of_disk(free: int, where: str) -> Diagnosis:
     return ok("disk", f"{size(free)} free in {where}")
 
 
+def of_no_mesh(data_dir: str, *, can_keep_data: bool) -> Diagnosis:
+    """What is said in the place of a mesh's diagnoses: whether one could be started with this folder."""
+    if not can_keep_data:
+        return fail("mesh", f"none runs in {data_dir}, and no data can be kept there", "give another --data-dir")
+    return ok("mesh", f"none runs in {data_dir}: start one with `seqmesh up`")
+
+
 def of_ports(ports: Sequence[tuple[str, int, str]]) -> Iterator[Diagnosis]:
     """ports: option of `seqmesh up`, the port, and why it cannot be listened on; "" if it can"""
     for option, port, why in ports:

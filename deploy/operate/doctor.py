@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import socket
@@ -52,7 +53,7 @@ async def run(settings: OperatorSettings, *, as_json: bool) -> None:
         found += await of_mesh(settings)
     else:
         found += diagnoses.of_ports(ports_of_up())
-        found.append(diagnoses.ok("mesh", f"none runs in {settings.data_dir}: start one with `seqmesh up`"))
+        found.append(diagnoses.of_no_mesh(str(settings.data_dir), can_keep_data=can_keep_data(settings.data_dir)))
     click.echo(json.dumps([msgspec.to_builtins(one) for one in found]) if as_json else report(found))
     if any(one.severity is Severity.FAIL for one in found):
         raise click.exceptions.Exit(1)
@@ -143,6 +144,12 @@ def of_machine(data_dir: Path) -> Iterator[Diagnosis]:
     where = next(folder for folder in (data_dir, *data_dir.absolute().parents) if folder.is_dir())
     yield diagnoses.of_disk(shutil.disk_usage(where).free, str(where))
     yield diagnoses.of_gpus(*gpus(), installed("torch"))
+
+
+def can_keep_data(data_dir: Path) -> bool:
+    """Whether `seqmesh up` may write into a folder, or make it."""
+    there = next(path for path in (data_dir, *data_dir.absolute().parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def gpus() -> tuple[list[str], str]:

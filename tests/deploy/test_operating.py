@@ -221,6 +221,17 @@ def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_doctor_says_that_no_data_can_be_kept(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+
+    result = CliRunner().invoke(cli.main, ["doctor", f"--data-dir={tmp_path / 'file' / below}"], catch_exceptions=False)
+
+    assert 1 == result.exit_code
+    assert "no data can be kept there" in result.output
+    assert "give another --data-dir" in result.output
+
+
 def test_a_doctor_looks_at_the_ports_that_up_would_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the environment has them. 0 is any free port, and no console needs none."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
