@@ -31,7 +31,7 @@ CONTROL_TIMEOUT_S = 300.0
 CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
 UNREADABLE = (*CONNECTION_LOST, ResponseError)
-"""What a command raises when Redis is lost, or refuses it: its user may too little, say."""
+"""What a command raises when Redis is lost, or refuses it: its user has too few rights, say."""
 
 
 class RepositoryControl:

@@ -8,7 +8,7 @@ from typing import Any
 Parameter = str | int | bool | float
 INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 FINAL_RESPONSE, EMPTY_FINAL_RESPONSE = "triton_final_response", "triton_enable_empty_final_response"
-"""Of a decoupled model: says whether an answer is the last one; asks for a last answer even if it has nothing to give."""
+"""Of a decoupled model: says whether an answer is the last one; asks for a last one even if nothing is left to give."""
 
 
 def write_parameters(target: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> None:
