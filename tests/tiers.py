@@ -63,6 +63,7 @@ PROGRAMS = frozenset(
         "executor/engine/test_backends.py",
         "executor/engine/test_mkl.py",
         "executor/engine/test_model_completion.py",
+        "executor/engine/test_tensorflow_engine.py",
         "executor/models/test_configuration_choice.py",
         "executor/remote/test_repository.py",
         "executor/test_health.py",

@@ -9,10 +9,12 @@ TRITONTF_ModelCreateFromGraphDef, NewSessionOptions); its README, "Parameters".
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +31,10 @@ from shared.contract.tensors import NUMPY_TYPE
 
 # Its C++ library writes to stderr, past the log; what is wrong is raised as well.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Builds of torch for GPUs import this compiler with their first program. Behind TensorFlow, which has its own LLVM as
+# well, that ends the process with a segmentation fault (triton 3.7, TensorFlow 2.21); before it, both work.
+with suppress(ImportError):
+    importlib.import_module("triton")
 
 import tensorflow as tf
 

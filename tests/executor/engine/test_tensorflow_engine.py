@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -289,3 +292,20 @@ def test_a_graph_without_its_initial_operations_fails_its_requests(workshop: Wor
     failed = error(load_graph(workshop), Row({"x": wire("x", [[1, 2, 3]])}, slot=0, start=True))
 
     assert failed.message.startswith("TensorFlow error: ")
+
+
+def test_the_compiler_of_torch_is_loaded_before_tensorflow(tmp_path: Path) -> None:
+    """The other way round the process dies. Builds of torch for CPUs have no such compiler, so one is made up here."""
+    (tmp_path / "triton.py").write_text("import sys\nprint('tensorflow' in sys.modules)\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+
+    told = subprocess.run(
+        [sys.executable, "-c", "import executor.engine.tensorflow.session"],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert told.stdout == "False\n"

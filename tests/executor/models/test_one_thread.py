@@ -50,7 +50,7 @@ class TritonPythonModel:
         self.kept.execute("DELETE FROM kept WHERE sequence = ?", (correlation_id,))
 
     def finalize(self):
-        self.kept.execute("DROP TABLE kept")
+        self.kept.close()
 """
 CONFIG = """
 backend: "python"
