@@ -52,11 +52,12 @@ LAZY_COMMANDS = {
 GIVEN_BY_UP = ("--name", "--reuse-port", "--no-reuse-port", "--console-control")
 """Options of services that `seqmesh up` gives itself: their variables would change nothing."""
 EXIT_INTERRUPTED = 130
+"""Of a command that Ctrl-C ends, as a shell has it: of 1 each command says itself what it means."""
 
 
 class Program(click.Group):
     """The command line. It says for all commands that what they print cannot be written. Where its reader has gone,
-    click ends them without a word.
+    click ends them without a word. One that Ctrl-C ends has its own exit code, unless the command knows a better one.
     """
 
     def main(self, *arguments: Any, **options: Any) -> Any:
@@ -74,6 +75,15 @@ class Program(click.Group):
             sys.exit(1)
         finally:
             drop_unwritten()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Closes the line of the terminal's ^C.
+            click.echo(err=True)
+            ctx.exit(EXIT_INTERRUPTED)
 
 
 @click.group(cls=Program, context_settings={"max_content_width": 110})
@@ -98,15 +108,14 @@ class LazyCommand(click.Command):
 
     def _run(self, arguments: Sequence[str]) -> None:
         """Calls the module's `main`, which returns the exit code, or the command in it."""
-        try:
-            module = import_module(self._module)
-        except KeyboardInterrupt:
-            # As a shell has it: of 1 each command says itself what it means.
-            sys.exit(EXIT_INTERRUPTED)
+        module = import_module(self._module)
         main: Callable[[Sequence[str]], int | None] | None = getattr(module, "main", None)
         if main is not None:
             sys.exit(main(arguments))
-        self.real().main(arguments, prog_name=f"seqmesh {self.name}")
+        # Not by the command's own `main`: what ends it, the program makes an exit code of.
+        command = self.real()
+        with command.make_context(f"seqmesh {self.name}", list(arguments)) as ctx:
+            command.invoke(ctx)
 
     def real(self) -> click.Command:
         """The command as it stands in its module; that of a service is made of its settings."""

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from deploy import cli
 from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.settings import UpSettings
-from deploy.operate import sequences
+from deploy.operate import operating, sequences
 from shared.contract.ids import sequence_id
 from shared.traces.context import sequence_trace_id
 
@@ -29,6 +29,21 @@ def test_the_help_names_every_command() -> None:
     services = ("gateway", "scheduler", "executor")
     for command in ("up", *services, "drain", "seq", "new", "doctor", "chaos", "demo", "trace", "version"):
         assert f"\n  {command} " in text
+
+
+@pytest.mark.parametrize("words", [["version"], ["seq", "ls", "sum"]])
+def test_a_command_that_is_interrupted_has_the_exit_code_of_that(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever Ctrl-C comes. 1 would be what the command itself has to say."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "version", interrupted)
+    monkeypatch.setattr(operating, "located", interrupted)
+
+    assert cli.EXIT_INTERRUPTED == CliRunner().invoke(cli.main, words).exit_code
 
 
 @pytest.mark.parametrize("command", [cli.main, sequences.command])
