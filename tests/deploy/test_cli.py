@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from deploy import cli
+from deploy import cli, start
 from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.settings import UpSettings
 from deploy.operate import operating, sequences
@@ -29,6 +30,25 @@ def test_the_help_names_every_command() -> None:
     services = ("gateway", "scheduler", "executor")
     for command in ("up", *services, "drain", "seq", "new", "doctor", "chaos", "demo", "trace", "version"):
         assert f"\n  {command} " in text
+
+
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "deploy.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "deploy.cli")
+    monkeypatch.delattr("deploy.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+
+    with pytest.raises(SystemExit) as end:
+        start.main()
+
+    assert cli.EXIT_INTERRUPTED == end.value.code
+    assert ("", "") == capsys.readouterr()
 
 
 @pytest.mark.parametrize("words", [["version"], ["seq", "ls", "sum"]])
