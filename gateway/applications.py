@@ -55,7 +55,7 @@ def applications(
     restrictions = settings.http_restrictions
     of_http = build_app(
         Infer(parts.inference, parts.catalog, receiver, regions),
-        Generate(parts.inference, parts.catalog, receiver),
+        Generate(parts.inference, receiver),
         Models(parts.catalog, repository_of(parts, exposure, restrictions), parts.statistics, bounds),
         server,
         Observability(parts.settings, bounds),

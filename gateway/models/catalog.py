@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from gateway.models.ensembles import EnsembleJudge, any_model, with_decoupled_ensembles
 from gateway.models.versions import check_version_text
-from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
+from shared.contract.errors import Code, NotReadyError, RequestError, UnavailableError
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
 from shared.store.membership import Member, Membership
@@ -96,16 +96,6 @@ class Catalog:
             if requested in versions:
                 return record, requested
         raise self._lookup_error(model, requested)
-
-    async def look_up(self, model: str, version: str) -> tuple[ModelRecord, str]:
-        """As `find`. An unknown model is looked for once more, after a refresh: it may just have been loaded."""
-        try:
-            return self.find(model, version)
-        except MeshError:
-            refreshed = asyncio.Event()
-            self.ask(refreshed.set)
-            await refreshed.wait()
-            return self.find(model, version)
 
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
         """A loaded model and its READY versions; only the requested version, if there is one. Raises like `find`."""

@@ -97,6 +97,7 @@ class Inference:
         # version that is asked for is a part of its name.
         self._held: deque[tuple[InferCall, Caller, Callable[[], object]]] = deque()
         self._held_names: Counter[tuple[str, str]] = Counter()
+        self._looking: set[asyncio.Future[None]] = set()
         self._ensembles = Ensembles(
             catalog,
             dispatch,
@@ -114,7 +115,7 @@ class Inference:
     @property
     def in_flight(self) -> int:
         """Requests that wait for an answer."""
-        return len(self._replies) + len(self._held) + len(self._allowances)
+        return len(self._replies) + len(self._held) + len(self._looking) + len(self._allowances)
 
     def connection(self) -> ConnectionSequences:
         """The sequences of a new connection. While this gateway stops, the connection's end leaves no orphans."""
@@ -128,10 +129,36 @@ class Inference:
     def give_up(self, cause: str) -> None:
         """Fails every request that waits. cause: begins the error's text"""
         self._replies.give_up(cause)
-        for _, caller, _ in self._held:
-            if not caller.future.done():
-                caller.future.set_exception(never_sent(cause))
+        for future in (*(caller.future for _, caller, _ in self._held), *self._looking):
+            if not future.done():
+                future.set_exception(never_sent(cause))
         self._allowances.give_up(cause)
+
+    async def look_up(self, model: str, version: str) -> ModelRecord:
+        """The model of a request that cannot be read without it. An unknown one is looked for once more, after a
+        refresh: it may just have been loaded. Meanwhile the request is in flight.
+
+        raises  as `Catalog.find`; UnavailableError if too many requests are in flight, or the gateway gives up
+        """
+        try:
+            record, _ = self._catalog.find(model, version)
+        except MeshError:
+            self._check_room()
+            refreshed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._looking.add(refreshed)
+            self._catalog.ask(partial(_conclude, refreshed))
+            try:
+                await refreshed
+            finally:
+                self._looking.discard(refreshed)
+            record, _ = self._catalog.find(model, version)
+        return record
+
+    def _check_room(self) -> None:
+        """Raises UnavailableError if no further request may be in flight."""
+        if self.in_flight >= self._in_flight_max:
+            text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
+            raise UnavailableError(text)
 
     def submit(
         self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
@@ -142,11 +169,8 @@ class Inference:
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = input_bytes(call)
-        if self.in_flight >= self._in_flight_max:
-            text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
-            future.set_exception(UnavailableError(text))
-            return future
         try:
+            self._check_room()
             self._check_size(call, size)
             self.budget.take(size)
         except MeshError as error:
@@ -387,6 +411,11 @@ class Inference:
             return admitted, span
         message = msgspec.structs.replace(message, traceparent=span.traceparent)
         return msgspec.structs.replace(admitted, message=message), span
+
+
+def _conclude(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _fail(call: InferCall, future: asyncio.Future[Answer], error: Exception) -> None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.models.catalog import Catalog
 from gateway.requests.answers import RequestAnswers
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
@@ -61,9 +60,8 @@ SESSION = {"Inference-Session-Id": SESSION_TEXT}
 class Generate:
     """The endpoints of the generate extension."""
 
-    def __init__(self, inference: Inference, catalog: Catalog, receiver: Receiver) -> None:
+    def __init__(self, inference: Inference, receiver: Receiver) -> None:
         self._inference = inference
-        self._catalog = catalog
         self._receiver = receiver
 
     @described(GENERATE_RESPONSE, errors=OF_INFERENCE, body=json_content(GENERATE_REQUEST), headers=SESSION)
@@ -119,7 +117,7 @@ class Generate:
         """
         # All of the body is JSON, whatever the header says.
         path, headers = scope["path_params"], replace(read_headers(scope), header_length=None)
-        record, _ = await self._catalog.look_up(path["model"], path.get("version", ""))
+        record = await self._inference.look_up(path["model"], path.get("version", ""))
         if is_packed(headers.content_encoding):
             raise RequestError("Unsupported content-encoding, only 'identity' is supported.")
 

@@ -36,7 +36,7 @@ def http() -> str:
     nobody = MagicMock()
     routes = build_app(
         Infer(nobody, nobody, nobody),
-        Generate(nobody, nobody, nobody),
+        Generate(nobody, nobody),
         Models(nobody, nobody, nobody, nobody),
         ServerRoutes(nobody, nobody, nobody),
         Observability(nobody, nobody),

@@ -103,6 +103,30 @@ async def test_a_version_that_nobody_serves_holds_up_no_other_request_for_the_mo
             future.cancel()
 
 
+async def test_a_request_whose_model_is_looked_for_is_in_flight(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of the generate extension cannot be read before its model is known."""
+    settings = dataclasses.replace(gateway_settings, max_requests_in_flight=2)
+    async with without_ports(settings, keys) as parts, asyncio.timeout(60):
+        looks = looks_that_wait(monkeypatch)
+        first, second = (asyncio.create_task(parts.inference.look_up("not_there_yet", "")) for _ in range(2))
+        while len(looks) < 2:
+            await asyncio.sleep(0)
+
+        assert 2 == parts.inference.in_flight
+        with pytest.raises(UnavailableError, match="2 requests in flight, which is its limit"):
+            await parts.inference.look_up("not_there_yet", "")
+        assert "running_sum" == (await parts.inference.look_up("running_sum", "")).config.name
+        second.cancel()
+        for look in looks:
+            look()
+        with pytest.raises(RequestError, match="'not_there_yet' is not found"):
+            await first
+        await asyncio.gather(second, return_exceptions=True)
+        assert 0 == parts.inference.in_flight
+
+
 async def test_the_gateways_own_time_for_a_request_runs_while_it_cannot_be_sent(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,9 +183,11 @@ async def test_what_was_never_sent_is_told_so_when_the_gateway_gives_up(
         monkeypatch.setattr(Catalog, "ask", never)
         held = parts.inference.submit(InferCall("not_there_yet"))
         too_fast = parts.inference.submit(msgspec.structs.replace(step(1, start=True), tenant="acme"))
+        looked_for = asyncio.create_task(parts.inference.look_up("not_there_yet", ""))
+        await asyncio.sleep(0)
         parts.inference.give_up("the gateway has stopped")
 
-        for future in (held, too_fast):
+        for future in (held, too_fast, looked_for):
             with pytest.raises(UnavailableError, match="the gateway has stopped before the request was sent"):
                 await future
         # What the tenant may send is told too late, and changes nothing.
