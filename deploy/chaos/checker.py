@@ -37,6 +37,8 @@ REPLIES_KEPT = 8
 """Replies of a sequence that the mesh keeps for retries, by default."""
 GONE = frozenset({"never_seen", "expired", "lost", "failed", "ended", "cancelled"})
 """Reasons of errors that say that the sequence or its state does not exist any more."""
+NOT_NOW = frozenset({"", "UNAVAILABLE", "502", "503", "504"})
+"""Codes of refusals without a reason that a fault may explain. "": nobody has told the code."""
 TEXT_MAX = 300
 
 
@@ -217,7 +219,8 @@ def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> b
         return True
     match attempt.reason:
         case "":
-            return bool(victims & (SERVICE | TRANSPORT))
+            # A gateway that is in error, or calls the request wrong, is no consequence of a fault.
+            return attempt.code in NOT_NOW and bool(victims & (SERVICE | TRANSPORT))
         case "wrong_step" | "answered" if 0 < attempt.step <= attempt.last_step:
             # The step ran, and the mesh does not keep its reply any more. Steps up to the last one may still be open.
             return attempt.last_step - attempt.step >= REPLIES_KEPT

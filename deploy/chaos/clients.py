@@ -45,17 +45,24 @@ OF_TRANSPORT = (
 """Words in which grpc itself tells of a lost connection; every other UNAVAILABLE was said by the mesh."""
 NOT_WRITTEN = "Internal error from Core"
 """What grpc.aio says, as INTERNAL, when it cannot write a stream's message because the connection is lost."""
+CUT_OFF = "Received RST_STREAM"
+"""How begins what grpc says, as INTERNAL, of a call that the other side has ended without a status."""
 GOODBYE_S = 5.0
 
 
 class RefusedError(Exception):
-    """The mesh answered with an error. last_step: -1 if the error does not say it."""
+    """The mesh answered with an error.
 
-    def __init__(self, text: str, reason: str = "", last_step: int = -1) -> None:
+    last_step  -1 if the error does not say it
+    code       the error's kind, of the mesh or of gRPC, or HTTP's status; "" if nothing says it
+    """
+
+    def __init__(self, text: str, reason: str = "", last_step: int = -1, code: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.reason = reason
         self.last_step = last_step
+        self.code = code
 
 
 class BrokenError(Exception):
@@ -100,9 +107,9 @@ def http_refusal(status: int, body: bytes) -> RefusedError:
     """The error in a response's body. A body that is not the mesh's JSON is quoted."""
     try:
         told = json.loads(body)
-        return RefusedError(str(told["error"]), told.get("reason", ""), told.get("last_step", -1))
+        return RefusedError(str(told["error"]), told.get("reason", ""), told.get("last_step", -1), str(status))
     except (ValueError, KeyError, TypeError):
-        return RefusedError(f"HTTP {status}: {body[:200]!r}")
+        return RefusedError(f"HTTP {status}: {body[:200]!r}", code=str(status))
 
 
 class Gateway:
@@ -203,11 +210,11 @@ def told_by_grpc(error: BaseException) -> RefusedError | BrokenError:
     text = f"{error.code().name}: {error.details()}"
     told = {str(name): str(value) for name, value in error.trailing_metadata() or ()}
     if "seqmesh-reason" in told:
-        return RefusedError(text, told["seqmesh-reason"], int(told.get("seqmesh-last-step", -1)))
+        return RefusedError(text, told["seqmesh-reason"], int(told.get("seqmesh-last-step", -1)), error.code().name)
     lost = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in text for words in OF_TRANSPORT)
-    if lost or error.code() is grpc.StatusCode.CANCELLED or error.details() == NOT_WRITTEN:
+    if lost or error.code() is grpc.StatusCode.CANCELLED or (error.details() or "").startswith((NOT_WRITTEN, CUT_OFF)):
         return BrokenError(text)
-    return RefusedError(text)
+    return RefusedError(text, code=error.code().name)
 
 
 class StreamSession:
@@ -253,8 +260,8 @@ class StreamSession:
         if message.error_message:
             told = message.infer_response.parameters
             last_step = told["last_step"].int64_param if "last_step" in told else -1
-            reason = told["reason"].string_param if "reason" in told else ""
-            self._resolve(RefusedError(message.error_message, reason, last_step))
+            reason, code = (told[name].string_param if name in told else "" for name in ("reason", "code"))
+            self._resolve(RefusedError(message.error_message, reason, last_step, code))
         else:
             self._resolve(state_of(grpc_aio.InferResult(message.infer_response)))
 

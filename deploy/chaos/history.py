@@ -40,6 +40,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
     step     number of the step, from 1
     session  number of the connection, among those that the sequence's client has made
     gateway  number of the gateway that it was sent to, from 0
+    code     of a refusal, as `clients.RefusedError` has it; "" also in histories of older releases
     """
 
     step: int
@@ -53,6 +54,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
     reason: str = ""
     last_step: int = -1
     text: str = ""
+    code: str = ""
 
 
 class SequenceHistory(msgspec.Struct, gc=False):

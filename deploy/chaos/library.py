@@ -63,7 +63,7 @@ class LibraryPlayer(Player):
                 await self._quiet(step)
                 self._settle(await sequence.step(self._begin(step), last=self.script.ends))
         except StepRefused as error:
-            self._fail(RefusedError(error.text, error.reason, error.last_step))
+            self._fail(RefusedError(error.text, error.reason, error.last_step, error.code))
         except NoAnswer:
             self._note(self._open.popleft(), AttemptOutcome.LATE)
 

@@ -214,6 +214,7 @@ class Player:
                 case RefusedError():
                     attempt.outcome = AttemptOutcome.REFUSED
                     attempt.text, attempt.reason, attempt.last_step = error.text, error.reason, error.last_step
+                    attempt.code = error.code
                 case BrokenError():
                     attempt.outcome = AttemptOutcome.BROKEN
                     attempt.text = str(error)

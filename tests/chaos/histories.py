@@ -34,12 +34,11 @@ def answered(step: int, state: fold.FoldState) -> Attempt:
     return Attempt(step, 1, 0, float(step), step + 0.5, AttemptOutcome.ANSWERED, *state)
 
 
-def refused(step: int, reason: str = "", *, last_step: int = -1, at_s: float | None = None) -> Attempt:
+def refused(step: int, reason: str = "", *, last_step: int = -1, at_s: float | None = None, code: str = "") -> Attempt:
     """An attempt that the mesh refused, shortly after it was sent."""
     sent_s = step - 0.5 if at_s is None else at_s
-    return Attempt(
-        step, 1, 0, sent_s, sent_s + 0.1, AttemptOutcome.REFUSED, reason=reason, last_step=last_step, text="no"
-    )
+    outcome = AttemptOutcome.REFUSED
+    return Attempt(step, 1, 0, sent_s, sent_s + 0.1, outcome, reason=reason, last_step=last_step, text="no", code=code)
 
 
 def history(values: Sequence[int], states: Sequence[fold.FoldState] | None = None, **changes: Any) -> SequenceHistory:

@@ -29,7 +29,17 @@ def test_unavailable_is_the_transports_or_the_meshs(details: str, kind: type[Exc
 
 def test_a_message_that_grpc_could_not_write_is_a_lost_connection_and_other_internal_errors_are_the_meshs() -> None:
     assert isinstance(told_by_grpc(rpc_error(grpc.StatusCode.INTERNAL, "Internal error from Core")), BrokenError)
+    cut_off = rpc_error(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2")
+    assert isinstance(told_by_grpc(cut_off), BrokenError)
     assert isinstance(told_by_grpc(rpc_error(grpc.StatusCode.INTERNAL, "the model failed")), RefusedError)
+
+
+def test_the_kind_of_an_error_is_read_from_both_protocols() -> None:
+    failed = told_by_grpc(rpc_error(grpc.StatusCode.INTERNAL, "the model failed"))
+
+    assert isinstance(failed, RefusedError)
+    assert "INTERNAL" == failed.code
+    assert ["500", "502"] == [http_refusal(500, b'{"error": "no"}').code, http_refusal(502, b"<html>").code]
 
 
 def test_reasons_are_read_from_both_protocols() -> None:
