@@ -78,7 +78,9 @@ def model_of(sequence: SequenceId) -> str:
 
 
 def requested_version_of(sequence: SequenceId) -> str:
-    """The version that the sequence's client names in its requests, or "" if it names none."""
+    """The version that the sequence's client names in its requests, "" if it names none; of a sequence of an ensemble,
+    @ and what names the ensemble and its step.
+    """
     return sequence.split("|", 2)[1]
 
 

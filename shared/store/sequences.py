@@ -278,7 +278,8 @@ class Sequences:
                 f"{CORRELATION_ID_CHARS_MAX} bytes"
             )
         requested = requested_version_of(sequence)
-        if requested not in ("", exported.version):
+        # One with @ is no client's, but names an ensemble and its step (docs/guides/ensembles.md).
+        if requested not in ("", exported.version) and not requested.startswith("@"):
             raise NotDoneError(
                 f"it is of version {exported.version}, and a client that names version {requested} must not get its "
                 f"answers: name version {exported.version}, or none"

@@ -331,7 +331,7 @@ class TestExport:
         with pytest.raises(NotDoneError, match="no executor serves version 4 of model 'sum'"):
             await sequences.reopen(mesh.sequence("copy"), exported)
 
-    @pytest.mark.parametrize(("requested", "is_refused"), [("", False), ("1", False), ("2", True)])
+    @pytest.mark.parametrize(("requested", "is_refused"), [("", False), ("1", False), ("2", True), ("@ens//0", False)])
     async def test_who_names_a_version_gets_no_sequence_of_another_one(
         self, mesh: ScriptedMesh, sequences: Sequences, requested: str, *, is_refused: bool
     ) -> None:
