@@ -87,6 +87,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         # First: a model that waits for an answer would hold up the end of its instance.
         await client.close()
         await repository.close()
+        # A call whose connection is closed under it logs that Redis has closed it.
+        await tasks.end_all()
         await connections.close()
         await asyncio.to_thread(tracing.shutdown)
 

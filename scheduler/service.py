@@ -83,6 +83,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
         await stop.wait()
         await scheduler.stop()
     finally:
+        # First: a call whose connection is closed under it logs that Redis has closed it.
+        await tasks.end_all()
         await mesh.links.close()
         await redis.aclose()
         await asyncio.to_thread(tracing.shutdown)

@@ -139,3 +139,34 @@ async def test_a_redis_that_is_restarted_while_models_load_does_not_end_the_star
     await connections.close()
 
     assert ["good"] == [served.model for member in members for served in member.registration.models]
+
+
+async def test_its_tasks_end_before_the_connections_that_they_use(
+    redis_url: str, key_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one of them could log that Redis has closed its connection, at the end of an executor that was told to."""
+    ended, really_close = list[str](), RedisConnections.close
+
+    async def watch(_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("deadlocks")
+
+    async def serve_nobody(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    async def close(connections: RedisConnections) -> None:
+        ended.append("connections")
+        await really_close(connections)
+
+    monkeypatch.setattr(service.DeadlockWatch, "run", watch)
+    monkeypatch.setattr(service, "_serve", serve_nobody)
+    monkeypatch.setattr(RedisConnections, "close", close)
+    async with asyncio.TaskGroup() as group:
+        tasks = Tasks(group)
+        settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, models=(tmp_path,), name="a")
+        await service.serve(settings, tasks, Stop())
+        await tasks.end_all()
+
+    assert ["deadlocks", "connections"] == ended

@@ -16,6 +16,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from scheduler import service
 from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, ReclaimPart, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
@@ -35,7 +36,8 @@ from shared.contract.ids import (
     Term,
     sequence_id,
 )
-from shared.store.link import Link
+from shared.process.lifecycle import Stop, Tasks
+from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
@@ -577,3 +579,31 @@ async def is_led(scheduler: Scheduler, after: Term) -> bool:
     """Whether a leader of a later term leads."""
     leader = scheduler.leaders.get(MODEL)
     return leader is not None and leader.term > after
+
+
+async def test_its_tasks_end_before_the_connections_that_they_use(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one of them could log that Redis has closed its connection, at the end of a scheduler that was told to."""
+    ended, really_close = list[str](), SharedLinks.close
+    stop = Stop()
+    stop.request("the end of the test")
+
+    async def measure(_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("measurements")
+
+    async def close(connections: SharedLinks) -> None:
+        ended.append("connections")
+        await really_close(connections)
+
+    monkeypatch.setattr(service.Metering, "run", measure)
+    monkeypatch.setattr(SharedLinks, "close", close)
+    async with asyncio.TaskGroup() as group:
+        tasks = Tasks(group)
+        await service.serve(stage.settings(), tasks, stop)
+        await tasks.end_all()
+
+    assert ["measurements", "connections"] == ended
