@@ -175,12 +175,14 @@ def of_services(lines: Sequence[ServiceLine]) -> Iterator[Diagnosis]:
 
 def of_executors(members: Sequence[Member], drained: Iterable[str]) -> Iterator[Diagnosis]:
     """Executors that are registered but do not serve, and models that would stop with one process."""
+    alive = {member.registration.name for member in members if member.alive}
     for member in members:
         if not member.alive and not member.registration.leaving:
+            name = member.registration.name
             yield warn(
                 "executors",
-                f"{member.registration.name} has lost its lease; its sequences are being taken over",
-                "look into its log; what started it should start it again",
+                f"{name} has lost its lease; its sequences are being taken over",
+                f"look into its log; {'it runs again' if name in alive else 'what started it should start it again'}",
             )
     for name in drained:
         yield warn("executors", f"{name} is drained and serves nothing", f"seqmesh drain {name} --undo, when it may")

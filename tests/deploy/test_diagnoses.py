@@ -147,6 +147,13 @@ def test_executors_that_do_not_serve_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("runs_again", [False, True])
+def test_an_executor_that_was_started_again_need_not_be_started(*, runs_again: bool) -> None:
+    found = list(of_executors([member("executor-1", alive=False), member("executor-1", alive=runs_again)], []))
+
+    assert runs_again is ("it runs again" in found[0].remedy)
+
+
 def test_a_model_that_no_scheduler_leads_fails() -> None:
     """As where the schedulers hang: they still count as running for a minute."""
     (found,) = of_leaders({"a": True, "b": False})
