@@ -162,9 +162,12 @@ def end_if_forked(process: int) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """The text of a model's exception with the place of its origin, as Triton writes it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[1:]))
+    """The text of a model's exception with the place of its origin, as Triton writes it. Python's own import and this
+    file are no place where a model has gone wrong.
+    """
+    frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
+    places = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<frozen ")]
+    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in places)
     text = f"{type(error).__name__}: {text_of_error(error)}"
     return f"{text}\n\nAt:\n{where}" if where else text
 

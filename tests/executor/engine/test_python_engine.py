@@ -987,6 +987,8 @@ def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, source: str,
         workshop.load(plain_config("broken", "python", inputs=[], outputs=[]))
 
     assert text in caught.value.message
+    assert "importlib" not in caught.value.message, "the place is one of the model's"
+    assert "executor/engine" not in caught.value.message
 
 
 def bench_config(name: str, datatype: str, inputs: int, outputs: int) -> ModelConfig:
