@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from os import environ
+from typing import Any
 
 from opentelemetry.sdk.resources import (
     SERVICE_INSTANCE_ID,
@@ -50,6 +51,8 @@ ABORT_S = 0.2
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 OK = Status(StatusCode.UNSET)
 EXPORTER_LOGGER = "opentelemetry.exporter"
+PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+"""The first that is set counts."""
 
 
 class Complaints(logging.Handler):
@@ -223,7 +226,8 @@ def _exporter(name: str) -> SpanExporter | None:
     if name != "otlp":
         logs.warning("unknown exporter is ignored", OTEL_TRACES_EXPORTER=name, known="otlp, console, none")
         return None
-    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    variable = next((name for name in PROTOCOL_VARIABLES if environ.get(name)), "")
+    protocol = environ.get(variable, "grpc")
     # Imported by need: each brings a client library of its own.
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
@@ -235,9 +239,8 @@ def _exporter(name: str) -> SpanExporter | None:
         )
 
         return HttpSpanExporter()
-    logs.warning(
-        "unknown protocol, no spans are sent", OTEL_EXPORTER_OTLP_PROTOCOL=protocol, known="grpc, http/protobuf"
-    )
+    told: dict[str, Any] = {variable: protocol}
+    logs.warning("unknown protocol, no spans are sent", **told, known="grpc, http/protobuf")
     return None
 
 
