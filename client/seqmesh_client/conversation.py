@@ -339,13 +339,17 @@ def sequence_id(id: int | str | None) -> int | str:
     """The id that a caller gives. None: one that no other client takes, of 63 bits, from 1; models whose CORRID control
     is text need one of their own.
 
-    raises  ValueError for an integer beyond 64 bits, which would be sent as that of another sequence; TypeError
+    raises  ValueError for an integer beyond 64 bits, which would be sent as that of another sequence; TypeError for
+            what is neither a text nor an integer
     """
     if id is None:
         return secrets.randbelow((1 << 63) - 1) + 1
     if isinstance(id, str):
         return id
-    number = int(operator.index(id))
+    try:
+        number = int(operator.index(id))
+    except TypeError:
+        raise TypeError(f"a sequence's id is a text or an integer, not a value of type {type(id).__name__}") from None
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"a sequence's id has at most 64 bits: {number} has more")
     return number

@@ -63,6 +63,12 @@ def test_an_id_that_would_be_sent_as_that_of_another_sequence_is_refused(number:
         Client(GATEWAYS).sequence("sum", id=number)
 
 
+@pytest.mark.parametrize("id", [1.5, b"me", ["me"]])
+def test_what_is_no_id_is_refused_as_one(id: Any) -> None:
+    with pytest.raises(TypeError, match="a sequence's id is a text or an integer, not a value of type"):
+        Client(GATEWAYS).sequence("sum", id=id)
+
+
 def test_numbers_of_numpy_are_as_good_as_those_of_python() -> None:
     token = Client(GATEWAYS).sequence("sum", id=cast(Any, np.int64(7)), after=cast(Any, np.int64(2))).token
 
