@@ -66,7 +66,8 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
     model  must be known to the mesh, if it is given, and no ensemble
     """
     url, prefix = located(settings)
-    hint = "" if settings.redis_url else f"; does `seqmesh up` still run in {settings.data_dir}?"
+    local = f"; does `seqmesh up` still run in {settings.data_dir}?"
+    hint = "; start it, or give another --redis-url" if settings.redis_url else local
     async with connected(url, retries=0, hint=hint) as redis:
         keys = await keys_of_mesh(redis, prefix)
         if keys is None:

@@ -17,6 +17,7 @@ from redis import Redis
 
 from deploy import cli
 from deploy.local.data_directory import MeshState
+from deploy.local.embedded import free_port
 from deploy.operate import doctor
 from deploy.operate.diagnoses import Severity
 from deploy.operate.operating import connected, found_mesh
@@ -180,6 +181,16 @@ def test_a_user_that_redis_refuses_is_no_redis_that_cannot_be_reached(
     assert 1 == result.exit_code
     assert "refuses the user of SEQMESH_REDIS_URL, or its password" in result.output
     assert told in result.output
+
+
+def test_a_redis_that_is_not_there_is_told_with_the_remedy() -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+
+    result = CliRunner().invoke(cli.main, ["seq", "ls", "sum", f"--redis-url={url}"], catch_exceptions=False)
+
+    assert 1 == result.exit_code
+    assert f"Redis at {url} cannot be reached" in result.output
+    assert "start it, or give another --redis-url" in result.output
 
 
 def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) -> None:
