@@ -180,6 +180,8 @@ def analyze(
     output: Path | None,
     anew: bool,
 ) -> None:
+    if shapes and input_data:
+        raise click.UsageError("--shape is for inputs that are made: write those of --input-data into the file")
     given = dict(parsed_shape(shape) for shape in shapes)
     model = model.resolve()
     refuse_a_repository(model)

@@ -142,6 +142,17 @@ def test_an_output_that_cannot_be_made_is_told_before_anything_runs() -> None:
     assert "/proc/nope cannot be made" in result.output
 
 
+def test_a_shape_beside_given_inputs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text('{"data": [{"X": [1]}]}')
+
+    result = CliRunner().invoke(
+        analyze, [str(SAMPLES / "add_sub"), "--shape=X:3", f"--input-data={tmp_path / 'data.json'}"]
+    )
+
+    assert click.UsageError.exit_code == result.exit_code
+    assert "--shape is for inputs that are made" in result.output
+
+
 @pytest.mark.parametrize("sizes", ["a", "-3", "3,-1", ""])
 def test_shapes_are_read(sizes: str) -> None:
     result = CliRunner().invoke(analyze, [str(SAMPLES / "add_sub"), f"--shape=X:{sizes}"])
