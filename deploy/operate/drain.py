@@ -101,7 +101,8 @@ async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], 
 def warnings_of(unserved: Mapping[str, int]) -> list[str]:
     """What becomes of models that nobody else serves. unserved: their sequences"""
     lines = [
-        f"no other executor serves '{model}': {counted(held, 'sequence')} of it will wait for one"
+        f"no other executor serves '{model}': {counted(held, 'sequence')} of it will wait for one, or end here if only "
+        "the model knows their state"
         for model, held in sorted(unserved.items())
         if held
     ]

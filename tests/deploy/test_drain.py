@@ -80,8 +80,9 @@ def test_who_drains_the_last_one_hears_what_becomes_of_its_models() -> None:
     def told(*known: ExecutorHolding) -> list[str]:
         return warnings_of(alone(["executor-1"], list(known)))
 
+    waiting = "3 sequences of it will wait for one, or end here if only the model knows their state"
     assert [
-        "no other executor serves 'sum': 3 sequences of it will wait for one",
+        f"no other executor serves 'sum': {waiting}",
         "no other executor serves 'stateless': requests are refused (503) until one does",
     ] == told(only)
     assert ["no other executor serves 'stateless', 'sum': requests are refused (503) until one does"] == told(idle)

@@ -345,7 +345,8 @@ async def test_an_executor_is_drained_and_serves_again_however_often_it_is_told(
 ) -> None:
     membership = Membership(redis, mesh.keys)
     drained = (
-        "hands over its sequences, and takes none; no other executor serves 'sum': 2 sequences of it will wait for one"
+        "hands over its sequences, and takes none; no other executor serves 'sum': 2 sequences of it will wait for "
+        "one, or end here if only the model knows their state"
     )
 
     for _ in range(2):
