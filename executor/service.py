@@ -180,6 +180,9 @@ async def start_models(
     if settings.load_model and settings.model_control_mode != "explicit":
         remedy = "--model-control-mode explicit, or leave --load-model out"
         logs.warning("--load-model is ignored", model_control_mode=settings.model_control_mode, remedy=remedy)
+    for folder in settings.backend_directory:
+        if not folder.is_dir():
+            logs.warning("--backend-directory is no folder", folder=str(folder), remedy="make it, or name another one")
     match settings.model_control_mode:
         case "explicit":
             logs.info("models are loaded on request", by="whoever gateways let", see="their --restricted-api")

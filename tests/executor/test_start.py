@@ -97,6 +97,17 @@ async def test_names_to_load_outside_explicit_mode_are_ignored_with_a_warning(
     assert "--load-model is ignored" in caplog.messages
 
 
+async def test_a_backend_directory_that_is_not_there_is_warned_of(
+    repository: ModelRepository, loader: Loader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ExecutorSettings(models=(tmp_path,), backend_directory=(tmp_path, tmp_path / "nowhere"))
+    nothing: Any = None
+    await start_models(settings, nothing, repository, loader, asyncio.Event(), nothing)
+
+    assert ["good"] == list(repository.loaded)
+    assert 1 == caplog.messages.count("--backend-directory is no folder")
+
+
 async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(
     repository: ModelRepository, loader: Loader, tmp_path: Path
 ) -> None:
