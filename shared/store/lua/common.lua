@@ -347,7 +347,8 @@ end
 
 -- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
 -- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la), from the parked steps, and
--- the steps behind the last committed one in the inbox of the owner, if there is one.
+-- the steps behind the last committed one in the inbox of the owner, if there is one. What the inbox holds of the
+-- sequence is removed: an owner that cannot read the record forgets it.
 local function tell_lost(record, parked, sid, owner, committed)
   local told = {}
   local function tell(gateway, token)
@@ -371,6 +372,7 @@ local function tell_lost(record, parked, sid, owner, committed)
   end)
   for _, step in ipairs(owner and steps_in(BASE .. 'inbox:' .. owner, sid) or {}) do
     if step.n > committed then tell(step.gateway, step.token) end
+    redis.call('XDEL', BASE .. 'inbox:' .. owner, step.entry)
   end
   return told
 end

@@ -9,7 +9,7 @@ import pytest
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber
-from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.contract.messages import ReplyMessage, StepFlag, encode, inbox_entry
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -155,6 +155,27 @@ async def test_the_callers_of_all_of_its_open_steps_are_told(mesh: ScriptedMesh,
 
     told = [await mesh.reply_to(step.token) for step in steps]
     assert [Reason.LOST] * len(steps) == [one.reason for one in told]
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("found_by", ["its owner", "a step", "a fetch of its state"])
+async def test_nothing_of_it_stays_in_its_owners_inbox(mesh: ScriptedMesh, found_by: str) -> None:
+    """The owner forgets it, and what it took in of it; nobody else would remove that while the owner lives."""
+    epochs = await both_live(mesh)
+    steps = [mesh.submission(number, ONE) for number in (VICTIM, OTHER, VICTIM)]
+    await submitted(mesh, *steps)
+
+    if found_by == "a fetch of its state":
+        assert await mesh.scripts.run(mesh.scripts.lose(mesh.sequence(VICTIM), ALICE, epochs[VICTIM]))
+    else:
+        await spoil(mesh, VICTIM, "nx")
+    if found_by == "its owner":
+        await committed(mesh, done(mesh, steps[0], 2, epochs[VICTIM]))
+    elif found_by == "a step":
+        await submitted(mesh, mesh.submission(VICTIM, ONE))
+
+    inbox = await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE))
+    assert [mesh.sequence(OTHER)] == [inbox_entry(*entry).sequence for entry in inbox]
 
 
 @pytest.mark.leaves_sequences
