@@ -48,6 +48,8 @@ from tests.simulation.store import Store
 IDLE_MS, TOMBSTONE_MS = 1_000, 5_000
 FAILING = 11
 """Requests whose number it divides fail, whoever runs them."""
+UNREADABLE = 0.01
+"""The share of records that an executor cannot read."""
 ANSWERS = 4
 """A decoupled model gives fewer answers before the last one: as many as a request's number says, modulo this."""
 LOAD = ModelLoad(MODEL, VERSION, "0")
@@ -120,11 +122,14 @@ class Executor:
     saved  how many requests of a state the last checkpoint holds
     lost   a leader has said so; it may not have heard of it
     looked_at  the inbox was looked at up to this entry while its sequences were taken
+    was_late   it has asked for a sequence that had another owner by then, or was another one
+    mark       of its load of the model; "" if states may be those of any load
     """
 
     bench: Bench
     name: ExecutorId
     recovery: Checkpoints
+    mark: str
     position: str = "0-0"
     states: dict[OwnedSequence, State | None] = field(default_factory=dict[OwnedSequence, "State | None"])
     saved: dict[OwnedSequence, int] = field(default_factory=dict[OwnedSequence, int])
@@ -139,10 +144,12 @@ class Executor:
     lost: bool = False
     emptied: bool = False
     looked_at: str = "0-0"
+    was_late: bool = False
 
     def __post_init__(self) -> None:
         mixed = Mixed(self.bench.durable, self.recovery)
-        self.state = OwnedSequences(mixed, [OldestSteps[QueuedStep](Oldest(0), 3)], one_by_one=self.bench.decoupled)
+        steps = OldestSteps[QueuedStep](Oldest(0), 3)
+        self.state = OwnedSequences(mixed, [steps], self.mark, one_by_one=self.bench.decoupled)
 
     def take(self, event: ExecutorEvent) -> list[ExecutorAction]:
         """Takes an event in and carries out what needs no batch; returns the other actions."""
@@ -197,10 +204,20 @@ class Executor:
         """Hears what it asked for; the engine takes the states."""
         fetched, self.fetched = self.fetched, []
         for owned, found in fetched:
-            self.take(CheckpointFetched(owned, found))
+            self.was_late |= found is None or found.epoch != owned.epoch
+            is_read = found is not None and self.bench.chance.random() >= UNREADABLE
+            if not is_read:
+                self.lose(owned)
+            self.take(CheckpointFetched(owned, found if is_read else None))
         loaded, self.loaded = self.loaded, []
         for owned in loaded:
             self.take(StateLoaded(owned))
+
+    def lose(self, owned: OwnedSequence) -> None:
+        """It cannot read what Redis holds of a sequence, or the sequence waits for an owner."""
+        lost = self.bench.run(self.bench.scripts.lose(owned.sequence, self.name, owned.epoch))
+        self.bench.tell(f"{self.name} loses {owned.sequence} epoch {owned.epoch}: {lost}")
+        self.bench.truth.lost(owned.sequence, self.name, owned.epoch, lost=lost)
 
     def run_step(self) -> None:
         """A batch ends, and the next one begins."""
@@ -310,6 +327,24 @@ class Executor:
                 self.bench.truth.paged(sequence, self.name, epoch)
                 self.take(OwnershipOver(sequence, epoch))
 
+    def reload(self) -> None:
+        """The model was loaded: idle sequences end whose states are of another load, and the inbox is read again."""
+        owned = self.bench.do("SMEMBERS", self.bench.keys.owned(SHARD, self.name, MODEL))
+        sequences = [SequenceId(name.decode()) for name in sorted(owned)]
+        call = self.bench.scripts.reload(
+            sequences,
+            shard=SHARD,
+            executor=self.name,
+            model=MODEL,
+            version=VERSION,
+            mark=self.mark,
+            tombstone_ms=TOMBSTONE_MS,
+        )
+        for sequence, ended in zip(sequences, self.bench.run(call), strict=True):
+            self.bench.tell(f"{self.name} ends {sequence} if it is of another load than {self.mark!r}: {ended}")
+            self.bench.truth.outdated(sequence, self.name, self.mark, ended=ended)
+        self.position = "0-0"
+
     def answered(self, commit: Commit) -> None:
         """Steps that are answered without the model."""
         group = Group([], [])
@@ -336,7 +371,7 @@ class Executor:
         step, (request, keeps) = answer.queued.step, request_of(answer.queued)
         reply = f"{request} {outcome.name} {state}".encode()
         flags = StepFlag(step.flags)
-        group.done.append(Done(step.sequence, step.epoch, step.step, request, flags, outcome, state, reply))
+        group.done.append(Done(step.sequence, step.epoch, step.step, request, flags, outcome, state, reply, self.mark))
         is_run = answer.how is HowAnswered.RAN
         group.commits.append(
             StepCommit(
@@ -394,6 +429,7 @@ class Executor:
             idle_ms=IDLE_MS,
             tombstone_ms=TOMBSTONE_MS,
             load=LOAD,
+            mark=self.mark,
             journal=self.bench.journal,
         )
         codes = self.bench.run(call)

@@ -111,6 +111,7 @@ class Fuzz:
         self.end_rate = self.chance.choice((0.02, 0.12))
         self.kinds = self.chance.choice((("named",), ("named", "numbered", "plain"), ("named", "numbered", "plain")))
         self.slots = self.chance.choice((1, 2, 2))
+        self.marks = self.chance.choice((("",), ("",), ("a",), ("a", "a", "a", "b")))
         self.asked: list[Asked] = []
         self.tokens = 0
         self.executors: list[Executor] = []
@@ -344,9 +345,10 @@ class Fuzz:
     # -- executors ----------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        executor = Executor(self.bench, ExecutorId(f"e{len(self.executors) + 1}"), self.recovery)
+        name, mark = ExecutorId(f"e{len(self.executors) + 1}"), self.chance.choice(self.marks)
+        executor = Executor(self.bench, name, self.recovery, mark)
         self.executors.append(executor)
-        self.tell(f"{executor.name} joins")
+        self.tell(f"{name} joins{mark and ' with load '}{mark}")
 
     def executor_moves(self) -> None:
         """One of them does something, or all that it can; also one that is lost and has not heard of it."""
@@ -361,8 +363,9 @@ class Fuzz:
             executor.hand_in,
             executor.leave,
         ]
+        rare = [executor.leave, executor.reload]
         if self.chance.random() < 0.5:
-            self.chance.choice([*moves, *[executor.hand_in] * 2, executor.leave])()
+            self.chance.choice([*moves, *[executor.hand_in] * 2, *rare])()
             return
         for move in moves:
             if move != executor.leave or self.chance.random() < 0.3:
@@ -471,7 +474,10 @@ class Fuzz:
                 if leader.recalls.get(executor) == int(news["n"]):
                     del leader.recalls[executor]
                     leader.spare = {place for place in leader.spare if place[0] != executor}
-            elif sequence in leader.slots and leader.slots[sequence][2] == int(news["e"]):
+            elif sequence in leader.slots and (
+                leader.slots[sequence][2] == int(news["e"])
+                or (news["k"] == "u" and leader.slots[sequence][2] < int(news["e"]))
+            ):
                 owner, slot, _ = leader.slots.pop(sequence)
                 if news.get("s") == "1":
                     leader.spare.add((owner, slot))
@@ -656,13 +662,17 @@ class Fuzz:
             return
         self.work.settle()
         self.truth.check_answers(self.heard(), all_kept=self.bench.keeps_all)
-        self.bench.now_us += (IDLE_MS + 1) * 1000
+        # A pause has kept what was left of an idle time by a clock that was behind.
+        self.bench.now_us += (IDLE_MS + self.bench.back_ms + 1) * 1000
         for _ in range(2):
             self.look_for_expired(self.leader)
             self.turn()
         for executor in self.executors:
             # By chance it may have begun from the beginning in both turns, and not have come to the end.
             executor.read_inbox(count=1000)
+            if executor.was_late:
+                # It does not know which of its entries are those of an earlier sequence of an id; a leader does.
+                self.drain(executor)
         self.truth.check()
         if self.leader.slots or self.leader.waiting:
             self.truth.violate(f"all is over, and the leader knows of {self.leader.slots} and {self.leader.waiting}")

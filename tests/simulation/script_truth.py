@@ -78,6 +78,7 @@ class Life:
     closed_after: the newest step when an operator ended it, 0 if none did; copied: steps that another sequence ran
     paused_until: end of its pause, ms; 0 while it is not paused
     journal: number, request and reply of each step that its journal must hold; journal_open: the next one belongs there
+    mark: of the load of the model that ran the latest START
     """
 
     sequence: SequenceId
@@ -94,6 +95,7 @@ class Life:
     paused_until: int = 0
     journal: list[tuple[int, bytes, bytes]] = field(default_factory=list[tuple[int, bytes, bytes]])
     journal_open: bool = False
+    mark: str = ""
 
     @property
     def accepted(self) -> int:
@@ -113,7 +115,9 @@ class Life:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that an executor hands in. state: what the model made of it, None where it made nothing."""
+    """A step that an executor hands in. state: what the model made of it, None where it made nothing; mark: of the
+    executor's load of the model
+    """
 
     sequence: SequenceId
     epoch: int
@@ -123,6 +127,7 @@ class Done:
     outcome: StepOutcome
     state: State | None
     reply: bytes
+    mark: str
 
 
 class Truth:
@@ -220,6 +225,26 @@ class Truth:
         if life.owner and not (life.durable and life.is_idle):
             self.violate(f"{sequence}: paged with a step open, or though only {executor} has its state")
         life.owner = None
+
+    def outdated(self, sequence: SequenceId, executor: ExecutorId, mark: str, *, ended: bool) -> None:
+        """An executor wanted the end of a sequence whose state another load than its own has made."""
+        life = self.current(sequence)
+        is_held = life is not None and life.owner is not None and life.owner[0] == executor and life.is_idle
+        if ended is not (is_held and life is not None and life.mark not in ("", mark)):
+            self.violate(f"{sequence}: ended by a reload: {ended}, held by {executor}, whose mark is {mark!r}: {life}")
+        if ended and life is not None:
+            life.over, life.owner = True, None
+
+    def lost(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch, *, lost: bool) -> None:
+        """An executor has said that it cannot read a record."""
+        life = self.current(sequence)
+        owner = life.owner if life is not None and not life.over else None
+        if lost is not (owner == (executor, epoch)):
+            self.violate(f"{sequence}: lost: {lost}, as {executor} wants in epoch {epoch}; its owner is {owner}")
+        if lost and life is not None:
+            for step in life.steps.values():
+                step.reply = step.reply or LOST_ANSWER
+            life.over, life.owner, life.journal = True, None, []
 
     def expired(self, sequence: SequenceId, *, idle: bool) -> None:
         """It was ended by the reaper. idle: whether its marker was gone."""
@@ -331,7 +356,10 @@ class Truth:
         if step is None or done.step != life.committed + 1 or step.request != done.request:
             self.violate(f"{place}: final after step {life.committed}, as request {done.request}")
             return
-        life.state = self._state_after(place, done, () if StepFlag.START in step.flags else life.state)
+        begins, is_of_another = StepFlag.START in step.flags, life.mark not in ("", done.mark)
+        life.state = self._state_after(place, done, () if begins else life.state, is_of_another=is_of_another)
+        if begins and done.outcome is StepOutcome.DONE:
+            life.mark = done.mark
         life.committed, step.reply = done.step, done.reply
         self._journal(life, step, done)
         is_last = life.is_idle and (StepFlag.END in step.flags or life.state is None)
@@ -352,7 +380,7 @@ class Truth:
         if life.journal_open:
             life.journal.append((done.step, request, done.reply))
 
-    def _state_after(self, place: str, done: Done, before: State | None) -> State | None:
+    def _state_after(self, place: str, done: Done, before: State | None, *, is_of_another: bool) -> State | None:
         match done.outcome:
             case StepOutcome.DONE:
                 expected = None if before is None else (*before, done.request)
@@ -368,7 +396,7 @@ class Truth:
                 if self.losses < LOST_OWNERS_MAX:
                     self.violate(f"{place}: was given up after {self.losses} losses")
             case StepOutcome.VOID | StepOutcome.LOST:
-                if before is not None:
+                if before is not None and not is_of_another:
                     self.violate(f"{place}: was not run, although its state is there: {before}")
         return None
 
@@ -450,7 +478,7 @@ class Truth:
             return
         if not life.journal:
             # What an earlier sequence of the id has left stays for a while, until this one has a step.
-            if found and (ttl_ms < 0 or found[RUN.encode()].startswith(record[b"bn"] + b".")):
+            if found and (ttl_ms < 0 or found[RUN.encode()].startswith(record.get(b"bn", b"?") + b".")):
                 self.violate(f"{sequence}: has a journal of {found}")
             return
         expected = {b"i:%d" % n: request for n, request, _ in life.journal}
@@ -540,8 +568,8 @@ class Truth:
                 for caller in step.callers:
                     expected.setdefault(caller, []).append(step)
         for caller, steps in expected.items():
-            answers = heard.get(caller, [])
-            if answers[-1:] and answers[-1].endswith(LOST_ANSWER) and {step.whole[-1] for step in steps} & set(answers):
+            answers = [LOST_ANSWER if one.endswith(LOST_ANSWER) else one for one in heard.get(caller, [])]
+            if answers[-1:] == [LOST_ANSWER] and {step.whole[-1] for step in steps} & set(answers[:-1]):
                 # The record is gone, and the step's entry was found afterwards (drain.lua). A gateway that has passed
                 # on the last answer knows the caller no longer.
                 answers.pop()
