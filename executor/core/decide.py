@@ -89,7 +89,8 @@ def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list
     owned = state.by_id.get(step.sequence)
     actions: list[ExecutorAction] = []
     if owned is None or owned.epoch < step.epoch:
-        owned, actions = come(state, step)
+        # Of a START that was committed before, the record alone says which steps follow.
+        owned, actions = come(state, step, start=NO_STEP if queued.is_older else start_of(step))
     # Until the record was fetched, `next_step` is 0, so every step is kept.
     if owned.epoch > step.epoch or step.step < owned.next_step or step.step in owned.steps:
         return stale(owned, step)
@@ -110,11 +111,13 @@ def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list
 def sequence_came(state: OwnedSequences, told: InboxOwned) -> list[ExecutorAction]:
     """A sequence comes here before its next step. The message may be old: only the record says what holds now."""
     owned = state.by_id.get(told.sequence)
-    return [] if owned is not None and owned.epoch >= told.epoch else come(state, told)[1]
+    return [] if owned is not None and owned.epoch >= told.epoch else come(state, told, start=NO_STEP)[1]
 
 
-def come(state: OwnedSequences, entry: InboxStep | InboxOwned) -> tuple[OwnedSequence, list[ExecutorAction]]:
-    """Makes the entry of a sequence that is new here, or has a new epoch.
+def come(
+    state: OwnedSequences, entry: InboxStep | InboxOwned, *, start: StepNumber
+) -> tuple[OwnedSequence, list[ExecutorAction]]:
+    """Makes the entry of a sequence that is new here, or has a new epoch. start: the step, if it needs no state; else 0
 
     If another sequence sits in its slot, one of the two is over: either the sitting one, or this one, if its entry
     stayed in the inbox after the sequence was taken away. So Redis is asked before any of them is dropped, even if this
@@ -123,17 +126,17 @@ def come(state: OwnedSequences, entry: InboxStep | InboxOwned) -> tuple[OwnedSeq
     # State and steps of an earlier ownership say nothing about this one.
     actions = drop(state, state.by_id.get(entry.sequence))
     is_free = (entry.instance, entry.slot) not in state.by_slot
-    owned = state.adopt(entry, start=start_of(entry) if is_free else NO_STEP)
+    owned = state.adopt(entry, start=start if is_free else NO_STEP)
     if is_free:
         state.seat(owned)
     return owned, actions
 
 
-def start_of(entry: InboxStep | InboxOwned) -> StepNumber:
+def start_of(entry: InboxStep) -> StepNumber:
     """The number of the step, if it is a START and every step before it is committed, so that it needs no state. Else
     0.
     """
-    if isinstance(entry, InboxOwned) or not entry.flags & START or entry.step != entry.committed + 1:
+    if not entry.flags & START or entry.step != entry.committed + 1:
         return NO_STEP
     return entry.step
 

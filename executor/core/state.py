@@ -79,13 +79,16 @@ dropped   it is over, has another owner, or has given up its slot
 
 
 class QueuedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that waits for its turn. refused: the model cannot take it, so it fails"""
+    """A step that waits for its turn. refused: the model cannot take it, so it fails; is_older: an earlier load of the
+    model may have taken it in, and committed it
+    """
 
     step: InboxStep
     message: InferMessage
     queued_us: int
     shape_key: Hashable
     refused: bool = False
+    is_older: bool = False
 
 
 @dataclass(frozen=True, slots=True)

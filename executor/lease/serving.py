@@ -112,6 +112,8 @@ class Serving:
         self._models: dict[Place, Model] = {}
         self._loops: dict[Place, asyncio.Task[None]] = {}
         self._replaced: dict[Place, Replaced] = {}
+        # Up to these entries a load's inboxes may hold steps that an earlier one has committed.
+        self._older: dict[Place, LastEntries] = {}
         self._told: set[SequenceModel] = set()
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
         self._unloaded: dict[Place, ModelLoad] = {}
@@ -215,12 +217,15 @@ class Serving:
         """Takes a step from the inbox, or leaves it there for the scheduler; `taken` follows. Returns inbox entries
         that may be removed at once.
         """
-        model = self._taker((message.model, step.version), step)
+        place = message.model, step.version
+        model = self._taker(place, step)
         if model is None:
             logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return ()
         self._told.add(model)
-        return model.take(step, message)
+        older = self._older.get(place)
+        is_older = older is not None and entry_key(step.entry) <= entry_key(older[self._keys.shard_of(step.sequence)])
+        return model.take(step, message, is_older=is_older)
 
     def taken(self) -> None:
         """The steps of one read have been taken in: what they make ready may run."""
@@ -320,7 +325,7 @@ class Serving:
         if isinstance(model, WorkModel) or model.serves.fingerprint.content == wanted.fingerprint.content:
             await self._end(model, self._loops.pop(place))
             await self._start(place, wanted)
-            self._inbox.read_again()
+            await self._read_again(place)
             return
         # Taken before the new load starts: entries up to these belong to the old engines.
         last = await insist("reload", self._inbox.last_entries)
@@ -339,7 +344,12 @@ class Serving:
             ended = partial(end_outdated, self._connections, self._executor, model, tombstone_ms=self._tombstone_ms)
             if count := await insist("reload", ended):
                 logs.info("idle sequences ended by a reload", model=place[0], version=place[1], sequences=count)
-            self._inbox.read_again()
+            await self._read_again(place)
+
+    async def _read_again(self, place: Place) -> None:
+        """Has everything in the inboxes read again, for a load that knows nothing of it."""
+        self._older[place] = await insist("reload", self._inbox.last_entries)
+        self._inbox.read_again()
 
     def _withdraw_soon(self, place: Place, model: Model) -> None:
         assert self._group is not None

@@ -266,12 +266,12 @@ class SequenceModel:
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
-    def take(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
+    def take(self, step: InboxStep, message: InferMessage, *, is_older: bool = False) -> Sequence[str]:
         """Takes a step from the inbox; `look` follows, behind the last step of a read. Returns inbox entries that may
-        be removed at once.
+        be removed at once. is_older: as of `QueuedStep`
         """
         refused, now_us = self._rows.problem(step, message) is not None, monotonic_us()
-        queued = QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused)
+        queued = QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused, is_older)
         gone = self._act(decide(self.state, queued, now_us))
         if self.state.by_phase[OwnedPhase.SUSPECTED]:
             self.trial_due.set()

@@ -46,6 +46,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("running_sum", "slow_sum", "overridden_sum", "gated_sum", "plain_sum"):
         add_sum_model(folder, name)
     add_sum_model(folder, "narrow_sum", slots=1, virtual_slots=False)
+    add_sum_model(folder, "sparse_sum", checkpoint_interval=9)
     for name in ("slow_sum", "narrow_sum"):
         write_code(folder, name, sum_code(batch_s=0.5))
     return folder
@@ -132,6 +133,29 @@ async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(mesh: R
     assert "it is broken" in failed.error
     assert "READY" == index_line(mesh, "slow_sum")["state"]
     assert 1001 == await caller("slow_sum", Step("still", 1, start=True, end=True))
+    await caller.close()
+
+
+async def test_more_instances_go_on_from_steps_that_no_checkpoint_covers_yet(
+    mesh: RunningMesh, repository: Path
+) -> None:
+    """Its START and the steps since are run again, without the one that failed."""
+    model, full = "sparse_sum", 2**31 - 1
+    load(mesh, model)
+    await until_ready(mesh, model)
+    caller = GrpcCaller(mesh.grpc(1))
+    assert 1 == await caller(model, Step("open", 1, start=True))
+    with pytest.raises(InferenceServerException, match="does not fit INT32"):
+        await caller(model, Step("open", full))
+    assert 3 == await caller(model, Step("open", 2))
+
+    config = repository / model / "config.pbtxt"
+    config.write_text(config.read_text().replace("instance_group [ { count: 1", "instance_group [ { count: 2"))
+    load(mesh, model)
+    # With these, both executors have come to read their inboxes from the beginning.
+    assert [5] * 8 == [await caller(model, Step(f"other {n}", 5, start=True, end=True)) for n in range(8)]
+
+    assert 6 == await caller(model, Step("open", 3, end=True))
     await caller.close()
 
 

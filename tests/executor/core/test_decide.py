@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,19 @@ class TestArrival:
         owner.restore(found(checkpointed=4, committed=4))
 
         assert [5] == owner.run_all()
+
+    def test_a_start_that_an_earlier_load_may_have_committed_is_replayed_as_the_record_says(self) -> None:
+        """Begun at once, it would wait for the step that failed, which lies nowhere any more."""
+        owner = Owner()
+        for number, flags in ((1, START), (3, StepFlag.NONE), (4, StepFlag.NONE)):
+            owner.take(msgspec.structs.replace(step(number, flags=flags), is_older=True))
+        assert [] == owner.run()
+
+        failed = ((StepNumber(2), StepNumber(2)),)
+        owner.restore(replace(found(checkpointed=0, committed=3), failed=failed))
+
+        assert [1, 3, 4] == owner.run_all()
+        assert [(4, RAN)] == owner.answered
 
     def test_nothing_runs_before_the_engine_has_the_state(self) -> None:
         owner = Owner()
