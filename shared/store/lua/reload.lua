@@ -1,5 +1,6 @@
 -- Ends the sequences whose state comes from an earlier load of the model than the served one. Only a sequence between
--- two steps is ended here. A sequence with an open step is ended by the new load, which refuses the state.
+-- two steps is ended here, and what the executor's inbox holds for a replay of it is removed. A sequence with an open
+-- step is ended by the new load, which refuses the state.
 --
 -- KEYS   1 owned sequences   2 deadlines   3 feed
 --        per sequence: its record
@@ -13,12 +14,15 @@ local function is_outdated(record)
   return held and got[6] and got[6] ~= ARGV[3] and got[7]
 end
 
-local results = {}
+local results, inbox = {}, BASE .. 'inbox:' .. ARGV[1]
 for i = 1, #KEYS - 3 do
   local keys = sequence_keys(KEYS[3 + i])
   keys.owned, keys.deadlines, keys.feed = KEYS[1], KEYS[2], KEYS[3]
-  local epoch = is_outdated(keys.record)
-  if epoch then release(keys, id_of(keys.record), 'o', epoch, ARGV[2], ARGV[4]) end
+  local epoch, sid = is_outdated(keys.record), id_of(keys.record)
+  if epoch then
+    release(keys, sid, 'o', epoch, ARGV[2], ARGV[4])
+    for _, step in ipairs(steps_in(inbox, sid)) do redis.call('XDEL', inbox, step.entry) end
+  end
   results[i] = epoch and 1 or 0
 end
 return results

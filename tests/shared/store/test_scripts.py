@@ -484,6 +484,32 @@ class TestCommit:
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
         assert [step] == await steps(mesh, ALICE)
 
+    async def test_a_reload_leaves_nothing_of_what_it_ends(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, checkpoint=False, base=0)
+        await mesh.redis.hset(mesh.keys.sequence(step.sequence).record, "mk", "old")
+
+        async def reload(mark: str) -> list[bool]:
+            shard = mesh.keys.shard_of(step.sequence)
+            call = mesh.scripts.reload(
+                [step.sequence],
+                shard=shard,
+                executor=ALICE,
+                model="sum",
+                version="1",
+                mark=mark,
+                tombstone_ms=10_000,
+            )
+            return await mesh.scripts.run(call)
+
+        assert [False] == await reload("old")
+        assert [step] == await steps(mesh, ALICE)
+        assert [True] == await reload("new")
+        assert [] == await inbox(mesh, ALICE)
+        assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
+
     async def test_end_frees_the_slot_once_and_leaves_a_tombstone_that_expires(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END))
         epoch = await mesh.assign(7, ALICE)
