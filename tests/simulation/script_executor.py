@@ -34,7 +34,7 @@ from executor.core.recovery import Change, Checkpoints, KeptSteps, Recovery
 from executor.core.sequence_batches import OldestSteps
 from executor.core.state import Checkpoint, OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause
 from executor.sequences.checkpoints import read_checkpoints
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, StepNumber
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, StepNumber, entry_key
 from shared.contract.messages import InboxStep, InferMessage, StepFlag, inbox_entry
 from shared.contract.model_config import Oldest
 from shared.contract.state_fields import GrownState, Parts
@@ -122,13 +122,15 @@ class Executor:
     saved  how many requests of a state the last checkpoint holds
     lost   a leader has said so; it may not have heard of it
     looked_at  the inbox was looked at up to this entry while its sequences were taken
+    older      up to this entry the inbox holds what an earlier load may have committed
     was_late   it has asked for a sequence that had another owner by then, or was another one
-    mark       of its load of the model; "" if states may be those of any load
+    mark       of its load of the model, one of the marks; "" if states may be those of any load
     """
 
     bench: Bench
     name: ExecutorId
     recovery: Checkpoints
+    marks: Sequence[str]
     mark: str
     position: str = "0-0"
     states: dict[OwnedSequence, State | None] = field(default_factory=dict[OwnedSequence, "State | None"])
@@ -144,6 +146,7 @@ class Executor:
     lost: bool = False
     emptied: bool = False
     looked_at: str = "0-0"
+    older: str = "0-0"
     was_late: bool = False
 
     def __post_init__(self) -> None:
@@ -180,7 +183,8 @@ class Executor:
             self.position = item.entry
             self.bench.tell(f"{self.name} reads {item.entry} {type(item).__name__} {item.sequence} epoch {item.epoch}")
             if isinstance(item, InboxStep):
-                self.take(QueuedStep(item, MESSAGE, 0, ()))
+                is_older = entry_key(item.entry) <= entry_key(self.older)
+                self.take(QueuedStep(item, MESSAGE, 0, (), is_older=is_older))
             else:
                 self.take(item)
                 self.bench.do("XDEL", stream, item.entry)
@@ -328,7 +332,17 @@ class Executor:
                 self.take(OwnershipOver(sequence, epoch))
 
     def reload(self) -> None:
-        """The model was loaded: idle sequences end whose states are of another load, and the inbox is read again."""
+        """The model is loaded anew, perhaps from other files, before the old load has finished what was accepted: idle
+        sequences end whose states are of another load, and the inbox is read again.
+        """
+        if self.bench.chance.random() < 0.5:
+            self.mark = self.bench.chance.choice(self.marks)
+            self.states, self.saved = {}, {}
+            self.fetched, self.loaded, self.running, self.open, self.groups = [], [], None, [], []
+            self.__post_init__()
+            last = self.bench.do("XREVRANGE", self.bench.keys.inbox(SHARD, self.name), "+", "-", "COUNT", 1)
+            self.older = last[0][0].decode() if last else "0-0"
+            self.bench.truth.forgotten(self.name)
         owned = self.bench.do("SMEMBERS", self.bench.keys.owned(SHARD, self.name, MODEL))
         sequences = [SequenceId(name.decode()) for name in sorted(owned)]
         call = self.bench.scripts.reload(

@@ -296,8 +296,10 @@ class Fuzz:
             self.truth.ended(sequence, code)
 
     def fork(self) -> None:
-        """An operator opens a copy of a sequence whose state is in its checkpoint, under any id."""
-        origin, copy = self.chance.choice(self.sequences), self.chance.choice(self.sequences)
+        """An operator opens a copy of a sequence whose state is in its checkpoint, under any id whose states the mesh
+        holds.
+        """
+        origin, copy = self.chance.choice(self.sequences), self.chance.choice(sorted(self.bench.durable))
         record, life = self.truth.record(origin), self.truth.current(origin)
         checkpoint = self.store.value(self.keys.sequence(origin).checkpoint.encode())
         is_whole = record.get(b"nx") == record.get(b"cm") == record.get(b"ck") and record.get(b"du") == b"1"
@@ -346,7 +348,7 @@ class Fuzz:
 
     def join(self) -> None:
         name, mark = ExecutorId(f"e{len(self.executors) + 1}"), self.chance.choice(self.marks)
-        executor = Executor(self.bench, name, self.recovery, mark)
+        executor = Executor(self.bench, name, self.recovery, self.marks, mark)
         self.executors.append(executor)
         self.tell(f"{name} joins{mark and ' with load '}{mark}")
 

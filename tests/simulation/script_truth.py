@@ -226,6 +226,12 @@ class Truth:
             self.violate(f"{sequence}: paged with a step open, or though only {executor} has its state")
         life.owner = None
 
+    def forgotten(self, executor: ExecutorId) -> None:
+        """An executor has lost what only it held."""
+        for life in self.lives.values():
+            if life.owner is not None and life.owner[0] == executor and not life.durable:
+                life.state = None
+
     def outdated(self, sequence: SequenceId, executor: ExecutorId, mark: str, *, ended: bool) -> None:
         """An executor wanted the end of a sequence whose state another load than its own has made."""
         life = self.current(sequence)
