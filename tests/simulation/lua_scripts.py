@@ -138,14 +138,15 @@ def _pack(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A Lua value as MessagePack has it: strings are texts, a table with 1..n an array."""
+    """A Lua value as MessagePack has it: strings are texts, a table with 1..n an array, one with names a map."""
     if isinstance(value, bytes):
         return value.decode()
     if value is None or isinstance(value, bool | int | float):
         return value
-    items = [_plain(item) for item in value.values()]
-    assert list(value.keys()) == list(range(1, len(items) + 1)), "the twin packs arrays only"
-    return items
+    keys, items = list(value.keys()), [_plain(item) for item in value.values()]
+    if keys == list(range(1, len(items) + 1)):
+        return items
+    return {name.decode(): item for name, item in zip(keys, items, strict=True)}
 
 
 def _unpack(packed: bytes) -> Any:

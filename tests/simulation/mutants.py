@@ -158,6 +158,18 @@ MUTANTS = (
         scripts_only=True,
     ),
     Mutant(
+        "two leaders",
+        "a scheduler takes the lead of a model that another one has",
+        (Edit("lead", r"if other and other ~= ARGV\[1\] and [^\n]*"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "needless reload",
+        "a load ends sequences of a load of the same files",
+        (Edit("reload", r"and got\[6\] ~= ARGV\[3\] "),),
+        scripts_only=True,
+    ),
+    Mutant(
         "marker",
         "a sequence ends at the first look, although its idle time is not over",
         (Edit("expire", r"if left > 0 then", "if false then"),),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ from shared.store.script_values import (
 from tests.simulation.leftovers import leftovers
 from tests.simulation.script_bench import BEGIN_US, Bench, Fenced, pairs
 from tests.simulation.script_executor import IDLE_MS, LOAD, TOMBSTONE_MS, Executor
+from tests.simulation.script_leases import Leases
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Caller
 from tests.simulation.script_work import WorkFuzz
 from tests.simulation.store import StoreError
@@ -111,12 +112,14 @@ class Fuzz:
         self.end_rate = self.chance.choice((0.02, 0.12))
         self.kinds = self.chance.choice((("named",), ("named", "numbered", "plain"), ("named", "numbered", "plain")))
         self.slots = self.chance.choice((1, 2, 2))
+        self.live_max, self.tenant_max = self.chance.choice(((10, 0), (10, 0), (10, 0), (2, 0), (10, 1)))
         self.marks = self.chance.choice((("",), ("",), ("a",), ("a", "a", "a", "b")))
         self.asked: list[Asked] = []
         self.tokens = 0
         self.executors: list[Executor] = []
         self.leader = Leader(Term(0))
         self.older: list[Leader] = []
+        self.leases = Leases(self.bench)
         self.work = WorkFuzz(self.bench)
 
     def play(self, moves: int) -> None:
@@ -132,7 +135,7 @@ class Fuzz:
             + [self.lead] * 16
             + [self.older_leader_moves]
             + [self.time_passes] * 2
-            + [self.next_leader]
+            + [self.next_leader, self.leases.move]
             + [self.work.move] * (WORK_MOVES * self.bench.decoupled)
         )
         for _ in range(moves):
@@ -161,6 +164,8 @@ class Fuzz:
             flags |= StepFlag.DURABLE
             if self.chance.random() < 0.6:
                 flags |= StepFlag.PAGEABLE
+        if self.chance.random() < 0.1:
+            flags |= StepFlag.TOLD
         number = len(self.asked) + 1
         kind = self.chance.choice(self.kinds)
         expected = None
@@ -179,6 +184,7 @@ class Fuzz:
             timeout_us=timeout_us,
             message=b"%d %d" % (number, kind != "plain"),
             tenant=TENANTS[number % len(TENANTS)],
+            tenant_max=self.tenant_max,
             prefers=self.preferred() if START in flags else "",
         )
         asked = Asked(number, sequence, submission, self.bench.passed_us // 1000)
@@ -192,7 +198,7 @@ class Fuzz:
         return self.chance.choice(offering or names)
 
     def send(self, asked: Asked, submission: Submission) -> Submitted:
-        call = self.scripts.submit([submission], backlog_max=3, in_flight_max=6, live_max=10)
+        call = self.scripts.submit([submission], backlog_max=3, in_flight_max=6, live_max=self.live_max)
         (outcome,) = self.run(call)
         self.tell(
             f"{submission.gateway} asks for {asked.number} of {asked.sequence}, {submission.flags!r}, "
@@ -379,7 +385,7 @@ class Fuzz:
         """Another scheduler leads: it fences the one before, and knows nothing but what Redis holds."""
         if self.leader.term:
             self.older.append(self.leader)
-        self.leader = Leader(Term(self.leader.term + 1))
+        self.leader = Leader(self.leases.next_term())
         self.tell(f"term {self.leader.term} begins")
         self.expire_now(self.leader, [])
         if self.chance.random() < 0.2:
@@ -413,7 +419,7 @@ class Fuzz:
         """The present leader does something."""
         moves = [self.hear] * 6 + [self.assign] * 8 + [self.vacate] * 4 + [self.want_slots] * 2
         moves += [self.lay_out] * 4 + [self.recall]
-        moves += [self.look_for_expired] * 2 + [self.reject, self.lose]
+        moves += [self.look_for_expired] * 2 + [self.reject, self.lose, self.withdraw]
         self.chance.choice(moves)(self.leader)
         self.reclaim_lost(self.leader)
 
@@ -525,7 +531,9 @@ class Fuzz:
             self.truth.assigned(sequence, executor, epoch)
 
     def vacate(self, leader: Leader) -> None:
-        """A sequence is asked for its slot, or moved."""
+        """A sequence is asked for its slot, or moved; one that is paged may get a slot before its next step."""
+        if self.chance.random() < 0.1:
+            self.move_paged(leader)
         if not leader.slots:
             return
         sequence = self.chance.choice(sorted(leader.slots))
@@ -539,6 +547,28 @@ class Fuzz:
         self.truth.taken(sequence)
         if code is VacateCode.UNDRAINED:
             self.drain(next(executor for executor in self.executors if executor.name == owner))
+
+    def move_paged(self, leader: Leader) -> None:
+        """A sequence gets a slot without a step, if it is paged."""
+        sequence = self.chance.choice(self.sequences)
+        is_paged = self.truth.record(sequence).get(b"st") == b"p"
+        asked = Vacation(sequence, Epoch(0), moving=True)
+        (code,) = self.run(self.scripts.vacate([asked], shard=SHARD, model=MODEL, term=leader.term))
+        self.tell(f"{sequence} is to have a slot: {code.name}")
+        if (code is VacateCode.VACATED) is not is_paged:
+            self.truth.violate(f"{sequence}: is paged: {is_paged}, and gets a slot: {code.name}")
+
+    def withdraw(self, leader: Leader) -> None:
+        """An executor serves the version no longer: what it owns of it is taken, though it lives."""
+        executor = self.chance.choice(self.serving())
+        only = self.chance.choice((VERSION, VERSION, "2"))
+        while self.reclaim(leader, executor, lost=False, only=(only,)):
+            pass
+        self.drain(executor)
+        self.tell(f"{executor.name} serves version {only} no longer")
+        if left := only == VERSION and self.do("SMEMBERS", self.keys.owned(SHARD, executor.name, MODEL)):
+            self.truth.violate(f"{executor.name} serves no version, and owns {left}")
+        leader.slots = {s: place for s, place in leader.slots.items() if only != VERSION or place[0] != executor.name}
 
     def look_for_expired(self, leader: Leader) -> None:
         """The reaper's look at what is due."""
@@ -598,11 +628,13 @@ class Fuzz:
                 self.drain(executor)
                 executor.emptied = True
 
-    def reclaim(self, leader: Leader, executor: Executor, *, lost: bool) -> bool:
-        """One call: it takes any sequence, or one with a step in the inbox. False if there are no more."""
+    def reclaim(self, leader: Leader, executor: Executor, *, lost: bool, only: Sequence[str] = ()) -> bool:
+        """One call: it takes any sequence, or one with a step in the inbox. False if there are no more. only: of these
+        versions
+        """
         owned = self.keys.owned(SHARD, executor.name, MODEL)
         before = self.do("SMEMBERS", owned)
-        looked_at = self.chance.choice((executor.looked_at, ""))
+        looked_at = "" if only else self.chance.choice((executor.looked_at, ""))
         call = self.scripts.reclaim(
             executor.name,
             shard=SHARD,
@@ -611,6 +643,7 @@ class Fuzz:
             count=1,
             tombstone_ms=TOMBSTONE_MS,
             after=looked_at,
+            only=only,
             lost=lost,
         )
         taken, entries = self.run(call)
@@ -714,11 +747,13 @@ class Fuzz:
         self.truth.check()
 
     def heard(self) -> dict[Caller, list[bytes]]:
-        """What every caller was told."""
+        """What every caller was told, but for how long it waited for a slot."""
         heard: dict[Caller, list[bytes]] = defaultdict(list)
         for gateway in GATEWAYS:
             for _, flat in self.do("XRANGE", self.keys.replies(SHARD, gateway), "-", "+"):
                 for token, reply in pairs(flat):
+                    if b"sequence_waited_ms" in reply:
+                        continue
                     heard[gateway, token.decode()].append(reply)
         return heard
 

@@ -341,6 +341,10 @@ class Store:
     def cmd_sismember(self, args: Args) -> Reply:
         return int(args[1] in (self._typed(args[0], SetValue) or ()))
 
+    def cmd_srandmember(self, args: Args) -> Reply:
+        members = self.cmd_smembers(args)
+        return self.chance.sample(members, min(len(members), _integer(args[1])))
+
     def cmd_spop(self, args: Args) -> Reply:
         members = self.cmd_smembers(args)
         taken = self.chance.sample(members, min(len(members), _integer(args[1]) if len(args) > 1 else 1))
