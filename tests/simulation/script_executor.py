@@ -417,6 +417,10 @@ class Executor:
         if groups and self.bench.chance.random() < 0.2:
             self.commit(groups[0], may_be_early=True)
         codes = self.commit(first)
+        if self.bench.chance.random() < 0.05:
+            # Its answer is lost, and it is some time before it is sent again.
+            groups.insert(0, first)
+            return
         for _ in range(self.bench.chance.choice((0, 0, 0, 1, 2))):
             codes = self.commit(first)
         for done, code in zip(first.done, codes, strict=True):

@@ -110,7 +110,7 @@ class Fuzz:
         # A run's habits: with the same ones throughout, some corners would be left out.
         self.recovery = Checkpoints(self.chance.randint(1, 3))
         self.end_rate = self.chance.choice((0.02, 0.12))
-        self.kinds = self.chance.choice((("named",), ("named", "numbered", "plain"), ("named", "numbered", "plain")))
+        self.kinds = self.chance.choice((("named",), ("named", "both"), ("named", "numbered", "plain")))
         self.slots = self.chance.choice((1, 2, 2))
         self.live_max, self.tenant_max = self.chance.choice(((10, 0), (10, 0), (10, 0), (2, 0), (10, 1)))
         self.marks = self.chance.choice((("",), ("",), ("a",), ("a", "a", "a", "b")))
@@ -169,14 +169,14 @@ class Fuzz:
         number = len(self.asked) + 1
         kind = self.chance.choice(self.kinds)
         expected = None
-        if kind == "numbered":
+        if kind in ("numbered", "both"):
             expected = 1 if START in flags or life is None else life.accepted - life.start + 2
         timeout_us = self.chance.choice((0, 0, 50_000))
         gateway, token = self.next_token()
         submission = Submission(
             sequence=sequence,
             flags=flags,
-            digest=hashlib.sha1(b"%d" % number).digest()[:12] if kind == "named" else b"",
+            digest=hashlib.sha1(b"%d" % number).digest()[:12] if kind in ("named", "both") else b"",
             expected_step=expected,
             version=VERSION,
             gateway=gateway,
@@ -305,11 +305,12 @@ class Fuzz:
         """An operator opens a copy of a sequence whose state is in its checkpoint, under any id whose states the mesh
         holds.
         """
-        origin, copy = self.chance.choice(self.sequences), self.chance.choice(sorted(self.bench.durable))
+        if not (origins := [sequence for sequence in self.sequences if self.is_whole(sequence)]):
+            return
+        origin, copy = self.chance.choice(origins), self.chance.choice(sorted(self.bench.durable))
         record, life = self.truth.record(origin), self.truth.current(origin)
         checkpoint = self.store.value(self.keys.sequence(origin).checkpoint.encode())
-        is_whole = record.get(b"nx") == record.get(b"cm") == record.get(b"ck") and record.get(b"du") == b"1"
-        if life is None or life.over or not is_whole or not isinstance(checkpoint, HashValue):
+        if life is None or not isinstance(checkpoint, HashValue):
             return
         states = {name.decode(): value for name, value in dict(checkpoint).items() if name != b"n"}
         exported = ExportedSequence(
@@ -324,6 +325,12 @@ class Fuzz:
         code = self.run(call)
         self.tell(f"an operator copies {origin} to {copy}: {code.name}")
         self.truth.imported(life, copy, code, pageable=pageable, with_journal=with_journal)
+
+    def is_whole(self, sequence: SequenceId) -> bool:
+        """Whether its checkpoint holds all of its steps."""
+        record, life = self.truth.record(sequence), self.truth.current(sequence)
+        is_covered = record.get(b"nx") == record.get(b"cm") == record.get(b"ck") and record.get(b"du") == b"1"
+        return is_covered and life is not None and not life.over
 
     def pause(self) -> None:
         """An operator wants a sequence to run nothing. The leader may end before it has moved on the steps."""
@@ -550,8 +557,9 @@ class Fuzz:
 
     def move_paged(self, leader: Leader) -> None:
         """A sequence gets a slot without a step, if it is paged."""
-        sequence = self.chance.choice(self.sequences)
-        is_paged = self.truth.record(sequence).get(b"st") == b"p"
+        paged = [sequence for sequence in self.sequences if self.truth.record(sequence).get(b"st") == b"p"]
+        sequence = self.chance.choice(paged or self.sequences)
+        is_paged = sequence in paged
         asked = Vacation(sequence, Epoch(0), moving=True)
         (code,) = self.run(self.scripts.vacate([asked], shard=SHARD, model=MODEL, term=leader.term))
         self.tell(f"{sequence} is to have a slot: {code.name}")
@@ -623,7 +631,7 @@ class Fuzz:
             if executor.lost and not executor.emptied and self.chance.random() < 0.5:
                 counts = self.chance.random() < 0.7
                 while self.reclaim(leader, executor, lost=counts):
-                    if self.chance.random() < 0.1:
+                    if self.chance.random() < 0.3:
                         return
                 self.drain(executor)
                 executor.emptied = True
