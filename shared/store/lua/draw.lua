@@ -11,11 +11,13 @@
 local wanted, each, burst = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
--- After a change of the limits, or of the clock, the time that is stored may be further ahead than a burst allows.
-local full = math.min(math.max(number(redis.call('GET', KEYS[1])), now), now + burst * each)
-local granted = math.min(wanted, math.floor((now + burst * each - full) / each))
+local stored, most = number(redis.call('GET', KEYS[1])), now + burst * each
+-- After a change of the limits, or of the clock, the time that is stored may be further ahead than a burst allows. Then
+-- it is written also if nothing may be sent now: it would be as far ahead at the next call.
+local full = math.min(math.max(stored, now), most)
+local granted = math.min(wanted, math.floor((most - full) / each))
 full = full + granted * each
-if granted > 0 then
+if granted > 0 or stored > most then
   redis.call('SET', KEYS[1], string.format('%.0f', full), 'PX', string.format('%.0f', math.ceil((full - now) / 1000)))
 end
-return { granted, math.max(0, full + each - now - burst * each) }
+return { granted, math.max(0, full + each - most) }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -181,6 +182,16 @@ async def test_what_a_slow_rate_took_does_not_hold_up_a_fast_one(mesh: ScriptedM
     granted, next_us = await draw(mesh, 1, TenantLimits(steps_per_s=100.0))
 
     assert 0 == granted and next_us <= 10_000
+    assert await mesh.redis.pttl(mesh.keys.allowance("acme")) <= 1_000, "a burst of the fast one is all that is owed"
+
+
+async def test_a_clock_that_was_set_back_costs_a_tenant_a_burst_and_no_more(mesh: ScriptedMesh) -> None:
+    limits, (seconds, _) = TenantLimits(steps_per_s=1000.0, burst=5), await mesh.redis.time()
+    await mesh.redis.set(mesh.keys.allowance("acme"), (seconds + 3600) * 1_000_000, px=3_600_000)
+
+    async with asyncio.timeout(30):
+        while not (await draw(mesh, 1, limits))[0]:
+            pass
 
 
 async def test_a_garbled_allowance_is_none(mesh: ScriptedMesh) -> None:
