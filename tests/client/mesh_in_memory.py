@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from seqmesh_client.conversation import Ask, Conversation, Mesh, Program, Wish
+from seqmesh_client.conversation import ASK_S, Ask, Conversation, Mesh, Program, Wish
 from seqmesh_client.delivery import Connect, Listen, Patience, Quiet
 from seqmesh_client.token import Place
 from seqmesh_client.wire import NUMBERED, LinkBroken, StepRequest, pb
@@ -166,7 +166,7 @@ class BrittleShell:
         self.numbered = numbered
         self.about = Mesh(("a:1", "b:1"), patience, strict, {}, {})
         self.link: BrittleLink | None = None
-        self.links = 0
+        self.links = self.left_open = 0
         self.asked: list[str] = []
 
     def mishap(self) -> bool:
@@ -189,16 +189,19 @@ class BrittleShell:
             return end.value
 
     def fulfil(self, wish: Wish) -> Any:
+        assert isinstance(wish, Ask) or wish.until > self.now, "nobody waits for what is over"
         match wish:
             case Quiet():
-                assert wish.until > self.now, "nobody waits for what is over"
                 self.now = wish.until
                 return None
             case Connect():
+                self.left_open += self.link is not None and not self.link.closed
                 self.links += 1
                 self.link = BrittleLink(self)
                 return self.link
             case Ask():
+                assert not wish.until < self.now, "nobody asks for what is over"
+                assert not wish.until > self.now + ASK_S, "the next gateway has its time too"
                 self.asked.append(wish.method)
                 if self.mishap():
                     raise LinkBroken("refused")
@@ -208,6 +211,7 @@ class BrittleShell:
                         raise LinkBroken("broken")
                     return pb.ModelInferResponse()
                 if wish.method == "ModelMetadata":
+                    assert ("sum", "") == (wish.message.name, wish.message.version)
                     said = pb.ModelMetadataResponse()
                     said.inputs.add(name="INPUT", datatype="INT64", shape=[1])
                     return said

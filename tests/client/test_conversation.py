@@ -31,10 +31,10 @@ from seqmesh_client import (
     WrongStep,
 )
 from seqmesh_client.conversation import Ask, Conversation, Wish, as_array
-from seqmesh_client.delivery import Listen
+from seqmesh_client.delivery import EARLY_S, Listen, Quiet
 from seqmesh_client.token import Place
-from seqmesh_client.wire import LinkBroken, StepRequest
-from tests.client.mesh_in_memory import ANSWERS, BrittleShell, SumMesh, answer, refusal, request
+from seqmesh_client.wire import LinkBroken, StepRequest, told_by
+from tests.client.mesh_in_memory import ANSWERS, LONG_SUFFERING, BrittleShell, SumMesh, answer, refusal, request
 
 PLACE = Place("sum", "", "s", 0)
 VALUES = st.lists(st.integers(0, 1000), min_size=1, max_size=12)
@@ -63,6 +63,7 @@ def test_every_step_runs_once_and_is_answered_in_order_whatever_breaks(
 
     assert list(itertools.accumulate(values)) == sums
     assert {("s", number): 1 for number in range(1, len(values) + 1)} == mesh.ran
+    assert 0 == shell.left_open
 
 
 def test_a_mesh_that_runs_repeated_steps_again_is_seen_by_this_test() -> None:
@@ -205,7 +206,7 @@ def test_a_step_that_the_model_fails_has_its_number() -> None:
     with pytest.raises(StepRefused) as failed:
         shell.step(conversation, 1)
     assert failed.value.counted
-    assert "INTERNAL" == failed.value.code
+    assert ("INTERNAL", -1) == (failed.value.code, failed.value.last_step)
     assert 1 == conversation.delivery.answered
 
 
@@ -242,6 +243,107 @@ def test_what_asks_for_the_same_step_again_is_repeated_and_told_when_the_time_is
     assert 10 < mesh.asked < 60, "with pauses that grow, and are bounded"
     assert 1020.0 <= shell.now < 1021.0
     assert 0 == conversation.delivery.answered
+
+
+def test_the_oldest_step_is_over_in_its_own_time_and_pauses_begin_with_the_shortest() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1), patience=Patience(pause_s=1.0, pause_max_s=64.0))
+    delivery = shell.conversation(PLACE).delivery
+    delivery.add(request(1), shell.now, 5.0)
+    delivery.add(request(2), shell.now, 500.0)
+    for number in range(8):
+        delivery.broken("away", shell.now)
+        wish = delivery.next(shell.now)
+        assert isinstance(wish, Quiet)
+        assert shell.now < wish.until <= shell.now + min(5.0, 2**number)
+
+    with pytest.raises(NoAnswer, match="step 1 had no answer in time: away"):
+        delivery.next(shell.now + 5.0)
+
+
+def test_news_of_one_step_give_those_behind_it_their_time_anew_and_so_does_the_caller_s_own() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    delivery = conversation.delivery
+    with conversation.turn():
+        for value in (1, 2):
+            conversation.add(request(value), 5.0)
+    delivery.connected(shell.now, repeats=True)
+    first, _ = delivery.unsent()
+    for _ in range(2):
+        shell.now += 100.0
+        with conversation.turn():
+            assert Listen(shell.now + 5.0) == delivery.next(shell.now)
+    assert not conversation.has_room(2)
+
+    shell.now += 4.0
+    delivery.heard(told_by(answer(first, 1, final=True)), shell.now)
+    delivery.take()
+
+    assert Listen(shell.now + 5.0) == delivery.next(shell.now)
+    assert conversation.has_room(2)
+
+
+def test_a_mesh_is_silent_from_its_last_news_on_however_many_steps_are_added() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    delivery = shell.conversation(PLACE).delivery
+    delivery.add(request(1), shell.now, None)
+    delivery.connected(shell.now, repeats=True)
+    (first,) = delivery.unsent()
+    delivery.heard(told_by(answer(first, 1, final=True)), shell.now)
+    delivery.take()
+
+    shell.now += 100.0
+    delivery.add(request(2), shell.now, None)
+    delivery.add(request(3), shell.now + 5.0, None)
+
+    assert Listen(shell.now + LONG_SUFFERING.silence_s) == delivery.next(shell.now)
+
+
+def test_a_client_that_hangs_up_goes_on_over_another_stream() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1)
+
+    conversation.hang_up()
+
+    assert 3 == shell.step(conversation, 2)
+    assert (2, 0) == (shell.links, shell.left_open)
+
+
+def test_a_refused_step_is_told_when_those_behind_it_are_refused_and_their_numbers_are_free_then() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    delivery = conversation.delivery
+    for value in (-1, 2, 3):
+        conversation.add(request(value), None)
+    delivery.connected(shell.now, repeats=True)
+    for message in delivery.unsent():
+        assert not delivery.is_ready(whole=True)
+        delivery.heard(told_by(refusal(message, "", 0)), shell.now)
+
+    assert delivery.is_ready(whole=True)
+    with pytest.raises(StepRefused):
+        delivery.take()
+    assert (0, 0) == (delivery.open, delivery.answered)
+
+
+def test_a_refused_step_stands_though_the_connection_breaks_before_those_behind_it_are_refused() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    delivery = conversation.delivery
+    for value in (-1, 2):
+        conversation.add(request(value), None)
+    delivery.connected(shell.now, repeats=True)
+    first, _ = delivery.unsent()
+    delivery.heard(told_by(refusal(first, "", 0)), shell.now)
+    assert Listen(shell.now + EARLY_S) == delivery.next(shell.now)
+
+    delivery.broken("away", shell.now)
+
+    assert (False, 1) == (delivery.linked, delivery.open)
+    with pytest.raises(StepRefused, match="refused"):
+        shell.run(conversation.outcome())
+    assert 7 == shell.step(conversation, 7)
 
 
 def test_gateways_take_turns_and_pauses_are_drawn() -> None:
@@ -310,8 +412,13 @@ def test_nothing_is_sent_behind_the_last_step() -> None:
 
     with pytest.raises(SequenceEnded, match="has ended with step 1"):
         shell.step(conversation, 1)
+    other = shell.conversation(Place.of_token(conversation.token()))
     with pytest.raises(SequenceEnded):
-        shell.step(shell.conversation(Place.of_token(conversation.token())), 1)
+        shell.step(other, 1)
+    third = shell.conversation(dataclasses.replace(PLACE, answered=4))
+    third.add(request(5, last=True), None)
+    with pytest.raises(SequenceEnded, match="has ended with step 5"):
+        third.add(request(6), None)
 
 
 # -- the end without a step -------------------------------------------------------------------------------------------
@@ -436,6 +543,27 @@ def test_without_strict_no_step_is_sent_to_such_a_server_twice(values: list[int]
     assert sums in ([], list(itertools.accumulate(values)))
 
 
+def test_a_break_ends_a_sequence_at_such_a_server_and_what_it_refuses_for_now_is_told_at_once() -> None:
+    class Crowded(SumMesh):
+        def accept(self, message: Any) -> list[Any]:
+            return [refusal(message, "busy", 0, code="RESOURCE_EXHAUSTED", retry="same")]
+
+    crowded = BrittleShell(Crowded(), random.Random(1), numbered=False, strict=False)
+    with pytest.raises(SequenceBusy):
+        crowded.step(crowded.conversation(PLACE), 1)
+    assert (1, 1000.0) == (crowded.links, crowded.now)
+    shell = BrittleShell(SumMesh(), random.Random(1), numbered=False, strict=False)
+    conversation = shell.conversation(PLACE)
+    shell.step(conversation, 1)
+
+    shell.mishaps = 1.0
+    with pytest.raises(OutcomeUnknown, match="the connection broke"):
+        shell.step(conversation, 2)
+
+    with pytest.raises(SequenceEnded):
+        conversation.add(request(3), None)
+
+
 # -- servers that answer garbage --------------------------------------------------------------------------------------
 
 
@@ -463,6 +591,21 @@ def test_what_is_no_answer_is_told_and_not_taken_for_one(garbage: str) -> None:
     with pytest.raises((WrongAnswer, ValueError), match=r"was not asked|cannot be read|has 2 answers"):
         shell.step(conversation, 1)
     assert conversation.delivery.open == 0
+
+
+def test_an_output_without_elements_is_an_answer() -> None:
+    class Empty(SumMesh):
+        def accept(self, message: Any) -> list[Any]:
+            (said,) = super().accept(message)
+            said.infer_response.outputs[0].shape[0] = 0
+            said.infer_response.raw_output_contents[0] = b""
+            return [said]
+
+    shell = BrittleShell(Empty(), random.Random(1))
+    conversation = shell.conversation(PLACE)
+    conversation.add(request(1), None)
+
+    assert (0, 1) == shell.run(conversation.outcome()).single.shape
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -518,6 +661,15 @@ def test_lists_of_something_else_are_refused(values: Any, datatype: str, error: 
         as_array(values, datatype)
 
 
+def test_an_array_is_sent_as_it_is_beside_a_list() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    array = np.zeros((1, 1), np.float32)
+
+    arrays = shell.run(shell.conversation(PLACE).arrays({"INPUT": array, "OTHER": [1]}))
+
+    assert arrays["INPUT"] is array
+
+
 def test_a_value_that_does_not_fit_is_told_with_the_name_of_its_input() -> None:
     shell = BrittleShell(SumMesh(), random.Random(1))
     conversation = shell.conversation(PLACE)
@@ -551,10 +703,11 @@ def test_what_asking_for_the_inputs_took_is_of_the_step_s_time() -> None:
     conversation = shell.conversation(PLACE)
     asked = conversation.give([[1]], (), 3.0, last=False)
 
-    assert isinstance(next(asked), Ask)
+    wish = next(asked)
+    assert isinstance(wish, Ask)
     shell.now += 2.0
     with pytest.raises(StopIteration):
-        asked.send(shell.fulfil(Ask(0, "ModelMetadata", None, 0.0)))
+        asked.send(shell.fulfil(wish))
     shell.mishaps = 1.0
     with pytest.raises(NoAnswer, match="step 1 had no answer in time"):
         shell.run(conversation.outcome())
@@ -575,6 +728,8 @@ def test_an_answer_that_has_come_and_was_not_taken_does_not_count() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         cancelled()
+    assert shell.link is not None
+    assert shell.link.closed
     assert 0 == conversation.delivery.answered
     assert 3 == shell.step(conversation, 3)
     assert {("s", 1): 1} == shell.mesh.ran

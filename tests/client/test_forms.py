@@ -143,6 +143,14 @@ def test_tensors_are_read_by_the_mesh_as_they_are_meant(array: Array, datatype: 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("number", [1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_an_id_of_64_bits_arrives_as_it_was_given_and_the_first_step_begins_the_sequence(number: int) -> None:
+    step = StepRequest({"X": np.zeros(1, np.int32)}, (), last=False)
+    call = decode_request(message_of(step, model="m", version="", sequence=number, number=1), NO_METADATA, NO_REGIONS)
+
+    assert (number, True, False) == (call.correlation_id, call.start, call.end)
+
+
 def test_an_array_without_a_type_of_the_protocol_is_refused() -> None:
     with pytest.raises(TypeError, match="complex128"):
         message_of(StepRequest({"X": np.zeros(1, complex)}), model="m", version="", sequence=1, number=1)

@@ -45,6 +45,12 @@ def test_what_is_no_address_of_a_gateway_is_refused_before_anything_is_sent(url:
         Client(["localhost:1", url])
 
 
+@pytest.mark.parametrize("urls", ["localhost:1", []])
+def test_what_is_no_list_of_gateways_is_refused(urls: list[str]) -> None:
+    with pytest.raises(ValueError, match="urls is a list of gateways"):
+        Client(urls)
+
+
 @pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:1", "[::1]:1", "ipv4:127.0.0.1:1", "dns:///a:1", "unix:/a"])
 def test_addresses_of_grpc_are_taken(url: str) -> None:
     assert (url,) == Client([url]).mesh.gateways
