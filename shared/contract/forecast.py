@@ -124,8 +124,8 @@ def decode_forecast(raw: bytes) -> Forecast:
     """Raises one of `shared.store.reading.FAILURES` for what no leader writes."""
     lines = _decoder.decode(raw)
     for line in lines:
-        if not (line.observed_ms >= 0 and line.freed >= 0 and 1 <= line.spread < math.inf):
+        if not 1 <= line.spread < math.inf:
+            raise ValueError("a forecast of an impossible spread")
+        if any(not 0 <= number < 1 << 53 for number in (line.observed_ms, line.freed, *line.expiries_ms)):
             raise ValueError("a forecast of impossible numbers")
-        if any(not 0 <= left < 1 << 53 for left in (line.observed_ms, line.freed, *line.expiries_ms)):
-            raise ValueError("a forecast of impossible times")
     return Forecast(lines)
