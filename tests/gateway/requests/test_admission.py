@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.models.versions import check_version_text
-from gateway.requests.admission import Admitted, admit
+from gateway.requests.admission import Admitted, admit, admit_end
 from gateway.requests.forms import KnownForms, check_form, has_many_strings, string_problem, with_strings_read
-from gateway.requests.infer_call import InferCall, check_correlation_id
+from gateway.requests.infer_call import EnsemblePart, InferCall, check_correlation_id
 from gateway.requests.sessions import new_session
 from shared.contract.errors import Code, RequestError
 from shared.contract.messages import ModelRecord, StepFlag
@@ -75,6 +75,68 @@ def test_step_of_a_sequence_is_scoped_by_the_version_that_was_asked_for():
 
     assert (free.sequence, free.flags, free.message.version) == ("m||i7", StepFlag.START, "3")
     assert (pinned.sequence, pinned.flags) == ("m|3|i7", StepFlag.END)
+
+
+def test_a_step_of_an_ensemble_is_of_another_sequence_than_a_clients():
+    part = EnsemblePart("#scope", b"digest")
+    step = admitted(call(correlation_id=7, start=True, version="3", part=part), model())
+
+    assert "m|3#scope|i7" == step.sequence
+
+
+def test_an_answer_is_kept_where_its_request_can_be_sent_again():
+    named = (call(correlation_id=7), call(correlation_id=7, request_id="a"), call(correlation_id=7, expected_step=1))
+
+    assert [False, True, True] == [admitted(each, model()).message.keep_reply for each in named]
+
+
+def test_whoever_asks_about_its_wait_is_told_also_by_an_iterative_model():
+    for asks in (call(correlation_id=7, wait_info=True), call(correlation_id=7, wait_max_ms=5)):
+        assert admitted(asks, model()).flags & StepFlag.TOLD
+        nameless = msgspec.structs.replace(asks, correlation_id=0)
+        assert admitted(nameless, model(iterative=True)).flags & StepFlag.TOLD
+    assert not admitted(call(), model(iterative=True)).flags & StepFlag.TOLD
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"inputs": (INT,)}, "without a step: leave inputs"),
+        ({"start": True}, "without a step: leave inputs"),
+        ({"end": True}, "without a step: leave inputs"),
+        ({"expected_step": 1}, "without a step: leave inputs"),
+        ({"correlation_id": 0}, "must specify a non-zero or non-empty correlation ID"),
+        ({"correlation_id": "a" * 129}, "128"),
+        ({}, ""),
+    ],
+)
+def test_an_end_without_a_step_names_a_sequence_and_brings_nothing(given: dict[str, Any], message: str):
+    asked = msgspec.structs.replace(InferCall("m", correlation_id=7, ended_run="1-0.1"), **given)
+    record = ModelRecord(model(), "{}", ("3",))
+    if not message:
+        assert "m||i7" == admit_end(asked, record, "3", arrived_ns=5).sequence
+        return
+
+    with pytest.raises(RequestError, match=message):
+        admit_end(asked, record, "3", arrived_ns=5)
+    with pytest.raises(RequestError, match="and 'm' has none"):
+        admit_end(asked, ModelRecord(stateless(), "{}", ("3",)), "3", arrived_ns=5)
+
+
+def test_answers_keep_their_order_where_the_configuration_says_so_and_there_is_one_for_each():
+    for preserves in (False, True):
+        batching = DynamicBatching(preserve_ordering=preserves)
+        one, many = (stateless(dynamic_batching=batching, decoupled=decoupled) for decoupled in (False, True))
+        assert (preserves, False) == tuple(admitted(call(), config).queueing.ordered for config in (one, many))
+
+
+def test_inputs_of_one_request_have_one_batch_dimension():
+    two = stateless(inputs=(TensorSpec("INPUT", "INT32", (1,)), TensorSpec("OTHER", "INT32", (1,))))
+    other = Tensor("OTHER", "INT32", (2, 1), bytes(8))
+
+    assert "input 'OTHER' batch size does not match other inputs for 'm'" in refused(call(INT, other), two)
+    flat = Tensor("INPUT", "INT32", (), bytes(4))
+    assert "input 'INPUT' has no shape but model requires batch dimension for 'm'" in refused(call(flat), stateless())
 
 
 def test_model_with_declared_states_is_marked_as_held_by_the_mesh():
@@ -446,9 +508,10 @@ TENSORS = st.builds(
     st.sampled_from(((1, 1), (1, 2), (2, 1), (1,), (9, 1), (0, 1), (1, -1))),
     st.sampled_from((bytes(4), bytes(8), pack_bytes(["a"]), b"\xff\0\0\0")),
 )
+WIDE = Tensor("INPUT", "INT32", (1, 2), bytes(8))
 CALLS = st.builds(
     call,
-    st.sampled_from((INT, Tensor("INPUT", "INT32", (1, 2), bytes(8)))) | TENSORS,
+    st.sampled_from((INT, WIDE)) | TENSORS,
     outputs=st.lists(st.sampled_from(("OUTPUT", "X")), max_size=2).map(tuple),
 )
 TEXTS = TENSORS.map(lambda tensor: call(INT, msgspec.structs.replace(tensor, name="TEXT", datatype="BYTES")))
@@ -462,6 +525,7 @@ def outcome(check: Any, asked: InferCall, config: ModelConfig) -> str:
     return "passed"
 
 
+@example([(call(WIDE), MIXED), (call(WIDE), NARROWER)])
 @given(st.lists(st.tuples(CALLS | TEXTS, st.sampled_from((MIXED, NARROWER, stateless()))), min_size=2, max_size=12))
 def test_a_request_that_is_like_an_earlier_one_fares_as_if_it_were_the_first(
     asked: list[tuple[InferCall, ModelConfig]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,8 @@ from shared.contract.forecast import (
     Forecast,
     LineForecast,
     Outlook,
+    _bias,
+    _trigamma,
     decode_forecast,
     encode_forecast,
     outlook,
@@ -65,6 +68,14 @@ def test_an_estimate_lies_within_its_bounds_and_grows_with_the_place(line: LineF
         assert behind.wait_ms is None or behind.high_ms is None or behind.wait_ms >= here.wait_ms
     else:
         assert here.low_ms in (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "psi", "trigamma"), [(1, -0.5772157, 1.6449341), (2, 0.4227843, 0.6449341), (10, 2.2517526, 0.1051663)]
+)
+def test_the_short_series_are_as_near_as_they_say(x: float, psi: float, trigamma: float) -> None:
+    assert psi - math.log(x) == pytest.approx(_bias(x), abs=0.01)
+    assert trigamma == pytest.approx(_trigamma(x), abs=0.03)
 
 
 def test_more_slots_seen_make_a_narrower_estimate() -> None:

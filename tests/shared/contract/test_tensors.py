@@ -1,11 +1,12 @@
-"""The wire form of text tensors."""
+"""The wire form of text tensors, and the form in which tensors are told in the log."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from shared.contract.tensors import bytes_elements, from_numpy, pack_bytes, to_numpy
+from shared.contract import tensors
+from shared.contract.tensors import Tensor, bytes_elements, described, from_numpy, pack_bytes, to_numpy
 
 
 def test_arrays_of_strings_of_any_rank_become_bytes_row_by_row() -> None:
@@ -25,3 +26,26 @@ def test_a_text_tensor_that_ends_inside_an_element_is_refused(cut: int) -> None:
 
     with pytest.raises(ValueError, match="incomplete string"):
         list(bytes_elements(raw[:-cut]))
+
+
+def test_many_elements_are_packed_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    elements = [b"a" * size for size in range(9)]
+    at_once = pack_bytes(elements)
+    monkeypatch.setattr(tensors, "PARTS_MAX", 4)
+
+    assert at_once == pack_bytes(elements)
+
+
+def test_the_log_tells_the_numbers_that_a_tensor_holds() -> None:
+    told = {
+        "A": from_numpy("A", np.array([[3.0, -4.0]], np.float32)),
+        # Three, and minus four, without the lower half of their bits.
+        "B": Tensor("B", "BF16", (2,), b"\x40\x40\x80\xc0"),
+        "C": Tensor("C", "INT8", (0,), b""),
+        "D": from_numpy("D", np.array(["ab"])),
+    }
+
+    assert (
+        "A FP32 [1,2] mean -0.5 norm 5; B BF16 [2] mean -0.5 norm 5; C INT8 [0] mean 0 norm 0; D BYTES [1] 6 bytes"
+        == described(told)
+    )

@@ -1,0 +1,39 @@
+"""Classes of an output: the largest values first, each with its index and label."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.requests.classification import classify
+from shared.contract.errors import RequestError
+from shared.contract.tensors import Tensor, bytes_elements, from_numpy
+
+
+def classes(tensor: Tensor) -> list[str]:
+    return [element.decode() for element in bytes_elements(tensor.raw)]
+
+
+def test_equal_values_come_by_index_and_what_is_no_number_comes_last() -> None:
+    floats = from_numpy("OUTPUT", np.array([1.0, np.nan, 2.0, 1.0], np.float32))
+
+    assert ["2.000000:2", "1.000000:0", "1.000000:3", "nan:1"] == classes(classify(floats, 9, batched=False))
+
+
+def test_integers_are_ordered_to_the_end_of_their_range() -> None:
+    signed = from_numpy("OUTPUT", np.array([0, -128, 127, 0], np.int8))
+
+    assert ["127:2", "0:0", "0:3", "-128:1"] == classes(classify(signed, 4, batched=False))
+
+
+def test_each_row_of_a_batch_is_classified_by_itself_and_labels_may_be_few() -> None:
+    rows = from_numpy("OUTPUT", np.array([[1, 5], [7, 2]], np.int32))
+
+    found = classify(rows, 1, batched=True, labels=("cat",))
+
+    assert ((2, 1), ["5:1", "7:0:cat"]) == (tuple(found.shape), classes(found))
+
+
+def test_texts_are_not_classified() -> None:
+    with pytest.raises(RequestError, match="unsupported type 'BYTES'"):
+        classify(from_numpy("OUTPUT", np.array(["a"])), 1, batched=False)
