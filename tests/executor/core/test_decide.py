@@ -22,11 +22,11 @@ from executor.core.events import (
     SuspectTried,
 )
 from executor.core.recovery import Checkpoints
-from executor.core.sequence_batches import DirectSteps
+from executor.core.sequence_batches import DirectSteps, OldestSteps
 from executor.core.state import OWNED_MOVES, OwnedPhase, OwnedSequence, QueuedStep, VoidCause
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxVacated, StepFlag
-from shared.contract.model_config import Direct
+from shared.contract.model_config import Direct, Oldest
 from tests.executor.core.owner import SEQUENCE, Owner, coming, found, step
 
 START, END = StepFlag.START, StepFlag.END
@@ -314,6 +314,7 @@ class TestLeaving:
         owner = self.crowded()
         owner.take(coming())
         assert [2, 2, 0] == [len(self.leaving(owner)) for _ in range(3)], "its state is not here yet"
+        assert not owner.state.is_crowded
 
         owner.restore(found(checkpointed=4, committed=4))
 
@@ -516,6 +517,20 @@ class TestSteps:
         assert list(range(checkpointed + 1, 9)) == ran
         assert [] == owner.answered
         assert 0 == owner.state.queued
+
+    def test_an_executor_is_busy_while_a_step_runs_or_may_soon_and_not_for_sequences_at_rest(self) -> None:
+        owner = queued(1)
+        owner.state.ready = [*owner.state.ready, OldestSteps[QueuedStep](Oldest(0), 4)]
+        assert owner.state.is_busy, "one of two instances has a step"
+        batch = owner.begin()
+        assert batch is not None
+        assert owner.state.is_busy
+
+        owner.end(batch)
+
+        assert not owner.state.is_busy
+        owner.take(step(5, sequence=OTHER, slot=1, committed=4))
+        assert owner.state.is_busy, "its state is on the way"
 
     def test_steps_behind_an_end_wait_for_a_slot_in_the_order_in_which_their_runs_began(self) -> None:
         """Another slot is free for the run that began first, however late its last step came."""

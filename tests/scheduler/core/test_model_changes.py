@@ -55,13 +55,14 @@ def holders(state: LeaderState) -> list[SequenceId]:
     return [sequence for sequence, _, _ in view(state).live]
 
 
-def test_fewer_slots_move_those_that_have_none_now() -> None:
+@pytest.mark.parametrize("slots", [1, 0])
+def test_fewer_slots_move_those_that_have_none_now(slots: int) -> None:
     state = LeaderState()
     take(state, ExecutorSeen(E1, (V1,)))
     live(state, "old", 5)
     live(state, "new", 6)
 
-    actions = take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 1),)))
+    actions = take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, slots),)))
 
     assert [Reclaim(E1)] == actions
     assert [] == holders(state)
