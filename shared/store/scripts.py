@@ -495,8 +495,4 @@ def _read_owners(reply: list[Any]) -> list[ExecutorId | None]:
 
 def _read_drained(reply: list[Any]) -> tuple[str, int, int]:
     last, looked_at, stayed = reply
-    return _as_bytes(last).decode(), int(looked_at), int(stayed)
-
-
-def _as_bytes(value: bytes | int) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+    return text_of(last), looked_at, stayed
