@@ -49,8 +49,7 @@ class DecoupledEngine(PythonEngine):
     def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, None]:
         """One call of `execute`. It is never called again for the same rows, so that it may seem not to have raised."""
         began = time.perf_counter_ns()
-        results: list[RowResult | RowError | None] = [None] * len(rows)
-        batch, members = self._batch(rows, results)
+        results, batch, members = self._batch(rows)
         if not members:
             return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0)), None
         states = self._states_before(batch)
@@ -69,8 +68,6 @@ class DecoupledEngine(PythonEngine):
             if not hasattr(request, "sender"):
                 # A null row: a model may answer it like the others.
                 request.sender = ResponseSender(_discarded, DiscardedAnswers())
-        if self._held is not None:
-            self._held.give(batch)
         called = time.perf_counter_ns()
         failure = self._executed(requests, batch)
         returned = time.perf_counter_ns()

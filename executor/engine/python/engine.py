@@ -262,15 +262,12 @@ class PythonEngine:
     def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, RowError | None]:
         """One call of `execute`, and its error if it raised (or returned something that cannot be assigned to rows)."""
         began = time.perf_counter_ns()
-        results: list[RowResult | RowError | None] = [None] * len(rows)
-        batch, members = self._batch(rows, results)
+        results, batch, members = self._batch(rows)
         if not members:
             return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0)), None
         states = self._states_before(batch)
         columns = Columns(self._sources, batch, states)
         requests = [RowRequest(row, columns, position) for position, row in enumerate(batch)]
-        if self._held is not None:
-            self._held.give(batch)
         called = time.perf_counter_ns()
         responses = self._responses(requests, batch)
         returned = time.perf_counter_ns()
@@ -399,12 +396,14 @@ class PythonEngine:
     # --- the batch
 
     def _batch(
-        self, rows: Sequence[Row], results: list[RowResult | RowError | None]
-    ) -> tuple[list[Row], list[tuple[int, int, int]]]:
-        """The rows to execute; and for each row whose result counts: position, index in `rows`, rows that it brings.
+        self, rows: Sequence[Row]
+    ) -> tuple[list[RowResult | RowError | None], list[Row], list[tuple[int, int, int]]]:
+        """The results, so far the errors of bad rows; the rows to execute, which the model is given; and for each row
+        whose result counts: position, index in `rows`, rows that it brings.
 
         With the direct strategy a null row takes the place of a bad row, so that its neighbours keep their positions.
         """
+        results: list[RowResult | RowError | None] = [None] * len(rows)
         batch: list[Row] = []
         members: list[tuple[int, int, int]] = []
         for index, row in enumerate(rows):
@@ -417,7 +416,9 @@ class PythonEngine:
                 results[index] = verdict
             if self._keeps_positions:
                 batch.append(row if row.null else NULL_ROW)
-        return batch, members
+        if self._held is not None:
+            self._held.give(batch)
+        return results, batch, members
 
     def _states_before(self, batch: Sequence[Row]) -> list[States | None]:
         return [None if row.null or not self._has_state else self._state_before(row) for row in batch]

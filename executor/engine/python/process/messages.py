@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -241,12 +241,8 @@ def _packed_path(value: object) -> str:
     return str(value)
 
 
-def _unpacked_path(kind: type[Any], value: Any) -> Any:
-    return kind(value)
-
-
 encode = msgspec.msgpack.Encoder(enc_hook=_packed_path).encode
-decode_call = msgspec.msgpack.Decoder[Call](Call, dec_hook=_unpacked_path).decode
+decode_call = msgspec.msgpack.Decoder[Call](Call, dec_hook=lambda kind, value: kind(value)).decode
 decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 decode_note = msgspec.msgpack.Decoder[Note](Note).decode
 decode_order = msgspec.msgpack.Decoder[Order](Order).decode
