@@ -22,7 +22,7 @@ from deploy.operate.settings import check_is_text
 from shared.contract.ids import correlation_id_from
 from shared.settings import ENTRY_POINTS as SETTINGS_OF
 from shared.settings import SettingsCommand, options, settings_command
-from shared.traces.tracing import describe
+from shared.traces.context import describe
 
 UP_HELP = """A whole mesh on this machine, until Ctrl-C.
 

@@ -60,7 +60,8 @@ from shared.store.reading import text_of
 from shared.store.script_sender import Call
 from shared.store.script_values import Assignment, Pausing, Rejection, VacateCode, Vacation
 from shared.store.scripts import Scripts
-from shared.traces.tracing import SpanName, Tracing
+from shared.traces.spans import SpanName
+from shared.traces.tracing import Tracing
 
 WANT_SLOTS_TTL_MS = 2000
 """How long commits go on to free slots after the leader last asked for them. The leader asks again every tick."""

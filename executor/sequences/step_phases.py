@@ -8,7 +8,9 @@ from executor.core.actions import StepAnswer
 from executor.reporting.request_meter import RequestMeter
 from executor.sequences.step_commits import FinishedBatch
 from shared.store.script_values import CommitCode, StepCommit
-from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
+from shared.traces.context import takeover_traceparent
+from shared.traces.spans import SpanName
+from shared.traces.tracing import Tracing, entry_time_ns
 
 
 class StepPhases:

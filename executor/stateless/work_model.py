@@ -41,7 +41,8 @@ from shared.process import logs
 from shared.statistics.tally import FailureReason, added, packed, unpacked
 from shared.store.reading import value_of
 from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone, WorkHeld
-from shared.traces.tracing import SpanName, Tracing
+from shared.traces.spans import SpanName
+from shared.traces.tracing import Tracing
 
 
 class WorkModel:

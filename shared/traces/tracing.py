@@ -59,7 +59,6 @@ from shared.traces.context import (
     ClientContext,
     Sampler,
     client_context,
-    describe,
     new_span_id,
     new_trace_id,
     parse,
@@ -68,25 +67,11 @@ from shared.traces.context import (
     sequence_trace_id,
     sequence_traceparent,
     takeover_id,
-    takeover_traceparent,
     traceparent,
 )
 from shared.traces.control import TraceControl
 from shared.traces.conventions import ENDPOINTS, ERROR_TYPE
 from shared.traces.spans import AttributeValue, FinishedSpan, SpanName, SpanSink
-
-__all__ = [
-    "NO_STEP",
-    "FinishedSpan",
-    "SpanName",
-    "StepSpan",
-    "Tracing",
-    "describe",
-    "entry_time_ns",
-    "sequence_traceparent",
-    "setup",
-    "takeover_traceparent",
-]
 
 LINKS_MAX = 128
 """Links of a batch's span: the bound that OpenTelemetry's SDKs have for the links of a span."""

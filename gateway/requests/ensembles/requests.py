@@ -33,7 +33,8 @@ from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import Compute, FailureReason, ModelLoad, execution, failure, packed, success
-from shared.traces.tracing import SpanName, StepSpan, Tracing
+from shared.traces.spans import SpanName
+from shared.traces.tracing import StepSpan, Tracing
 
 
 class Ensembles:

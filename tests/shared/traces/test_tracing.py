@@ -20,10 +20,11 @@ import yaml
 from shared.contract import limits
 from shared.contract.endpoints import Endpoint
 from shared.contract.ids import Epoch, SequenceId, sequence_id
-from shared.traces import tracing
+from shared.traces import context, tracing
 from shared.traces.context import Sampler
 from shared.traces.export import BATCH_SPANS, SdkSink
-from shared.traces.tracing import NO_STEP, FinishedSpan, SpanName, Tracing
+from shared.traces.spans import FinishedSpan, SpanName
+from shared.traces.tracing import NO_STEP, Tracing
 from tests.otlp_receiver import OtlpReceiver, Protocol, ReceivedSpan
 
 CLIENT_TRACE, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -108,10 +109,10 @@ def test_one_trace_per_sequence_and_one_span_per_step_with_its_six_children(
         subject.record_of_sequence(SEQUENCE, SpanName.END, 5, 6)
         spans = received(otlp_receiver, subject)
 
-    assert {tracing.describe("running_sum", "", 42)} == {span.trace_id for span in spans}
+    assert {context.describe("running_sum", "", 42)} == {span.trace_id for span in spans}
     root = named(spans, "sequence.start")
     assert "" == root.parent_id
-    assert tracing.sequence_traceparent(SEQUENCE) == f"00-{root.trace_id}-{root.span_id}-01"
+    assert context.sequence_traceparent(SEQUENCE) == f"00-{root.trace_id}-{root.span_id}-01"
     steps = [span for span in spans if span.name == "step"]
     assert [1, 2] == sorted(span.attributes["seqmesh.step"] for span in steps)
     assert {root.span_id} == {span.parent_id for span in steps}
@@ -130,17 +131,17 @@ def test_the_trace_can_be_looked_up_while_the_sequence_still_runs(
     whole_step(subject, SEQUENCE, start=True, step=1)
     otlp_receiver.wait_for(lambda spans: any(span.name == "step" for span in spans))
 
-    spans = otlp_receiver.trace(tracing.describe("running_sum", "", 42))
+    spans = otlp_receiver.trace(context.describe("running_sum", "", 42))
 
     assert {"sequence.start", "step"} <= {span.name for span in spans}
 
 
 def test_ids_42_and_its_text_have_different_traces() -> None:
-    assert tracing.describe("running_sum", "", 42) != tracing.describe("running_sum", "", "42")
+    assert context.describe("running_sum", "", 42) != context.describe("running_sum", "", "42")
 
 
 def test_the_trace_id_of_a_sequence_never_changes_between_releases() -> None:
-    assert "ade1926d07d9b73426cc91758db72eda" == tracing.describe("m", "", 42)
+    assert "ade1926d07d9b73426cc91758db72eda" == context.describe("m", "", 42)
 
 
 def test_a_start_on_a_live_record_gets_a_start_span_of_its_own_below_the_root(
@@ -189,7 +190,7 @@ def test_an_export_of_nothing_but_long_errors_fits_into_a_message_to_a_collector
     error = "\N{MUSICAL SYMBOL G CLEF}" * limits.ERROR_CHARACTERS_MAX
     with tracing_to(otlp_receiver, monkeypatch, OTEL_BSP_SCHEDULE_DELAY="60000") as subject:
         for _ in range(BATCH_SPANS):
-            subject.record(tracing.sequence_traceparent(SEQUENCE), SpanName.COMPUTE, 1, 2, error=error)
+            subject.record(context.sequence_traceparent(SEQUENCE), SpanName.COMPUTE, 1, 2, error=error)
         spans = received(otlp_receiver, subject)
 
     assert BATCH_SPANS == len(spans)
@@ -204,7 +205,7 @@ def test_a_takeover_is_linked_from_the_new_owners_span_without_either_being_told
     last_step = whole_step(subject, SEQUENCE, start=True, step=1)
     subject.record_takeover(SEQUENCE, Epoch(7), 10, 20, name, executor="b")
     step = subject.begin_step(SEQUENCE, "running_sum", start=False, trace_headers={})
-    takeover = tracing.takeover_traceparent(SEQUENCE, Epoch(7))
+    takeover = context.takeover_traceparent(SEQUENCE, Epoch(7))
     subject.record(step.traceparent, SpanName.COMPUTE, 30, 40, links=[takeover, last_step, ""], executor="b")
     step.end()
     spans = received(otlp_receiver, subject)
@@ -248,7 +249,7 @@ def test_a_batch_without_a_recorded_step_is_not_recorded() -> None:
 
 def test_a_large_batch_links_to_as_many_steps_as_other_sdks_would() -> None:
     kept = Kept()
-    parents = [tracing.sequence_traceparent(sequence_id("m", "", id)) for id in range(1, 1000)]
+    parents = [context.sequence_traceparent(sequence_id("m", "", id)) for id in range(1, 1000)]
 
     Tracing(kept).record_batch(parents, 1, 2, batch_size=999)
 
@@ -466,7 +467,7 @@ def test_the_ratio_decides_as_the_sdks_own_sampler_does() -> None:
 
     theirs = TraceIdRatioBased(0.3)
     ours = tracing.sampler_from({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"})
-    ids = [int(tracing.describe("m", "", number), 16) for number in range(500)]
+    ids = [int(context.describe("m", "", number), 16) for number in range(500)]
 
     expected = [theirs.should_sample(None, one, "step").decision is Decision.RECORD_AND_SAMPLE for one in ids]
     assert expected == [ours.samples(one) for one in ids]
@@ -579,7 +580,7 @@ def test_spans_to_the_console(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     whole_step(subject, SEQUENCE, start=True, step=1)
     subject.shutdown()
 
-    assert tracing.describe("running_sum", "", 42) in capsys.readouterr().out
+    assert context.describe("running_sum", "", 42) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

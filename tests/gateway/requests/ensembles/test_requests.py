@@ -26,8 +26,8 @@ from shared.statistics.meter import REQUEST_TIME
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import ModelLoad, first_response_of, sketch_of, unpacked
 from shared.traces.context import sequence_root_id
-from shared.traces.spans import SpanSink
-from shared.traces.tracing import FinishedSpan, Tracing
+from shared.traces.spans import FinishedSpan, SpanSink
+from shared.traces.tracing import Tracing
 from tests.gateway.requests.ensembles.test_progress import MODELS, model, step
 from tests.shared.traces.test_tracing import Kept
 
