@@ -27,7 +27,7 @@ from shared.contract.model_config import ModelConfig
 from shared.contract.parameters import Parameter
 from shared.contract.state_fields import GrownState
 from shared.contract.tensors import Tensor
-from shared.statistics.tally import MemoryUse
+from shared.statistics.tally import MemoryUse, Timings
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -206,21 +206,6 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0
     empty: bool = False
     late: LateAnswer | None = None
-
-
-class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a batch's time went, nanoseconds: making tensors, the model itself, taking results apart."""
-
-    compute_input_ns: int
-    compute_infer_ns: int
-    compute_output_ns: int
-
-    def plus(self, other: Timings) -> Timings:
-        return Timings(
-            self.compute_input_ns + other.compute_input_ns,
-            self.compute_infer_ns + other.compute_infer_ns,
-            self.compute_output_ns + other.compute_output_ns,
-        )
 
 
 NO_TIME = Timings(0, 0, 0)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from executor.engine.base import RowError, RowResult, Timings
+from executor.engine.base import RowError, RowResult
 from executor.reporting.request_meter import RequestMeter
 from shared.contract.errors import Code, sendable
 from shared.process import logs
@@ -22,10 +22,10 @@ from shared.statistics.tally import (
     FULL_LOGS,
     GAINED_ROWS,
     HELD_BATCHES,
-    Compute,
     FailureReason,
     ModelLoad,
     Response,
+    Timings,
     execution,
     failure,
     first_response,
@@ -82,8 +82,8 @@ class StatisticsRecorder:
         gained      rows that the batch gained by waiting for them; None if it did not wait
         """
         self._latest.append(batch_size - null_rows)
-        compute, ended_ms = compute_of(timings), ended_ns // 1_000_000
-        counts = execution(batch_size=batch_size, compute=compute, ended_ms=ended_ms, null_rows=null_rows)
+        ended_ms = ended_ns // 1_000_000
+        counts = execution(batch_size=batch_size, compute=timings, ended_ms=ended_ms, null_rows=null_rows)
         if gained is not None:
             counts |= {HELD_BATCHES: 1, GAINED_ROWS: gained}
         return packed(counts)
@@ -109,12 +109,11 @@ class StatisticsRecorder:
                 self._tell(row)
             return packed({**failure(FailureReason.BACKEND, total_ns=total_ns), **of_responses})
         queue_ns = max(0, began_ns - arrived_ns)
-        compute = compute_of(timings)
         if not (self._metrics.summary_latencies or self._bounds_ms or responses):
-            return packed_success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
-        counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
+            return packed_success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=timings)
+        counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=timings)
         if self._metrics.summary_latencies:
-            counts |= sketches({"request": total_ns, "queue": queue_ns, **dict(compute.items())})
+            counts |= sketches({"request": total_ns, "queue": queue_ns, **dict(timings.items())})
         if self._bounds_ms:
             first_ns = began_ns + responses[0].ns - arrived_ns if responses else total_ns
             counts |= first_response(max(0, first_ns), self._bounds_ms)
@@ -137,8 +136,3 @@ class StatisticsRecorder:
     def refused(self, reason: FailureReason, *, arrived_ns: int, now_ns: int) -> bytes:
         """Counts of one request that is answered without the model."""
         return packed(failure(reason, total_ns=max(0, now_ns - arrived_ns)))
-
-
-def compute_of(timings: Timings) -> Compute:
-    """An engine's times as they are counted."""
-    return Compute(timings.compute_input_ns, timings.compute_infer_ns, timings.compute_output_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from shared.contract.messages import ModelRecord
 from shared.statistics.meter import OF_MESH, OVER_QUOTA, REPEATED_STEPS, REQUEST_TIME, LoadMeter, Phase, RoundTripMeter
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
-from shared.statistics.tally import Compute, ModelLoad, first_response, sketches
+from shared.statistics.tally import ModelLoad, Timings, first_response, sketches
 from shared.store.script_values import SubmitCode
 
 REPEATED = {code: f"{REPEATED_STEPS}{code.name.lower()}" for code in (SubmitCode.REPEATED, SubmitCode.JOINED)}
@@ -74,14 +74,14 @@ class Measures:
             found = self._loads[model, version] = LoadMeasures(ModelLoad(model, version, record.generation))
         return found
 
-    def latencies(self, record: ModelRecord, *, compute: Compute, first_ns: int) -> dict[str, int]:
+    def latencies(self, record: ModelRecord, *, compute: Timings, first_ns: int) -> dict[str, int]:
         """What is counted of a request to an ensemble beside its sums; an executor does so for its own models.
 
         first_ns  from the request's arrival to its first answer
         """
         counts: dict[str, int] = {}
         if self._metrics.summary_latencies:
-            counts |= sketches({"request": compute.infer_ns, "queue": 0, **dict(compute.items())})
+            counts |= sketches({"request": compute.compute_infer_ns, "queue": 0, **dict(compute.items())})
         if self._metrics.histogram_latencies:
             bounds_ms = record.config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
             counts |= first_response(first_ns, bounds_ms)

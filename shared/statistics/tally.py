@@ -118,35 +118,42 @@ class Response(msgspec.Struct, frozen=True):
     is_empty: bool = False
 
 
-class Compute(msgspec.Struct, frozen=True):
-    """Where the time of one execution went, ns."""
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """Where the time of one execution went, ns: making tensors, the model itself, taking results apart."""
 
-    input_ns: int
-    infer_ns: int
-    output_ns: int
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+
+    def plus(self, other: Timings) -> Timings:
+        return Timings(
+            self.compute_input_ns + other.compute_input_ns,
+            self.compute_infer_ns + other.compute_infer_ns,
+            self.compute_output_ns + other.compute_output_ns,
+        )
 
     def items(self) -> tuple[tuple[str, int], ...]:
         """The three times, by their names in `COMPUTE`."""
-        return tuple(zip(COMPUTE, (self.input_ns, self.infer_ns, self.output_ns), strict=True))
+        return tuple(zip(COMPUTE, msgspec.structs.astuple(self), strict=True))
 
 
 # -- counting ----------------------------------------------------------------------------------------------------
 
 
-def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dict[str, int]:
+def success(*, rows: int, total_ns: int, queue_ns: int, compute: Timings) -> dict[str, int]:
     """Counts of one request that succeeded. rows: its own batch size. Each request of a batch counts the times of the
     batch.
     """
     return dict(zip(SUCCESS, _success(rows, total_ns, queue_ns, compute), strict=True))
 
 
-def packed_success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> bytes:
+def packed_success(*, rows: int, total_ns: int, queue_ns: int, compute: Timings) -> bytes:
     """`success`, packed. No number may be below 0."""
     return _pack(_success(rows, total_ns, queue_ns, compute))
 
 
-def _success(rows: int, total_ns: int, queue_ns: int, compute: Compute) -> tuple[int, ...]:
-    return 1, total_ns, queue_ns, rows, compute.input_ns, compute.infer_ns, compute.output_ns
+def _success(rows: int, total_ns: int, queue_ns: int, compute: Timings) -> tuple[int, ...]:
+    return 1, total_ns, queue_ns, rows, compute.compute_input_ns, compute.compute_infer_ns, compute.compute_output_ns
 
 
 def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:
@@ -154,7 +161,7 @@ def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:
     return {"fail_count": 1, "fail_ns": total_ns, f"fail_{reason}": 1}
 
 
-def execution(*, batch_size: int, compute: Compute, ended_ms: int, null_rows: int = 0) -> dict[str, int]:
+def execution(*, batch_size: int, compute: Timings, ended_ms: int, null_rows: int = 0) -> dict[str, int]:
     """Counts of one run of the model.
 
     batch_size  rows, null rows included, as Triton's backends report it

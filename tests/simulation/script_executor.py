@@ -38,7 +38,7 @@ from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, St
 from shared.contract.messages import InboxStep, InferMessage, StepFlag, inbox_entry
 from shared.contract.model_config import Oldest
 from shared.contract.state_fields import GrownState, Parts
-from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
+from shared.statistics.tally import ModelLoad, Timings, execution, packed, success
 from shared.store.commands import Redis
 from shared.store.script_values import CommitCode, StepAnswers, StepCommit, StepOutcome
 from tests.simulation.script_bench import Bench, pairs
@@ -53,8 +53,8 @@ UNREADABLE = 0.01
 ANSWERS = 4
 """A decoupled model gives fewer answers before the last one: as many as a request's number says, modulo this."""
 LOAD = ModelLoad(MODEL, VERSION, "0")
-ANSWERED = packed(success(rows=1, total_ns=1, queue_ns=1, compute=Compute(1, 1, 1)))
-EXECUTED = packed(execution(batch_size=1, compute=Compute(1, 1, 1), ended_ms=1))
+ANSWERED = packed(success(rows=1, total_ns=1, queue_ns=1, compute=Timings(1, 1, 1)))
+EXECUTED = packed(execution(batch_size=1, compute=Timings(1, 1, 1), ended_ms=1))
 Ran = tuple[bool, State | None, GrownState | None]
 """What the model made of a step: whether it failed, the requests so far with this one, and the checkpoint."""
 MESSAGE = InferMessage(MODEL, VERSION, "", 1, ())

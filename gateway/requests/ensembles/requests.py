@@ -32,7 +32,7 @@ from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
-from shared.statistics.tally import Compute, FailureReason, ModelLoad, execution, failure, packed, success
+from shared.statistics.tally import FailureReason, ModelLoad, Timings, execution, failure, packed, success
 from shared.traces.spans import SpanName
 from shared.traces.tracing import StepSpan, Tracing
 
@@ -252,7 +252,7 @@ class EnsembleRequest(OpenRequest):
             # As in Triton, whatever the reason was: the step's own model counts it.
             return failure(FailureReason.OTHER, total_ns=took_ns)
         # What its steps took in which stage is in their own models' statistics.
-        compute = Compute(0, took_ns, 0)
+        compute = Timings(0, took_ns, 0)
         counts = success(rows=max(1, self._rows), total_ns=took_ns, queue_ns=0, compute=compute)
         first_ns = self._first_ns or took_ns
         counts |= self._of.measures.latencies(self._plan.record, compute=compute, first_ns=first_ns)

@@ -9,7 +9,7 @@ from deploy.operate.operating import ExecutorHolding
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
 from shared.contract.model_config import ModelConfig, Oldest, SequenceBatching
-from shared.statistics.tally import Compute, Counts, ModelLoad, added, execution, success
+from shared.statistics.tally import Counts, ModelLoad, Timings, added, execution, success
 from shared.store.membership import Member
 from shared.store.sequence_status import SequenceStatus
 from shared.store.waiting_line import WaitingLine
@@ -70,7 +70,7 @@ def status(
 
 def counted(*, steps: int, batches: int, rows: int, ms: float = 10.0) -> Counts:
     """Counts of so many steps, and of batches of so many rows."""
-    compute = Compute(1_000_000, 2_000_000, 1_000_000)
+    compute = Timings(1_000_000, 2_000_000, 1_000_000)
     ran = [execution(batch_size=rows, compute=compute, ended_ms=1) for _ in range(batches)]
     answered = [success(rows=1, total_ns=round(ms * 1e6), queue_ns=5_000_000, compute=compute) for _ in range(steps)]
     return added([*ran, *answered])

@@ -27,9 +27,9 @@ from shared.statistics.tally import (
     FULL_LOGS,
     GAINED_ROWS,
     HELD_BATCHES,
-    Compute,
     FailureReason,
     MemoryUse,
+    Timings,
     added,
     execution,
     failure,
@@ -40,7 +40,7 @@ from shared.statistics.tally import (
 )
 from shared.store.waiting_line import WaitingLine
 
-TIMES = Compute(1_000_000, 7_000_000, 2_000_000)
+TIMES = Timings(1_000_000, 7_000_000, 2_000_000)
 EVERYTHING = MetricsConfig(summary_latencies=True, histogram_latencies=True, quantiles=(0.5, 0.99))
 
 COUNTERS = {

@@ -10,9 +10,9 @@ from shared.statistics.tally import (
     COMPUTE,
     DURATIONS,
     BatchStatistics,
-    Compute,
     Duration,
     FailureReason,
+    Timings,
     added,
     execution,
     failure,
@@ -22,7 +22,7 @@ from shared.statistics.tally import (
     unpacked,
 )
 
-TIMES = Compute(input_ns=5, infer_ns=70, output_ns=9)
+TIMES = Timings(5, 70, 9)
 
 
 def batch_of(real: int, *, null: int, ended_ms: int = 1) -> list[dict[str, int]]:

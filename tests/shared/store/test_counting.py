@@ -10,7 +10,7 @@ import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.statistics.tally import COUNT_MAX, Compute, ModelLoad, execution, packed, statistics_of, success
+from shared.statistics.tally import COUNT_MAX, ModelLoad, Timings, execution, packed, statistics_of, success
 from shared.store import totals
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -30,7 +30,7 @@ from tests.scripted_mesh import ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
-TIMES = Compute(1, 2, 3)
+TIMES = Timings(1, 2, 3)
 STEP = packed(success(rows=1, total_ns=100, queue_ns=10, compute=TIMES))
 LOAD = ModelLoad("sum", "1", "0")
 SHARD = ShardId(0)
