@@ -14,7 +14,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
-from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
 from gateway.models.exposition import Family
@@ -36,7 +35,7 @@ from gateway.models.metric_families import (
 )
 from gateway.models.observation import Observation, Observed
 from gateway.models.statistics import Statistics
-from shared.contract.errors import MeshError, UnavailableError
+from shared.contract.errors import MeshError
 from shared.contract.messages import ModelRecord
 from shared.process import logs
 from shared.statistics.meter import Exemplar
@@ -44,7 +43,7 @@ from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import Sample
 from shared.statistics.tally import Counts, ModelStatistics
 from shared.store.metering import Metering
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, redis_needed
 
 _untyped: Any = openmetrics_exposition
 MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")
@@ -152,10 +151,8 @@ class Metrics:
             return []
 
     async def _hand_on(self) -> None:
-        try:
+        with redis_needed("metrics", "written"):
             await self._metering.flush()
-        except (*CONNECTION_LOST, ResponseError) as lost:
-            raise UnavailableError(f"Redis, which holds the metrics, cannot be written: {lost}") from lost
 
     def _own_exemplars(self) -> Iterable[tuple[str, str, Exemplar]]:
         for load, meter in self._metering.meters():

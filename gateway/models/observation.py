@@ -11,19 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from redis.exceptions import ResponseError
-
 from gateway.models.catalog import Catalog
 from gateway.models.occupancy import Occupancy, read_occupancies
 from gateway.models.redis_figures import RedisFigures, read_figures
-from shared.contract.errors import UnavailableError
 from shared.statistics.reports import ExecutorReport, ModelReport
 from shared.statistics.tally import MemoryUse
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
 from shared.store.reading import read_counts, tell_now, value_of
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import redis_needed
 from shared.store.reporting import Reports
 from shared.store.tenants import StoredTenants
 from shared.store.waiting_line import WaitingLine, read_lines, read_queued
@@ -89,7 +86,7 @@ class Observation:
 
     async def look(self) -> Observed:
         """The mesh now. Raises UnavailableError without Redis."""
-        try:
+        with redis_needed("metrics", "read"):
             reports = await self.reports()
             ready = self._catalog.view.ready
             sequence_models = [*filter(self._is_sequence_model, ready)]
@@ -106,8 +103,6 @@ class Observation:
             led = await self._led(sequence_models)
             redis = await self.redis_figures()
             tenants = await self._tenants.sequences()
-        except (*CONNECTION_LOST, ResponseError) as lost:
-            raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
         for model, line in lines.items():
             pending.update({(model, version): steps for version, steps in line.steps.items()})
         for report in each_model(reports):

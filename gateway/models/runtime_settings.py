@@ -6,16 +6,13 @@ second.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-
-from redis.exceptions import ResponseError
+from collections.abc import Mapping
 
 from gateway.models.catalog import Catalog
-from shared.contract.errors import RequestError, UnavailableError
+from shared.contract.errors import RequestError
 from shared.process import log_settings
 from shared.process.log_settings import LogSettings
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import redis_needed
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces import settings as trace_settings
 from shared.traces.control import TraceControl
@@ -40,7 +37,7 @@ class RuntimeSettings:
         raises  RequestError for a wrong value, UnavailableError without Redis
         """
         log_settings.check(changes)
-        with redis_needed():
+        with redis_needed("settings", "reached or refuses"):
             if changes:
                 await self._mesh.change_logs(changes, f"{by} through {self._gateway}")
             await self._process.refresh()
@@ -54,17 +51,8 @@ class RuntimeSettings:
         if model and model not in self._catalog.view.records:
             raise RequestError(f"Request for unknown model : {model}")
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
-        with redis_needed():
+        with redis_needed("settings", "reached or refuses"):
             if parsed:
                 await self._mesh.change_traces(model, parsed, f"{by} through {self._gateway}")
             await self._process.refresh()
         return self._control.settings(model).texts()
-
-
-@contextmanager
-def redis_needed() -> Generator[None]:
-    """Turns the errors of Redis into UnavailableError."""
-    try:
-        yield
-    except (*CONNECTION_LOST, ResponseError) as lost:
-        raise UnavailableError(f"Redis, which holds the settings, cannot be reached or refuses: {lost}") from lost

@@ -5,15 +5,13 @@ Source: triton-spec 5.7.
 
 from __future__ import annotations
 
-from redis.exceptions import ResponseError
-
 from gateway.models.catalog import Catalog
 from gateway.models.observation import Observation, memory_of
 from gateway.models.versions import check_version_text
-from shared.contract.errors import RequestError, UnavailableError
+from shared.contract.errors import RequestError
 from shared.statistics.meter import OF_MESH
 from shared.statistics.tally import Counts, ModelLoad, ModelStatistics, statistics_of
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import redis_needed
 from shared.store.totals import Tallies
 
 
@@ -35,11 +33,9 @@ class Statistics:
         loads = self._loads(model, check_version_text(version))
         if not loads:
             return []
-        try:
+        with redis_needed("statistics", "read"):
             counts = await self._tallies.read(loads)
             memory = memory_of(await self._observation.reports())
-        except (*CONNECTION_LOST, ResponseError) as lost:
-            raise UnavailableError(f"Redis, which holds the statistics, cannot be read: {lost}") from lost
         return [
             statistics_of(load.model, load.version, counts[load], memory.get((load.model, load.version), ()))
             for load in loads
@@ -47,10 +43,8 @@ class Statistics:
 
     async def of_mesh(self) -> Counts:
         """What belongs to no model. Raises UnavailableError without Redis."""
-        try:
+        with redis_needed("statistics", "read"):
             return (await self._tallies.read([OF_MESH]))[OF_MESH]
-        except (*CONNECTION_LOST, ResponseError) as lost:
-            raise UnavailableError(f"Redis, which holds the statistics, cannot be read: {lost}") from lost
 
     def _loads(self, model: str, version: str) -> list[ModelLoad]:
         view = self._catalog.view

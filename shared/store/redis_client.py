@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ResponseError
 
-from shared.contract.errors import MeshError
+from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.store.commands import Redis
@@ -204,6 +204,15 @@ def refusal(url: str, error: Exception) -> UnfitRedisError:
         case _:
             refused = "refuses a command"
     return UnfitRedisError(f"Redis at {url_without_password(url)} {refused}: {error}")
+
+
+@contextmanager
+def redis_needed(what: str, done: str) -> Generator[None]:
+    """Errors of Redis within the block become UnavailableError: Redis, which holds `what`, cannot be `done`."""
+    try:
+        yield
+    except (*CONNECTION_LOST, ResponseError) as lost:
+        raise UnavailableError(f"Redis, which holds the {what}, cannot be {done}: {lost}") from lost
 
 
 async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
