@@ -83,7 +83,7 @@ class Reason(StrEnum):
 
 
 def code_of(text: str) -> Code:
-    """A code as another service wrote it. A code of a newer release is INTERNAL here."""
+    """A code as another service or a model wrote it. One that is not known here is INTERNAL."""
     return Code(text) if text in CODES else Code.INTERNAL
 
 

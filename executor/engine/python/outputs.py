@@ -17,11 +17,9 @@ from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.python.texts import plain_text
 from executor.engine.state_tensors import size_problem
-from shared.contract.errors import Code
+from shared.contract.errors import Code, code_of
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import Tensor, shape_text
-
-_CODES = frozenset(Code)
 
 
 class ResponseReader:
@@ -114,8 +112,7 @@ def _reported(response: InferenceResponse) -> RowError | None:
         return None
     if not isinstance(failure, TritonError):
         return RowError(Code.INTERNAL, plain_text(failure))
-    code = failure.code()
-    return RowError(Code(code) if code in _CODES else Code.INTERNAL, plain_text(failure.message()))
+    return RowError(code_of(failure.code()), plain_text(failure.message()))
 
 
 class OutputCheck:
