@@ -112,8 +112,8 @@ class Serving:
         self._models: dict[Place, Model] = {}
         self._loops: dict[Place, asyncio.Task[None]] = {}
         self._replaced: dict[Place, Replaced] = {}
-        # Up to these entries a load's inboxes may hold steps that an earlier one has committed.
-        self._older: dict[Place, LastEntries] = {}
+        # Up to this entry (`entry_key`) a load's inboxes may hold steps that an earlier one has committed.
+        self._older: dict[Place, tuple[int, int]] = {}
         self._told: set[SequenceModel] = set()
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
         self._unloaded: dict[Place, ModelLoad] = {}
@@ -224,8 +224,7 @@ class Serving:
             return ()
         self._told.add(model)
         older = self._older.get(place)
-        is_older = older is not None and entry_key(step.entry) <= entry_key(older[self._keys.shard_of(step.sequence)])
-        return model.take(step, message, is_older=is_older)
+        return model.take(step, message, is_older=older is not None and entry_key(step.entry) <= older)
 
     def taken(self) -> None:
         """The steps of one read have been taken in: what they make ready may run."""
@@ -348,7 +347,9 @@ class Serving:
 
     async def _read_again(self, place: Place) -> None:
         """Has everything in the inboxes read again, for a load that knows nothing of it."""
-        self._older[place] = await insist("reload", self._inbox.last_entries)
+        last = await insist("reload", self._inbox.last_entries)
+        # Of all shards the latest: one fetch too many does no harm.
+        self._older[place] = max(map(entry_key, last.values()))
         self._inbox.read_again()
 
     def _withdraw_soon(self, place: Place, model: Model) -> None:
