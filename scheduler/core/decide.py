@@ -247,7 +247,7 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
         return [*actions, *take_all(state, executor, event.cause)]
     seat(state, event, "seated")
     note_room(state, event.place.version)
-    return actions
+    return actions + balance.fulfilled(state, event.sequence, event.place.executor)
 
 
 def spares_recalled(state: LeaderState, event: SparesRecalled) -> list[Action]:
