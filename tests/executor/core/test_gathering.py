@@ -312,6 +312,7 @@ def test_a_successor_that_has_not_come_within_a_batch_is_not_waited_for_any_more
 
     assert gathering.wait_until(1, 8_001) is None
     assert [4_000] == list(gathering.ended)
+    assert [63 / 64] == gathering.successions.expected([0], [900], 0), "one of the latest has never come"
 
 
 def test_returns_of_long_ago_are_forgotten_and_who_is_later_than_all_hides_nobody_behind() -> None:
@@ -393,6 +394,7 @@ def test_what_a_batch_gained_is_told_once() -> None:
         (False, Direct(max_queue_delay_us=100), {}),
         (False, Direct(minimum_slot_utilization=0.5), {}),
         (False, Oldest(4, max_queue_delay_us=100), {}),
+        (True, Oldest(4, preferred_batch_sizes=(4,)), {}),
         (False, Oldest(4, preferred_batch_sizes=(2,)), {}),
     ],
 )

@@ -17,7 +17,7 @@ from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, MovedOut, SequenceOver, SequenceWaits, Tick
 from scheduler.core.placement import Ring
 from scheduler.core.slots import OfferedVersion, SlotTable
-from scheduler.core.state import LeaderState, Policy, Wish
+from scheduler.core.state import NO_EPOCH, LeaderState, Policy, Wish
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 TICK_MS = 500
@@ -149,6 +149,7 @@ def test_a_wish_beyond_those_that_are_pursued_is_dismissed_and_so_is_one_that_a_
     for number in range(balance.WISHES_MAX):
         state.wishes[SequenceId(f"q{number}")] = Wish(Entry(number, 0, ShardId(0)), ExecutorId("e9"), 1000)
     new = Entry(5000, 0, ShardId(0))
+    state.underway[SequenceId("q")] = ("1", 0)
 
     assert [Dismiss(SequenceId("q"), new)] == balance.wish(state, SequenceId("q"), None, new, "")
     replaced = Dismiss(SequenceId("q7"), Entry(7, 0, ShardId(0)))
@@ -157,6 +158,16 @@ def test_a_wish_beyond_those_that_are_pursued_is_dismissed_and_so_is_one_that_a_
         state, SequenceId("q7"), ExecutorId("e9"), new, ""
     )
     assert balance.WISHES_MAX - 1 == len(state.wishes)
+
+
+def test_a_paged_sequence_is_paged_in_where_slots_of_any_version_are_free() -> None:
+    """Only Redis knows of which version it is."""
+    world = World(random.Random(1))
+    world.tell(ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 1), OfferedVersion("2", 1, 1))))
+    world.waits(SequenceId("a"), moving=False)
+    wished = (SequenceId("paged"), ExecutorId("e1"), Entry(1, 0, ShardId(0)), "")
+
+    assert [MoveOut(SequenceId("paged"), NO_EPOCH, None)] == balance.wish(world.state, *wished)
 
 
 def test_no_more_are_on_their_way_at_once_than_is_allowed() -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from scheduler.core.actions import Action, Assign, LayOut, Recall
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
-from scheduler.core.events import Assigned, Event, ExecutorSeen, RecallSent, SequenceWaits, SparesRecalled, Tick
-from scheduler.core.slots import OfferedVersion
+from scheduler.core.events import (
+    Assigned,
+    Event,
+    ExecutorSeen,
+    RecallSent,
+    SequenceWaits,
+    SparesRecalled,
+    SpareTaken,
+    Tick,
+)
+from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import LeaderState, Policy
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 E1 = ExecutorId("e1")
 ONE, TWO = ShardId(0), ShardId(1)
@@ -66,3 +75,15 @@ def test_spare_slots_are_all_that_sequences_need_while_nobody_waits_and_none_is_
 
     assert [Recall(E1)] == take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 4),)))
     assert not has_spares_only(state)
+
+
+def test_the_time_in_which_a_spare_slot_is_the_last_one_taken_counts_for_the_forecast() -> None:
+    state = LeaderState(Policy(spare_slots=4))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 2),)), waits("a", 1))
+    take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)), Tick(1000))
+    assert 0 == state.freed_slots("1").seen(1500)[0]
+
+    place = SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(1))
+    assert [] == take(state, SpareTaken(SequenceId("b"), place, Epoch(2)))
+
+    assert 500 == state.freed_slots("1").seen(1500)[0]
