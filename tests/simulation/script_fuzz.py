@@ -22,6 +22,7 @@ from executor.core.recovery import Checkpoints
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.contract.messages import StepFlag
 from shared.contract.record import CANCELLED, NO_ENTRY
+from shared.contract.tenants import TenantLimits
 from shared.store.exported import ExportedSequence
 from shared.store.journals import journal_of
 from shared.store.script_sender import Call
@@ -58,6 +59,7 @@ WORK_MOVES = 16
 GATEWAYS = (GatewayId("g1"), GatewayId("g2"))
 TENANTS = ("", "acme", "blue")
 """Whose the steps are, in turn. A sequence is that of its first step."""
+LIMITS = TenantLimits(steps_per_s=50, burst=4)
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 
 
@@ -119,6 +121,7 @@ class Fuzz:
         self.executors: list[Executor] = []
         self.leader = Leader(Term(0))
         self.older: list[Leader] = []
+        self.drawn, self.next_draw = 0, (0, 0)
         self.leases = Leases(self.bench)
         self.work = WorkFuzz(self.bench)
 
@@ -130,7 +133,7 @@ class Fuzz:
         choices: list[Callable[[], None]] = (
             [self.submit] * 8
             + [self.ask_again] * 3
-            + [self.send_again, self.cancel, self.orphan, self.end, self.fork, self.pause, self.resume]
+            + [self.send_again, self.cancel, self.orphan, self.end, self.fork, self.pause, self.resume, self.draw]
             + [self.executor_moves] * 30
             + [self.lead] * 16
             + [self.older_leader_moves]
@@ -287,6 +290,21 @@ class Fuzz:
             left = Orphan(one.sequence, one.token, GRACE_MS)
             (changed,) = self.run(self.scripts.orphan([left], gateway=one.gateway))
             self.tell(f"a connection of {one.gateway} to {one.sequence} is gone: {changed}")
+
+    def draw(self) -> None:
+        """A gateway asks how many requests of a tenant it may let in: never more than the rate gives in all of the
+        time, and one when it was told so, unless the clock was set back since.
+        """
+        wanted, passed_us, back_ms = self.chance.randint(1, 6), self.bench.passed_us, self.bench.back_ms
+        drawn = self.run(self.scripts.draw(TENANTS[1], LIMITS, wanted))
+        self.tell(f"{drawn.granted} of {wanted} requests are let in, the next one in {drawn.next_us} us")
+        self.drawn += drawn.granted
+        most = LIMITS.burst_max + 1 + (passed_us - BEGIN_US) * LIMITS.steps_per_s / 1e6
+        promised_us, promised_by = self.next_draw
+        is_due = promised_by == back_ms and promised_us <= passed_us
+        if self.drawn > most or not is_due <= drawn.granted <= wanted:
+            self.truth.violate(f"{drawn.granted} requests let in, {self.drawn} in all: at most {most}; due: {is_due}")
+        self.next_draw = passed_us + drawn.next_us, back_ms
 
     def end(self) -> None:
         """An operator ends a sequence."""

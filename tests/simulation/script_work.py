@@ -8,13 +8,25 @@ it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.statistics.tally import ModelLoad
-from shared.store.work_scripts import RequestId, Take, Taken, WorkDone, WorkHeld, WorkItem, WorkScripts, request_id
+from shared.store.work_scripts import (
+    TOO_LATE,
+    Front,
+    RequestId,
+    Take,
+    Taken,
+    WorkDone,
+    WorkHeld,
+    WorkItem,
+    WorkScripts,
+    request_id,
+)
 from tests.simulation.script_bench import Bench, pairs
 from tests.simulation.script_truth import SHARD
 
@@ -22,7 +34,7 @@ LOAD = ModelLoad("say", "1", "0")
 EXECUTORS = (ExecutorId("w1"), ExecutorId("w2"), ExecutorId("w3"))
 GATEWAYS = (GatewayId("g1"), GatewayId("g2"))
 ANSWERS_MAX = 4
-GIVEN_UP, WITHDRAWN = b"given up", b"withdrawn"
+GIVEN_UP, WITHDRAWN, UNLOADED = b"given up", b"withdrawn", b"unloaded"
 
 
 @dataclass
@@ -30,6 +42,7 @@ class Request:
     """A request. size: how many answers it has before the last one; written: so many of them were written
 
     holder  the executor that runs it; left: its caller has gone; reply: the last answer
+    late_us  when it has waited for too long, Redis clock; 0: never, or no more, as it was taken once
     """
 
     id: RequestId
@@ -39,6 +52,7 @@ class Request:
     holder: ExecutorId | None = None
     lost: int = 0
     left: bool = False
+    late_us: int = 0
     reply: bytes | None = None
 
     def answer(self, number: int) -> bytes:
@@ -47,10 +61,13 @@ class Request:
 
 @dataclass
 class Hand:
-    """What an executor thinks that it holds, and how many answers of each it has written. tag: of its latest take"""
+    """What an executor thinks that it holds, and how many answers of each it has written. tag: of its latest take; got:
+    the tag with which it got something
+    """
 
     held: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     tag: int = 0
+    got: int = -1
 
 
 class WorkFuzz:
@@ -66,8 +83,28 @@ class WorkFuzz:
     def move(self) -> None:
         """Somebody does something."""
         self._chance.choice(
-            [self.ask] * 3 + [self.pull] * 3 + [self.write] * 6 + [self.finish] * 2 + [self.lose, self.leave]
+            [self.ask] * 3
+            + [self.pull, self.pull, self.choose]
+            + [self.write] * 6
+            + [self.finish] * 2
+            + [self.lose, self.leave]
+            + [self.rare]
         )()
+
+    def rare(self) -> None:
+        """What happens seldom."""
+        self._chance.choice([self.refuse, self.refuse_late, self.refuse_late, self.wake])()
+
+    @property
+    def waiting(self) -> list[Request]:
+        """What is in the queue."""
+        return [one for one in self._requests.values() if one.reply is None and one.holder is None]
+
+    def apply_timeouts(self) -> None:
+        """A look at the queue answers what has waited for too long, or puts it behind the others."""
+        for one in self.waiting:
+            if 0 < one.late_us <= self._bench.now_us:
+                one.late_us, one.reply = 0, None if one.item.queueing.delays else TOO_LATE
 
     # -- callers ------------------------------------------------------------------------------------------------------
 
@@ -78,8 +115,11 @@ class WorkFuzz:
             one = newest[0]
         else:
             gateway, token = self._chance.choice(GATEWAYS), f"w{len(self._requests) + 1:x}"
-            item = WorkItem(LOAD.model, LOAD.version, gateway, token, b"m", Queueing(shape="s"))
+            timeout_us, delays = self._chance.choice((0, 0, 0, 20_000)), self._chance.random() < 0.5
+            queueing = Queueing(self._chance.randint(0, 1), timeout_us=timeout_us, delays=delays, shape="s")
+            item = WorkItem(LOAD.model, LOAD.version, gateway, token, b"m", queueing)
             one = Request(request_id(gateway, token), item, self._chance.randint(0, ANSWERS_MAX))
+            one.late_us = timeout_us and self._bench.now_us + timeout_us
             self._requests[one.id] = one
         (accepted,) = self._bench.run(self._scripts.enqueue([one.item], bound=0))
         self._bench.tell(f"{one.id} comes: {accepted}")
@@ -102,18 +142,47 @@ class WorkFuzz:
     def pull(self) -> None:
         """An executor takes work; perhaps it asks once more for what it took last."""
         name = self._chance.choice(EXECUTORS)
+        if isinstance(pulled := self._pulled(name, Take.WHEN_PLAIN), Taken):
+            self._taken(name, self._hands[name].tag, pulled.requests)
+
+    def _pulled(self, name: ExecutorId, take: int) -> Taken | Front:
         hand = self._hands[name]
         hand.tag += self._chance.random() < 0.8
-        limits = {"requests_max": 2, "rows_max": 2, "delay_us": 0, "take": Take.WHEN_PLAIN}
-        pulled = self._bench.run(self._scripts.pull(LOAD, name, f"t{hand.tag}", **limits))
-        if not isinstance(pulled, Taken):
+        if hand.got != hand.tag:
+            self.apply_timeouts()
+        limits = {"requests_max": 2, "rows_max": 2, "delay_us": 0, "take": take}
+        return self._bench.run(self._scripts.pull(LOAD, name, f"t{hand.tag}", **limits))
+
+    def choose(self) -> None:
+        """An executor decides itself what it takes, while others do something."""
+        name = self._chance.choice(EXECUTORS)
+        front = self._pulled(name, Take.NEVER)
+        tag = self._hands[name].tag
+        if isinstance(front, Taken):
+            self._expect(self._hands[name].got == tag, right=True, what=f"{name} takes what it has only looked at")
             return
-        for id, message in pulled.requests:
+        ids = [seen.id for seen in front.front]
+        read = self._bench.run(self._scripts.read(LOAD, ids)) if ids else ()
+        if [id for id, _ in read] != ids or not {*ids} <= {one.id for one in self.waiting}:
+            self._bench.truth.violate(f"{name} sees {ids} and reads {read}")
+        if self._chance.random() < 0.3:
+            self._chance.choice([self.pull, self.leave, self.lose])()
+        if not ids:
+            return
+        waits = {*ids} <= {one.id for one in self.waiting}
+        taken = self._bench.run(self._scripts.take(LOAD, name, f"t{tag}", ids))
+        self._expect(bool(taken), waits or self._hands[name].got == tag, f"{name} takes {ids}")
+        self._taken(name, tag, taken)
+
+    def _taken(self, name: ExecutorId, tag: int, requests: Sequence[tuple[RequestId, bytes]]) -> None:
+        hand = self._hands[name]
+        hand.got = tag if requests else hand.got
+        for id, message in requests:
             one = self._requests[id]
             self._bench.tell(f"{name} takes {id}")
             # A take that is sent again gives the same again, also what was answered meanwhile.
             if one.holder is None and one.reply is None:
-                one.holder = name
+                one.holder, one.late_us = name, 0
             self._expect(bool(message), one.reply is None, f"{id} has a message")
             self._expect(one.holder in (name, None), right=True, what=f"{id} is taken, which {one.holder} holds")
             if message:
@@ -165,6 +234,7 @@ class WorkFuzz:
         mine = [one for one in self._requests.values() if one.holder == name]
         if count != len(mine):
             self._bench.truth.violate(f"{name} held {count} requests, not {len(mine)}")
+        self._hands[name].got = -1
         for one in mine:
             one.holder = None
             one.lost += dies
@@ -172,6 +242,34 @@ class WorkFuzz:
                 one.reply = GIVEN_UP
         if not dies:
             self._hands[name] = Hand(tag=self._hands[name].tag)
+
+    # -- others -------------------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """No executor serves the model any more."""
+        waiting = self.waiting
+        count = self._bench.run(self._scripts.refuse(LOAD, UNLOADED))
+        self._bench.tell(f"{count} requests are refused")
+        self._expect(count == len(waiting), right=True, what=f"{count} of {len(waiting)} were refused")
+        for one in waiting:
+            one.reply = UNLOADED
+
+    def refuse_late(self) -> None:
+        """A gateway finds that a request has waited for too long, perhaps too early."""
+        if not self._requests:
+            return
+        one = self._chance.choice(list(self._requests.values())[-4:])
+        (refused,) = self._bench.run(self._scripts.refuse_late(LOAD, GatewayId(one.item.gateway), [one.item.token]))
+        self._bench.tell(f"{one.id} is too late: {refused}")
+        self._expect(refused, one in self.waiting and one.late_us > 0, f"{one.id} is refused")
+        if refused:
+            one.reply = TOO_LATE
+
+    def wake(self) -> None:
+        """An executor that was woken has become busy, and wakes another one."""
+        self._bench.run(self._scripts.wake(LOAD))
+        tokens = self._bench.do("LLEN", self._bench.keys.work_queue(LOAD.model, LOAD.version).wake)
+        self._expect(tokens == bool(self.waiting), right=True, what=f"{tokens} are woken for {len(self.waiting)}")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.script_fuzz import fuzz
 
-SEEDS = range(1, 151)
+SEEDS = range(1, 201)
 
 # A seed takes a few hundredths of a second, and a loaded machine as long as it likes.
 pytestmark = pytest.mark.timeout(900)
