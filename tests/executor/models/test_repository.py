@@ -272,7 +272,7 @@ async def test_a_failed_load_is_forgotten_when_the_polled_folder_is_gone(
 async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
     repository: ModelRepository, name: str, config: str
 ) -> None:
-    with pytest.raises(LoadError, match="failed to poll from model repository: .*embedded null") as raised:
+    with pytest.raises(LoadError, match=r"failed to poll from model repository: .*embedded null") as raised:
         repository.load(name, config, {"1/model.py": CODE.encode()})
 
     assert raised.value.code is Code.INTERNAL
