@@ -422,11 +422,14 @@ class SettingsCommand(click.Command):
     """A command whose options are the fields of a settings class; the help lists them by subject."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuses unknown variables before anything else."""
+        """Refuses unknown variables before anything else. Takes a switch as Triton's command line has it, too:
+        `--allow-client-shm=true`.
+        """
         if "--help" not in args:
             own = {name for one in self.params if isinstance(one, SettingOption) for name in variables_of(one)}
             refuse_unknown_variables(os.environ, own, ctx)
-        return super().parse_args(ctx, args)
+        switches = {one.opts[0]: one for one in self.params if isinstance(one, SettingOption) and one.is_flag}
+        return super().parse_args(ctx, [_switch(word, switches, ctx) for word in args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes one section per group, in the order in which the groups first appear.
@@ -442,6 +445,15 @@ class SettingsCommand(click.Command):
         for group, records in sections.items():
             with formatter.section(group):
                 formatter.write_dl(records)
+
+
+def _switch(word: str, switches: Mapping[str, SettingOption], ctx: click.Context) -> str:
+    """A word of the command line, which click's pair of flags stands for if it gives a switch a value."""
+    flag, equals, value = word.partition("=")
+    switch = switches.get(flag) if equals else None
+    if switch is None:
+        return word
+    return flag if click.BOOL.convert(value, switch, ctx) else switch.secondary_opts[0]
 
 
 def refuse_unknown_variables(

@@ -55,6 +55,20 @@ def test_defaults_hold_when_nothing_is_said() -> None:
     assert parsed() == Example()
 
 
+@pytest.mark.parametrize(
+    ("word", "paged"),
+    [("--paged", True), ("--no-paged", False), ("--paged=true", True), ("--paged=1", True), ("--paged=off", False)],
+)
+def test_a_switch_may_have_a_value_as_on_tritons_command_line(word: str, *, paged: bool) -> None:
+    """A refusal in Triton's words asks for `--allow-client-shm=true`."""
+    assert paged is parsed(word).paged
+
+
+@pytest.mark.parametrize("word", ["--paged=maybe", "--no-paged=true", "--page=true"])
+def test_a_switch_with_another_value_is_refused(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert word.partition("=")[0] in refusal(capsys, word)
+
+
 def test_the_flag_wins_over_the_environment_and_the_environment_over_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
