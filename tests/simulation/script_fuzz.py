@@ -594,7 +594,6 @@ class Fuzz:
         self.tell(f"{executor.name} serves version {only} no longer")
         if left := only == VERSION and self.do("SMEMBERS", self.keys.owned(SHARD, executor.name, MODEL)):
             self.truth.violate(f"{executor.name} serves no version, and owns {left}")
-        leader.slots = {s: place for s, place in leader.slots.items() if only != VERSION or place[0] != executor.name}
 
     def look_for_expired(self, leader: Leader) -> None:
         """The reaper's look at what is due."""
@@ -682,6 +681,7 @@ class Fuzz:
             if name not in after:
                 self.tell(f"{name.decode()} is taken from {executor.name}")
                 self.truth.taken(SequenceId(name.decode()), lost=True)
+                leader.slots.pop(SequenceId(name.decode()), None)
         return bool(taken or entries)
 
     def drain(self, executor: Executor) -> None:
