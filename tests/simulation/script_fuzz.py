@@ -588,10 +588,15 @@ class Fuzz:
         """An executor serves the version no longer: what it owns of it is taken, though it lives."""
         executor = self.chance.choice(self.serving())
         only = self.chance.choice((VERSION, VERSION, "2"))
+        # What was taken before must not be heard of as new behind it.
+        self.hear(leader)
         while self.reclaim(leader, executor, lost=False, only=(only,)):
             pass
         self.drain(executor)
         self.tell(f"{executor.name} serves version {only} no longer")
+        if only == VERSION:
+            # One that was lost with its state has given its slot back to the spare ones.
+            self.recall(leader, executor)
         if left := only == VERSION and self.do("SMEMBERS", self.keys.owned(SHARD, executor.name, MODEL)):
             self.truth.violate(f"{executor.name} serves no version, and owns {left}")
 
