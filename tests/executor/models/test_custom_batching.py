@@ -201,7 +201,7 @@ def model_batch_finalize(batch):
     kept.execute("DELETE FROM sizes")
 
 def model_batcher_finalize(batcher):
-    kept.execute("DROP TABLE sizes")
+    kept.close()
 """
 
 

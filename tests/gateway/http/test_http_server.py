@@ -20,6 +20,7 @@ from gateway.ports.listening import listen
 from gateway.ports.seats import Share
 from gateway.rest.reply import send_bytes
 from gateway.settings import GatewaySettings, HttpParser
+from tests.gateway.flow_control import needs_flow_control
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 SECURE = GatewaySettings(
@@ -105,6 +106,7 @@ async def test_a_client_that_leaves_before_its_answer_is_told_nothing() -> None:
         writer.close()
 
 
+@needs_flow_control
 async def test_a_client_that_does_not_take_its_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its answer is not kept for ever."""
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)

@@ -22,6 +22,7 @@ from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, RequestError
 from shared.contract.tensors import Tensor
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, echo, gateway_running, running_sum
+from tests.gateway.flow_control import needs_flow_control
 
 TEXT = "/v2/models/echo_text/generate"
 SUM = "/v2/models/running_sum/generate"
@@ -274,7 +275,7 @@ async def test_each_event_is_sent_when_it_is_there(
     assert events(first) == events(rest)
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["leaves", "never reads"])
+@pytest.mark.parametrize("reads", [True, pytest.param(False, marks=needs_flow_control)], ids=["leaves", "never reads"])
 async def test_a_client_that_takes_no_more_ends_an_endless_stream(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
