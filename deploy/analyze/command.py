@@ -244,9 +244,14 @@ def carried_out(search: Search, model: str) -> int:
     best = search.notes.found[verdict.best]
     click.echo(f"{ending}\nchosen: {said(verdict.best)}")
     click.echo(f"  {shown(best, search.bounds)}\nreport: {search.output / 'report.md'}")
-    if best.problem or search.bounds.excess(best):
-        return EXIT_NONE_FITS
-    return 0 if verdict.complete else EXIT_TOO_SOON
+    return exit_code(complete=verdict.complete, fits=not (best.problem or search.bounds.excess(best)))
+
+
+def exit_code(*, complete: bool, fits: bool) -> int:
+    """Of a search. One that ended too soon does not say that nothing fits."""
+    if not complete:
+        return EXIT_TOO_SOON
+    return 0 if fits else EXIT_NONE_FITS
 
 
 def shown(found: Measured, bounds: Bounds) -> str:

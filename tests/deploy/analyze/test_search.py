@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from deploy.analyze.command import exit_code
 from deploy.analyze.search import Bounds, Conclusion, Knob, Measured, Setting, Trial, change, follow, is_better
 
 SIZES = Knob("size", (1, 2, 4, 8, 16, 32))
@@ -116,3 +117,11 @@ def test_a_knob_that_means_nothing_is_not_turned() -> None:
     assert turned is not None
     assert "places 8 -> 16" == change(oldest, turned)
     assert SIZES.turned((("copies", 1),), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("complete", "fits", "code"), [(True, True, 0), (True, False, 1), (False, True, 3), (False, False, 3)]
+)
+def test_a_search_that_ended_too_soon_does_not_say_that_nothing_fits(*, complete: bool, fits: bool, code: int) -> None:
+    """It ended with 1 where nothing that fits was known yet."""
+    assert code == exit_code(complete=complete, fits=fits)
