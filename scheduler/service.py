@@ -37,7 +37,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
-from shared.store.redis_client import CONNECTION_LOST, connect, joined
+from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED, connect, joined
 from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
@@ -195,7 +195,7 @@ class Scheduler:
                 if failures:
                     logs.info("redis is back", loop=name, failures=failures)
                 failures = 0
-            except (*CONNECTION_LOST, ResponseError) as error:
+            except LOST_OR_REFUSED as error:
                 cause = str(error) or f"no answer within {limit_s:g} s"
                 logs.warning("redis out of reach", loop=name, cause=cause)
                 failures += 1

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 import click
-from redis.exceptions import ResponseError
 
 from deploy.console.reader import MeshReader
 from deploy.operate import drain
@@ -21,7 +20,7 @@ from deploy.operate.sequences import end_one
 from shared.contract.errors import Code, RequestError, UnavailableError
 from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 AT_ONCE_MAX = 16
 """Actions that run or wait for their turn."""
@@ -99,7 +98,7 @@ class Actions:
             raise UnavailableError(
                 f"not done after {ANSWER_S:.0f} s, and it may still be: this page shows what becomes of it"
             ) from late
-        except (*CONNECTION_LOST, ResponseError) as failure:
+        except LOST_OR_REFUSED as failure:
             raise UnavailableError(f"Redis does not do it: {failure}") from failure
         finally:
             self._count -= 1

@@ -13,7 +13,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import msgspec
-from redis.exceptions import ResponseError
 
 from deploy.console.events import BAD, GOOD, EventLog, MeshNews
 from deploy.console.history import RANGES, ChartHistory, ChartPoint, Subject, grown, moments_between
@@ -24,7 +23,7 @@ from deploy.console.view import MeshView, mesh_view, watched_view
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.ids import SequenceId
 from shared.process import logs
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 PAGES_MAX = 64
 READ_EVERY_S = 1.0
@@ -154,7 +153,7 @@ class LiveMesh:
     async def _read(self) -> None:
         try:
             now = await self._reader.read({page.watches for page in self._pages if page.watches is not None})
-        except (*CONNECTION_LOST, ResponseError, MeshError) as failure:
+        except (*LOST_OR_REFUSED, MeshError) as failure:
             self._has_problem(failure.message if isinstance(failure, MeshError) else f"Redis cannot be read: {failure}")
             return
         if self._problem:

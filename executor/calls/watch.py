@@ -13,8 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from redis.exceptions import ResponseError
-
 from executor.calls.client import CallClient
 from executor.calls.deadlocks import error_text, find
 from executor.connections import RedisConnections
@@ -22,7 +20,7 @@ from executor.engine.python.calls import waits
 from shared.contract.calls import WaitingCall
 from shared.process import logs
 from shared.store.membership import Member
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 from shared.store.waiting_calls import forget_waiting, tell_waiting
 
 LOOK_S = 1.0
@@ -44,7 +42,7 @@ class DeadlockWatch:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look(self._old_waits())
-            except (*CONNECTION_LOST, ResponseError) as error:
+            except LOST_OR_REFUSED as error:
                 logs.warning("look for deadlocks delayed", cause=str(error))
 
     def _old_waits(self) -> list[WaitingCall]:

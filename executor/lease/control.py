@@ -19,7 +19,6 @@ import asyncio
 from collections.abc import Mapping
 
 import msgspec
-from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.registration import Applied
@@ -30,7 +29,7 @@ from shared.contract.errors import Code, MeshError
 from shared.contract.messages import ControlMessage, LoadFailure, encode
 from shared.process import logs
 from shared.store.reading import noted, text_of, value_of
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 BLOCK_MS = 1000
 FAILURES_MAX = 32
@@ -85,7 +84,7 @@ class Control:
                 for _, entries in read or ():
                     for entry, fields in entries:
                         await self._hear(entry.decode(), fields)
-            except (*CONNECTION_LOST, ResponseError) as error:
+            except LOST_OR_REFUSED as error:
                 # The stream may be trimmed, or empty, when Redis is back. The commands themselves are in the hashes.
                 self._missed = True
                 logs.warning("control reading delayed", cause=str(error))

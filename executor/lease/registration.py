@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.draining import models_that_stay
@@ -44,7 +44,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.link import Link
 from shared.store.membership import Membership
 from shared.store.metering import Metering
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.reporting import Reports
 from shared.store.totals import Tallies
 from shared.traces.tracing import Tracing
@@ -195,7 +195,7 @@ class Registration:
         """Finishes the running batches, commits them, and hands all sequences over at once."""
         await self.serving.quiet()
         await self._committer.drained()
-        with suppress(ResponseError, *CONNECTION_LOST):
+        with suppress(*LOST_OR_REFUSED):
             await self._metering.flush()
         # Last: until the lease ends, the commits above are accepted.
         try:
@@ -298,7 +298,7 @@ class Registration:
                     raise LeaseLostError(self.executor)
                 for record in await membership.unknown(self._records()):
                     await membership.publish(record)
-            except (*CONNECTION_LOST, ResponseError) as error:
+            except LOST_OR_REFUSED as error:
                 logs.debug("registration not looked at", cause=str(error))
 
     def _workers(self) -> list[EngineWorker]:
@@ -352,8 +352,8 @@ class Registration:
             await asyncio.sleep(COUNTS_INTERVAL_S)
             try:
                 await self._tallies.add_up([*self.serving.loads, OF_MESH])
-            except (*CONNECTION_LOST, ResponseError) as error:
-                # ResponseError: also when Redis has no memory left. Statistics are no reason to stop serving.
+            except LOST_OR_REFUSED as error:
+                # Refused when Redis has no memory left, for example. Statistics are no reason to stop serving.
                 logs.warning("counts delayed", cause=str(error))
 
 

@@ -9,15 +9,13 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from redis.exceptions import ResponseError
-
 from executor.engine.python.model_metrics import custom_families
 from executor.reporting.host import Host
 from executor.reporting.nvml import Nvml
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.statistics.reports import ExecutorReport, ModelReport
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 from shared.store.reporting import Reports
 
 REPORT_INTERVAL_S = 1.0
@@ -41,7 +39,7 @@ class Reporter:
         while True:
             try:
                 await self.reports.write(await self.report())
-            except (*CONNECTION_LOST, ResponseError) as error:
+            except LOST_OR_REFUSED as error:
                 logs.warning("report delayed", cause=str(error))
             await asyncio.sleep(REPORT_INTERVAL_S)
 

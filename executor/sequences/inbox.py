@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from redis.exceptions import ResponseError
-
 from executor.connections import RETRY_DELAY_S, RedisConnections
 from shared.contract.ids import ExecutorId, ShardId, entry_key
 from shared.process import logs
 from shared.store.link import Link, streams_read
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"
@@ -92,7 +90,7 @@ class Inbox:
                     if read:
                         yield read
                     await self._taken(link, read)
-                except (*CONNECTION_LOST, ResponseError) as error:
+                except LOST_OR_REFUSED as error:
                     logs.warning("inbox reading delayed", executor=self._executor, cause=str(error))
                     await asyncio.sleep(RETRY_DELAY_S)
         finally:

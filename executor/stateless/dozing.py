@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from redis.exceptions import ResponseError
-
 from executor.connections import RETRY_DELAY_S
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import WorkKeys
 from shared.store.link import Link
 from shared.store.reading import text_of
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 LOOK_S = 1
 """Dozing queues are looked at this often, because an executor may have died with a wake-up token."""
@@ -65,7 +63,7 @@ class Dozing:
                     await self._link.connect()
                     await self._look()
                     await self._pop()
-                except (*CONNECTION_LOST, ResponseError) as error:
+                except LOST_OR_REFUSED as error:
                     logs.warning("wake-ups delayed", cause=str(error))
                     await asyncio.sleep(RETRY_DELAY_S)
         finally:

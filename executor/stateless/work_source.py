@@ -15,8 +15,6 @@ import secrets
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from redis.exceptions import ResponseError
-
 from executor.connections import RETRY_DELAY_S, RedisConnections
 from executor.stateless.dozing import Dozing
 from executor.workers.carrier import Carrier
@@ -26,7 +24,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace, WorkKeys
 from shared.store.link import Link, SharedLinks
 from shared.store.reading import text_of
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkHeld, WorkScripts
 
@@ -149,7 +147,7 @@ class WorkSource:
         try:
             await self._blocking.connect()
             (popped,) = await self._blocking.ask([("BLPOP", self.queue.wake, WAKE_BLOCK_S)], blocking_s=WAKE_BLOCK_S)
-        except (*CONNECTION_LOST, ResponseError) as error:
+        except LOST_OR_REFUSED as error:
             logs.warning("wake-ups delayed", queue=self._load.model, cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)
             return False

@@ -16,15 +16,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from redis.exceptions import ResponseError
-
 from gateway.models.ensembles import EnsembleJudge, any_model, with_decoupled_ensembles
 from gateway.models.versions import check_version_text
 from shared.contract.errors import Code, NotReadyError, RequestError, UnavailableError
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 REFRESH_S = 0.5
 REFRESH_ASKED_S = 0.1
@@ -179,7 +177,7 @@ class Catalog:
             try:
                 await self.refresh()
                 failures = 0
-            except (*CONNECTION_LOST, ResponseError) as lost:
+            except LOST_OR_REFUSED as lost:
                 failures += 1
                 if failures == 1:
                     logs.warning("catalog not refreshed", error=str(lost))

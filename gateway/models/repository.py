@@ -24,14 +24,12 @@ from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntr
 from shared.store.commands import Pipeline, Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED
 
 CONTROL_TIMEOUT_S = 300.0
 """Loading a large model takes minutes. A longer wait means that an executor hangs."""
 CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
-UNREADABLE = (*CONNECTION_LOST, ResponseError)
-"""What a command raises when Redis is lost, or refuses it: its user has too few rights, say."""
 
 
 class RepositoryControl:
@@ -140,7 +138,7 @@ class RepositoryControl:
         word = ControlMessage("unload", model)
         try:
             known: bool = await self._redis.hexists(self._keys.wanted, model)
-        except UNREADABLE as lost:
+        except LOST_OR_REFUSED as lost:
             raise UnavailableError(f"Redis cannot be read: {lost}; '{model}' did not change") from lost
         if not known and all(line.model != model or not line.state for line in self.index()):
             return
@@ -180,7 +178,7 @@ class RepositoryControl:
         """Raises UnavailableError if an executor does not load on request. The first of all checks, as in Triton."""
         try:
             await self._catalog.refresh()
-        except UNREADABLE as lost:
+        except LOST_OR_REFUSED as lost:
             raise UnavailableError(f"Redis cannot be read: {lost}; nothing was changed") from lost
         members = self._catalog.live_members()
         if not members:
@@ -216,7 +214,7 @@ class RepositoryControl:
 
         try:
             await self._redis.transaction(remove, self._keys.wanted)
-        except UNREADABLE:
+        except LOST_OR_REFUSED:
             # Executors that start later will then try it, and fail as the others have. What they serve is the same.
             return
 

@@ -27,7 +27,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
-from shared.store.redis_client import CONNECTION_LOST, pause_s
+from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED, pause_s
 
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
@@ -154,7 +154,7 @@ class Replies:
                 gone = await self._beat(self._redis)
                 if gone:
                     await self._recover(gone)
-            except (*CONNECTION_LOST, ResponseError) as lost:
+            except LOST_OR_REFUSED as lost:
                 logs.warning("heartbeat not written", error=str(lost))
 
     async def _read(self) -> None:

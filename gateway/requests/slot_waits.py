@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from redis.exceptions import ResponseError
-
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.forecast import Forecast, Outlook
 from shared.contract.ids import SequenceId
 from shared.process import logs
 from shared.store.forecasts import Forecasts
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 
 LOOK_S = 0.5
 """Pause between two looks at the forecasts."""
@@ -85,7 +83,7 @@ class SlotWaits:
     async def _forecast(self, sequence: SequenceId) -> Forecast | None:
         try:
             return await self._forecasts.of(sequence)
-        except (*CONNECTION_LOST, ResponseError) as error:
+        except LOST_OR_REFUSED as error:
             logs.debug("no forecast", sequence=sequence, error=str(error))
             return None
 

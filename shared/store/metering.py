@@ -10,14 +10,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from redis.exceptions import ResponseError
-
 from shared.contract.ids import ShardId
 from shared.process import logs
 from shared.statistics.meter import LoadMeter
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import LOST_OR_REFUSED
 from shared.store.scripts import Scripts
 
 METERING_INTERVAL_S = 1.0
@@ -39,7 +37,7 @@ class Metering:
             await asyncio.sleep(METERING_INTERVAL_S)
             try:
                 await self.flush()
-            except (*CONNECTION_LOST, ResponseError) as error:
+            except LOST_OR_REFUSED as error:
                 logs.warning("measurements delayed", cause=str(error))
 
     async def flush(self) -> None:

@@ -36,6 +36,7 @@ from shared.store.redis_py import (
     CONNECTION_LOST,
     CONNECTIONS,
     DISCOVERED_CONNECTIONS,
+    LOST_OR_REFUSED,
     REFUSED,
     REPLY_TIMEOUT_S,
     DiscoveredConnection,
@@ -211,7 +212,7 @@ def redis_needed(what: str, done: str) -> Generator[None]:
     """Errors of Redis within the block become UnavailableError: Redis, which holds `what`, cannot be `done`."""
     try:
         yield
-    except (*CONNECTION_LOST, ResponseError) as lost:
+    except LOST_OR_REFUSED as lost:
         raise UnavailableError(f"Redis, which holds the {what}, cannot be {done}: {lost}") from lost
 
 

@@ -43,6 +43,8 @@ REFUSED = (AuthenticationError, ResponseError)
 what is there is no server for a mesh."""
 CONNECTION_LOST = (*REDIS_LOST, OSError)
 """Beside those what a socket itself may raise: for loops that do nothing but talk to Redis."""
+LOST_OR_REFUSED = (*CONNECTION_LOST, ResponseError)
+"""Beside those what Redis answers when it refuses a command: for what can be tried again later, for whatever reason."""
 CLOSED = "the server has closed the connection"
 UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
 UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
