@@ -16,7 +16,6 @@ what belongs to the thread that made it.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import itertools
 import sys
@@ -111,16 +110,12 @@ class BatchStrategy:
 
     async def close(self) -> None:
         """Finalizes the batcher. A failure of that is logged, and so is one that takes too long: it is left behind."""
-        closing = self._thread.start(self._finalize)
-        self._thread.stop()
-        ended, _ = await asyncio.wait([closing], timeout=FINALIZE_LIMIT_S)
-        if not ended:
+        if not await self._thread.end(self._finalize, FINALIZE_LIMIT_S):
             logs.error("batch strategy not finalized", model=self._model, seconds=FINALIZE_LIMIT_S)
 
     def close_now(self) -> None:
         """As `close`, for a strategy that is not used yet, called from a thread that may block."""
-        self._thread.run(self._finalize)
-        self._thread.stop()
+        self._thread.end_now(self._finalize)
 
     def _finalize(self) -> None:
         self._quietly("model_batcher_finalize", self._batcher)

@@ -81,6 +81,22 @@ class EngineThread:
         """The thread ends after the calls that it was given."""
         self._calls.put(None)
 
+    async def end(self, call: Callable[[], object], limit_s: float) -> bool:
+        """Makes a last call, and ends behind it. Raises what that raises. False if it takes longer: it is left behind."""
+        last = self.start(call)
+        self.stop()
+        ended, _ = await asyncio.wait([last], timeout=limit_s)
+        if ended:
+            await last
+        return bool(ended)
+
+    def end_now(self, call: Callable[[], object]) -> None:
+        """As `end`, for a caller that may block, without a limit."""
+        try:
+            self.run(call)
+        finally:
+            self.stop()
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()

@@ -324,19 +324,12 @@ class EngineWorker:
         """Lets the running batch end, then finalizes the model. Raises what its `finalize` does, and TimeoutError if it
         takes too long: then it is left behind, with what the model holds.
         """
-        closing = self._thread.start(self._close)
-        self._thread.stop()
-        ended, _ = await asyncio.wait([closing], timeout=FINALIZE_LIMIT_S)
-        if not ended:
+        if not await self._thread.end(self._close, FINALIZE_LIMIT_S):
             raise TimeoutError(f"its finalize has taken more than {FINALIZE_LIMIT_S:g} s, and is not waited for")
-        await closing
 
     def close_now(self) -> None:
         """As `close`, for an engine on which nothing has run yet, called from a thread that may block."""
-        try:
-            self._thread.run(self._close)
-        finally:
-            self._thread.stop()
+        self._thread.end_now(self._close)
 
     def _close(self) -> None:
         if self._waiting is not None:
