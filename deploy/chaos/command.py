@@ -24,12 +24,13 @@ from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
 from deploy.chaos.given_mesh import given_mesh, host_and_port, order_of
 from deploy.chaos.history import Strike, read_history
-from deploy.chaos.mesh import TargetMesh, is_there
+from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, count_failures, exit_code, failures_of, judge, markdown, report_of
 from deploy.chaos.run import run
 from deploy.local.endings import ending_by_verdict, results_in
+from shared.process.machine import is_running
 from shared.settings import NumberRange
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
@@ -173,7 +174,7 @@ def chaos(
     given = gateways_of(http, grpc)
     if not given and (pids or fault_command):
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
-    if gone := [str(pid) for named in (pids or {}).values() for pid in named if not is_there(pid)]:
+    if gone := [str(pid) for named in (pids or {}).values() for pid in named if not is_running(pid)]:
         raise click.UsageError(f"--pids: no process has the id {', '.join(gone)}")
     if given and sentinels:
         raise click.UsageError("--sentinels is for a private mesh: leave it out, or --http and --grpc")

@@ -13,8 +13,9 @@ import click
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
-from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, TargetMesh, is_there, strike_process
+from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, TargetMesh, strike_process
 from deploy.local.readiness import NO_EXECUTOR, unreadiness
+from shared.process.machine import is_running
 
 SLOTS = 64
 """Slots that the fault `fill-slots` assumes: from outside their number is not known."""
@@ -90,7 +91,7 @@ class GivenMesh(TargetMesh):
     def names(self, victim: Victim) -> Sequence[str]:
         """The process ids of a service, as text; its name when a command strikes it."""
         # What starts a process again gives it another id.
-        if living := [str(pid) for pid in self._pids.get(victim, ()) if is_there(pid)]:
+        if living := [str(pid) for pid in self._pids.get(victim, ()) if is_running(pid)]:
             return living
         if self._command:
             return [str(victim)]

@@ -56,16 +56,6 @@ class TargetMesh(ABC):
         return None
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process has not ended yet."""
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
-
-
 async def strike_process(pid: int, act: Act, seconds: float) -> None:
     """Sends a process the fault's signal. One that is frozen is woken also if this coroutine is cancelled."""
     with contextlib.suppress(ProcessLookupError):

@@ -39,6 +39,7 @@ from executor.workers.devices import DeviceLostError
 from shared.contract.errors import Code, LoadError, sendable
 from shared.process import logs
 from shared.process.lifecycle import Stop, end
+from shared.process.machine import is_running
 from shared.store.commands import Redis
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
@@ -192,7 +193,7 @@ class Loader:
         """
         if attempt.executor != self._executor:
             return False
-        return attempt.host != self._host or attempt.pid == os.getpid() or not is_running(attempt.pid)
+        return attempt.host != self._host or attempt.pid == os.getpid() or not may_run(attempt.pid)
 
     async def _speak_for(self, key: str, field: bytes, number: int) -> None:
         """Renews the note of an attempt until this process is told to stop; then removes the note."""
@@ -225,13 +226,9 @@ def is_recent(when: bytes, now_ms: int) -> bool:
     return when.isdigit() and now_ms - int(when) < MEMORY_S * 1000
 
 
-def is_running(pid: int) -> bool:
-    """Whether this machine has such a process."""
+def may_run(pid: int) -> bool:
+    """Whether this machine has such a process, or may have: an impossible id proves nothing."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # PermissionError: it runs, under another user. OverflowError: an impossible id proves nothing.
-    except (PermissionError, OverflowError):
-        pass
-    return True
+        return is_running(pid)
+    except OverflowError:
+        return True

@@ -1,4 +1,4 @@
-"""What this machine, or the container, lets a process have: memory, cores and open files.
+"""What this machine, or the container, lets a process have: memory, cores and open files. And which processes it has.
 
 source  cgroup v2: memory.max, cpu.max; v1: memory.limit_in_bytes, cpu.cfs_quota_us; of the group and its parents;
         getrlimit(2), RLIMIT_NOFILE
@@ -16,6 +16,17 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 OPEN_FILES_WANTED = 16384
 """Open files that a service asks for; systems give a process 1024 unless it asks. Each client of a gateway takes one.
 So does each model that a scheduler leads, for a connection to Redis; one without state takes an executor two."""
+
+
+def is_running(pid: int) -> bool:
+    """Whether this machine has such a process, also one of another user. Raises OverflowError for an impossible id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
