@@ -82,7 +82,7 @@ class EngineThread:
         self._calls.put(None)
 
     async def end(self, call: Callable[[], object], limit_s: float) -> bool:
-        """Makes a last call, and ends behind it. Raises what that raises. False if it takes longer: it is left behind."""
+        """Makes a last call, and ends behind it. Raises what that raises. False: it takes longer and is left behind."""
         last = self.start(call)
         self.stop()
         ended, _ = await asyncio.wait([last], timeout=limit_s)
