@@ -26,6 +26,7 @@ from seqmesh_client.shell import SILENT_S
 from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
 from seqmesh_client.token import Place
 from seqmesh_client.wire import NUMBERED, pb
+from tests.client.grpc_serving import served
 
 GATEWAYS = ["localhost:1"]
 
@@ -174,12 +175,9 @@ class SilentMesh(cast("Any", service_pb2_grpc).GRPCInferenceServiceServicer):
 
 @pytest.fixture
 def silent_mesh() -> Iterator[tuple[SilentMesh, str]]:
-    service, server = SilentMesh(), grpc.server(futures.ThreadPoolExecutor(4))
-    cast("Any", service_pb2_grpc).add_GRPCInferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield service, f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    service = SilentMesh()
+    with served(service) as url:
+        yield service, url
 
 
 STEP = {"INPUT": np.array([7], np.int32)}

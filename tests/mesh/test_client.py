@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +36,7 @@ from seqmesh_client import (
 )
 from seqmesh_client.wire import pb
 from shared.contract.ids import sequence_id
+from tests.client.grpc_serving import served
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, wait
 
 SUM = Patience(step_s=PATIENCE_S, silence_s=5.0)
@@ -301,12 +301,8 @@ class PlainServer(cast("Any", service_pb2_grpc).GRPCInferenceServiceServicer):
 @pytest.fixture
 def plain(request: pytest.FixtureRequest) -> Iterator[tuple[PlainServer, str]]:
     service = PlainServer(garbage=getattr(request, "param", False))
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    cast("Any", service_pb2_grpc).add_GRPCInferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield service, f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with served(service) as url:
+        yield service, url
 
 
 STEP = {"INPUT": np.array([7], np.int32)}
