@@ -23,6 +23,7 @@ from shared.store.exported import from_file, to_file
 from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
+from shared.store.sequences import StateSizes
 
 LIST_HELP = """Lists the sequences of a model that are not over.
 
@@ -110,12 +111,12 @@ async def show(settings: OperatorSettings, model: str, correlation_id: str, *, a
         (status,) = await mesh.sequences.statuses([sequence])
         if status is not None:
             (status,) = await mesh.sequences.foretold([status])
-        sizes = await mesh.sequences.state_bytes(sequence)
+        sizes = await mesh.sequences.state_sizes(sequence)
         now_ms = await redis_now_ms(mesh.redis)
     if status is None:
         raise click.ClickException(f"{id_text(correlation_id_of(sequence))}: {NO_SUCH}")
     if as_json:
-        click.echo(msgspec.json.encode({**msgspec.to_builtins(status), "state_bytes": sizes}))
+        click.echo(msgspec.json.encode(msgspec.to_builtins(status) | msgspec.to_builtins(sizes)))
         return
     lines = described(status, sizes, now_ms)
     width = max(len(name) for name, _ in lines)
@@ -236,7 +237,7 @@ def name_text(one: SequenceStatus) -> str:
     return f"{id_text(one.id)} (version {one.requested_version})" if one.requested_version else id_text(one.id)
 
 
-def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[tuple[str, str]]:
+def described(one: SequenceStatus, sizes: StateSizes, now_ms: int) -> list[tuple[str, str]]:
     """Names and texts about one sequence."""
     lines = [("sequence", name_text(one)), ("model", f"{one.model}, version {one.version or 'not known'}")]
     lines.append(("state", f"{one.state}, accepts nothing but a START" if one.closed else one.state))
@@ -251,7 +252,9 @@ def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[t
     if one.state in OPEN_STATES:
         behind = f"; a takeover runs {one.behind} steps again" if one.behind else ""
         lines.append(("state kept", f"{'by the mesh' if one.recoverable else 'by its executor alone'}{behind}"))
-    lines += [("checkpoint", f"{name}, {size} bytes") for name, size in sorted(sizes.items())]
+    lines += [("checkpoint", f"{name}, {size} bytes") for name, size in sorted(sizes.state_bytes.items())]
+    if sizes.model_state_bytes:
+        lines.append(("checkpoint", f"from the model's own method, {sizes.model_state_bytes} bytes"))
     if one.begun_ms:
         lines.append(("began", f"{clock(one.begun_ms)}, {duration(now_ms - one.begun_ms)} ago"))
     if one.used_ms:

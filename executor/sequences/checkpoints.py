@@ -38,13 +38,12 @@ from shared.contract.record import (
     VOID_CAUSE,
     VOID_SINCE,
 )
-from shared.contract.state_fields import STATE_FIELD, checkpointed_states
+from shared.contract.state_fields import MODEL_FIELD, STATE_FIELD, checkpointed_states
 from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
-MODEL_FIELD = "m"
 TRACE_FIELD = "t"
 FIELDS_READ = [
     *(STATE, EPOCH, CHECKPOINTED, COMMITTED, START, VOID_SINCE, VOID_CAUSE),

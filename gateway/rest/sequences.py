@@ -125,7 +125,9 @@ class SequenceRoutes:
         page = [msgspec.to_builtins(one) for one in shown]
         await send_json(send, {"sequences": page, "total": len(found), "limit": limit, "offset": offset})
 
-    @described(of_struct(SequenceStatus, state_bytes=ANY_OBJECT), errors=OF_MODEL, query=ID_QUERY)
+    @described(
+        of_struct(SequenceStatus, state_bytes=ANY_OBJECT, model_state_bytes=COUNT), errors=OF_MODEL, query=ID_QUERY
+    )
     async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../sequences/{id}: one sequence, also one that is over while its tombstone stays."""
         sequence = self._named(scope)
@@ -133,8 +135,8 @@ class SequenceRoutes:
         if status is None:
             raise _unknown(scope)
         (status,) = await self._sequences.foretold([status])
-        sizes = await self._sequences.state_bytes(sequence)
-        await send_json(send, {**msgspec.to_builtins(status), "state_bytes": sizes})
+        sizes = await self._sequences.state_sizes(sequence)
+        await send_json(send, msgspec.to_builtins(status) | msgspec.to_builtins(sizes))
 
     @described((200, json_content(ENDED)), (202, json_content(ENDED)), errors=OF_MODEL, query=ID_QUERY)
     async def end(self, scope: Scope, receive: Receive, send: Send) -> None:

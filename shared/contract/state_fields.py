@@ -22,6 +22,8 @@ STATE_FIELD = "s:"
 """Begins the field of a state; the name of the state's input follows."""
 PART_FIELD = "g:"
 """Begins the field of a part; its index, a colon and the name of the state's input follow."""
+MODEL_FIELD = "m"
+"""The field of what a model's own method gave. No state's name: a model may have a state that is called so."""
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -86,11 +88,11 @@ _tensor_decoder = msgspec.msgpack.Decoder(Tensor)
 _parts_decoder = msgspec.msgpack.Decoder(Parts)
 
 
-def state_of_field(field: str) -> str:
-    """The name of the state to which a field of a checkpoint belongs; another field's own name."""
+def state_of_field(field: str) -> str | None:
+    """The name of the state to which a field of a checkpoint belongs; None for a field that holds no state tensor."""
     if field.startswith(PART_FIELD):
         return field.split(":", 2)[-1]
-    return field.removeprefix(STATE_FIELD)
+    return field.removeprefix(STATE_FIELD) if field.startswith(STATE_FIELD) else None
 
 
 def checkpointed_states(fields: Mapping[bytes, bytes]) -> dict[str, Tensor]:

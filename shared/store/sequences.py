@@ -31,7 +31,7 @@ from shared.contract.record import (
     TOMBSTONES,
     VERSION,
 )
-from shared.contract.state_fields import state_of_field
+from shared.contract.state_fields import MODEL_FIELD, state_of_field
 from shared.store.commands import Redis
 from shared.store.exported import ExportedSequence, check, is_portable
 from shared.store.forecasts import Forecasts
@@ -68,6 +68,17 @@ def kept_by(config: ModelConfig) -> str:
         return ""
     models = ", ".join(dict.fromkeys(step.model for step in config.ensemble))
     return f"model '{config.name}' is an ensemble: its sequences are kept by the models of its steps ({models})"
+
+
+class StateSizes(msgspec.Struct, frozen=True):
+    """How large a checkpoint is, in bytes.
+
+    state_bytes        of each state, by its name
+    model_state_bytes  of what the model's own method gave; 0 if it gave nothing
+    """
+
+    state_bytes: dict[str, int]
+    model_state_bytes: int = 0
 
 
 class Sequences:
@@ -133,26 +144,27 @@ class Sequences:
             for one, outlook in zip(statuses, found, strict=True)
         ]
 
-    async def state_bytes(self, sequence: SequenceId) -> dict[str, int]:
-        """Size of each state in the checkpoint, and of its other fields (docs/reference/keys.md), in bytes; empty
-        without a checkpoint.
-        """
+    async def state_sizes(self, sequence: SequenceId) -> StateSizes:
+        """How large a sequence's checkpoint is; without one nothing has a size."""
         key = self._keys.sequence(sequence).checkpoint
-        fields = [text_of(name) for name in await self._redis.hkeys(key) if name != b"n"]
+        fields = [text_of(name) for name in await self._redis.hkeys(key)]
         pipe = self._redis.pipeline(transaction=False)
         for field in fields:
             pipe.hstrlen(key, field)
         sizes: Counter[str] = Counter()
-        for field, size in zip(fields, await pipe.execute(), strict=True):
-            sizes[state_of_field(field)] += size
-        return dict(sizes)
+        found: dict[str, int] = dict(zip(fields, await pipe.execute(), strict=True))
+        for field, size in found.items():
+            if (state := state_of_field(field)) is not None:
+                sizes[state] += size
+        return StateSizes(dict(sizes), found.get(MODEL_FIELD, 0))
 
     async def export_bytes(self, sequence: SequenceId) -> int:
         """About how large an exported sequence is: its state and its journal."""
         size = value_of(
             self._keys.journal(sequence), await self._redis.hget(self._keys.journal(sequence), SIZE) or b"0", int
         )
-        return sum((await self.state_bytes(sequence)).values()) + max(0, size or 0)
+        sizes = await self.state_sizes(sequence)
+        return sum(sizes.state_bytes.values()) + sizes.model_state_bytes + max(0, size or 0)
 
     async def end(self, sequence: SequenceId) -> EndCode:
         """Ends a sequence. Safe to repeat."""

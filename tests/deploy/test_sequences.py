@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from deploy.operate import sequences
 from shared.store.sequence_status import SequenceStatus
+from shared.store.sequences import StateSizes
 from tests.deploy.console.readings import status
 
 COUNT = 150
@@ -51,3 +52,11 @@ def test_a_program_gets_all_sequences_and_a_person_hears_how_to_see_them(
 
     assert lines == len(shown)
     assert end in shown[-1]
+
+
+def test_what_the_models_own_method_gave_stands_beside_a_state_of_the_same_name() -> None:
+    lines = sequences.described(status(1), StateSizes({"m": 2}, 4), 0)
+
+    assert ["m, 2 bytes", "from the model's own method, 4 bytes"] == [
+        text for name, text in lines if name == "checkpoint"
+    ]

@@ -22,7 +22,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
 from shared.store.sequence_status import SequenceStatus, Wanted
-from shared.store.sequences import READ_AT_ONCE, Sequences
+from shared.store.sequences import READ_AT_ONCE, Sequences, StateSizes
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-2")
@@ -185,7 +185,17 @@ async def test_one_is_shown_with_what_the_record_says(mesh: ScriptedMesh, sequen
     )
     assert 0 < (status.idle_left_ms or 0) <= IDLE_MS
     assert 0 < status.begun_ms <= status.used_ms
-    assert {"h": len(STATE)} == await sequences.state_bytes(mesh.sequence(7))
+    assert StateSizes({"h": len(STATE)}) == await sequences.state_sizes(mesh.sequence(7))
+
+
+async def test_a_states_size_is_its_own_whatever_the_state_is_called(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    """The checkpoint has fields n, m and t of its own, which are no states."""
+    await wait_for_slot(mesh, 7)
+    await mesh.assign(7, ALICE)
+    kept = [("s:n", b"1"), ("s:m", b"12"), ("s:t", b"123"), ("m", b"1234"), ("t", b"12345")]
+    await mesh.commit(7, ALICE, kept)
+
+    assert StateSizes({"n": 1, "m": 2, "t": 3}, 4) == await sequences.state_sizes(mesh.sequence(7))
 
 
 async def test_steps_count_from_the_latest_start(mesh: ScriptedMesh, sequences: Sequences) -> None:
@@ -280,7 +290,8 @@ class TestExport:
 
         copies = [await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(name)).checkpoint) for name in (7, "copy")]
         assert copies[0] == copies[1]
-        assert {"h": 80_000 + len(copies[0][b"s:h"])} == await sequences.state_bytes(mesh.sequence("copy"))
+        sizes = StateSizes({"h": 80_000 + len(copies[0][b"s:h"])})
+        assert sizes == await sequences.state_sizes(mesh.sequence("copy"))
 
     async def test_a_step_in_the_midst_of_it_is_told(
         self, mesh: ScriptedMesh, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
