@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import secrets
 import socket
@@ -27,6 +26,7 @@ from deploy.local.data_directory import LauncherError, MeshState, read_state
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from seqmesh_client import AsyncClient, StepOutputs
+from shared.process.machine import is_running
 
 MODEL = "text_lstm"
 HELP = """Texts streamed through a mesh, while one of its executors is killed.
@@ -109,8 +109,9 @@ def running_mesh(data_dir: Path) -> MeshState | None:
     """The mesh that a launcher runs in that directory; None when there is none (any more)."""
     try:
         mesh = read_state(data_dir)
-        os.kill(mesh.pid, 0)
-    except (LauncherError, ProcessLookupError):
+    except LauncherError:
+        return None
+    if not is_running(mesh.pid):
         return None
     if not mesh.ready:
         raise LauncherError(f"the mesh in {data_dir} is not ready yet: try again in a moment")

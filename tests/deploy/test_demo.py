@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import msgspec
@@ -24,7 +25,7 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.showing import client_of, numbered
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
-from deploy.local.data_directory import ChildState, LauncherError, MeshState
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, write_state
 from deploy.local.embedded import free_port
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 from shared.store.commands import Redis
@@ -156,6 +157,15 @@ def test_only_a_gateway_of_this_machines_mesh_lets_an_executor_be_killed(url: st
 
 def test_a_directory_without_a_mesh_has_none(tmp_path: Path) -> None:
     assert running_mesh(tmp_path) is None
+
+
+def test_the_mesh_of_another_user_runs_though_no_signal_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", Mock(side_effect=PermissionError))
+    write_state(tmp_path, mesh_of(8001))
+
+    assert mesh_of(8001) == running_mesh(tmp_path)
 
 
 def test_an_address_and_a_private_mesh_exclude_each_other() -> None:
