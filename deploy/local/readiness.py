@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from shared.process.addresses import authority
 
@@ -29,6 +30,10 @@ async def unreadiness(host: str, port: int) -> str:
                 writer.close()
     except TimeoutError:
         return "does not answer"
+    except socket.gaierror as unknown:
+        return f"its host cannot be resolved ({unknown.strerror})"
+    except UnicodeError:
+        return "its host cannot be resolved (no host has such a name)"
     except OSError:
         return "does not listen yet"
     if status[1:2] == [b"200"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import click
 import pytest
@@ -24,7 +26,7 @@ from deploy.chaos.faults import KINDS, Act, ChaosPlan, Victim, plan_faults
 from deploy.chaos.given_mesh import GivenMesh
 from deploy.chaos.load import ClientLoad, Clock
 from deploy.local.embedded import free_port
-from deploy.local.readiness import NO_EXECUTOR
+from deploy.local.readiness import NO_EXECUTOR, unreadiness
 
 GATEWAYS = [GatewayAddresses("127.0.0.1:1", "127.0.0.1:2")]
 NOBODY = (1 << 31) - 1
@@ -162,6 +164,13 @@ def test_a_mesh_that_is_not_there_is_no_broken_promise(tmp_path: Path, monkeypat
     assert 2 == result.exit_code, result.output
     assert "waiting until the mesh is ready" in result.output
     assert "does not listen yet, for 0 s: start it, or give another --http" in result.output
+
+
+@pytest.mark.parametrize("cause", [socket.gaierror(-2, "Name or service not known"), UnicodeError("a label is empty")])
+async def test_a_host_that_cannot_be_resolved_is_told_so(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
+    monkeypatch.setattr("asyncio.open_connection", AsyncMock(side_effect=cause))
+
+    assert (await unreadiness("nowhere", 8000)).startswith("its host cannot be resolved (")
 
 
 async def test_who_waits_is_told_why_and_what_has_answered_gets_longer(
