@@ -22,7 +22,7 @@ import uvloop
 from deploy.chaos.checker import Sort
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
-from deploy.chaos.given_mesh import given_mesh, host_and_port, order_of
+from deploy.chaos.given_mesh import given_mesh, host_and_port, is_number, order_of
 from deploy.chaos.history import Strike, read_history
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
@@ -64,6 +64,8 @@ EPILOG = "\b\nFaults:\n" + "\n".join(
     textwrap.fill(kind.meaning, 78, initial_indent=f"  {kind.name:20} ", subsequent_indent=" " * 23)
     for kind in KINDS.values()
 )
+PID_MAX = (1 << 31) - 1
+"""The largest process id that the system's calls take."""
 COUNT = click.IntRange(1)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -97,7 +99,8 @@ def pids_of(text: str) -> dict[Victim, list[int]]:
     pids: dict[Victim, list[int]] = {}
     for part in text.split(","):
         service, _, pid = part.partition("=")
-        if service not in PROCESSES or not pid.isdigit():
+        # A signal to 0 would go to this command and all that it has started.
+        if service not in PROCESSES or not is_number(pid, 1, PID_MAX):
             raise click.BadParameter(f"{part!r} is not SERVICE=PID, with one of {', '.join(PROCESSES)}")
         pids.setdefault(Victim(service), []).append(int(pid))
     return pids

@@ -17,6 +17,7 @@ from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, Ta
 from deploy.local.readiness import NO_EXECUTOR, unreadiness
 from shared.process.machine import is_running
 
+PORT_MAX = 65535
 SLOTS = 64
 """Slots that the fault `fill-slots` assumes: from outside their number is not known."""
 RECOVERY_S = 15.0
@@ -47,9 +48,15 @@ def given_mesh(
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of host:port. Raises ValueError when there are none."""
     host, separator, port = address.rpartition(":")
-    if not (separator and host and port.isdigit()):
+    if not (separator and host and "/" not in host and is_number(port, 1, PORT_MAX)):
         raise ValueError(f"{address!r} is not host:port")
     return host.strip("[]"), int(port)
+
+
+def is_number(text: str, least: int, most: int) -> bool:
+    """Whether a text is a whole number within bounds."""
+    # isdecimal alone takes other scripts' digits, too.
+    return text.isascii() and text.isdecimal() and least <= int(text) <= most
 
 
 def order_of(command: str, **values: str | int) -> list[str]:
