@@ -42,6 +42,7 @@ on when the command is given again. Ctrl-C or SIGTERM: the report of what is kno
 within the bounds was found. 1: none was. 2: the search could not begin. 3: it ended too soon (Ctrl-C, --trials).
 """
 EXIT_NONE_FITS = 1
+REMEDY = "give steps that the model takes (--input-data, --shape), a longer --window-s, or another configuration"
 CURVE_WINDOW_SHARE = 0.5
 """A point of the curve is measured for one round of half a window: it is drawn, nothing is decided by it."""
 
@@ -69,7 +70,9 @@ class Search:
         return knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
 
     def run(self, say: Callable[[str], None]) -> Conclusion:
-        """Measures until the search is over; every trial is noted at once."""
+        """Measures until the search is over; every trial is noted at once. Raises LauncherError if the given
+        configuration answers no step: then no other one is likely to.
+        """
         while True:
             found = self.notes.found
             move = follow(self.start, self.knobs, found, self.bounds, self.trials_max)
@@ -77,6 +80,8 @@ class Search:
                 return move
             say(f"trial {len(found) + 1} of at most {self.trials_max}: {move.why}")
             (measured,) = self.measure(move.setting, [self.plan])
+            if move.setting == self.start and measured.problem and not measured.steps_per_s:
+                raise LauncherError(f"the given configuration serves nothing: {measured.problem}: {REMEDY}")
             self.notes.trials.append(measurement(move.setting, move.why, measured))
             write_notes(self.output, self.notes)
             say(f"  {shown(measured, self.bounds)}")

@@ -133,15 +133,15 @@ def sequence_part(identity: int, *, start: bool, end: bool) -> bytes:
 
 def summary(rounds: Sequence[AnswerTimes], memory_bytes: int) -> Measured:
     """The medians of several rounds. Errors, or a round without an answer, are a problem."""
+    rates = [len(one.latencies_s) / one.seconds for one in rounds]
     errors = Counter[str]()
     for one in rounds:
         errors.update(one.errors)
     if errors:
         text, count = errors.most_common(1)[0]
-        return Measured(problem=f"{errors.total()} steps failed, {count} of them with: {text}")
+        return Measured(statistics.mean(rates), problem=f"{errors.total()} steps failed, {count} of them with: {text}")
     if not all(one.latencies_s for one in rounds):
-        return Measured(problem="no step was answered")
-    rates = [len(one.latencies_s) / one.seconds for one in rounds]
+        return Measured(statistics.mean(rates), problem="no step was answered")
     rate = statistics.median(rates)
     return Measured(
         steps_per_s=rate,

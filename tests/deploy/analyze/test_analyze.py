@@ -10,14 +10,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import psutil
 import pytest
 from click.testing import CliRunner
 
-from deploy.analyze.command import analyze
-from deploy.analyze.notes import FILE
+from deploy.analyze.command import Search, analyze
+from deploy.analyze.load import LoadPlan
+from deploy.analyze.notes import FILE, Circumstances, Notes
+from deploy.analyze.search import Bounds, Conclusion, Measured
+from deploy.analyze.trials import Described
+from deploy.local.data_directory import LauncherError
 from deploy.local.endings import EXIT_NOT_BEGUN
 from executor.configuration.load import load_model_config
 from tests.mesh.model_repository import SAMPLES, add_sum_model
@@ -110,6 +116,26 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     assert "it is broken\n" in result.output
     assert f"cannot import {model / '1' / 'model.py'}: " in result.output
     assert "seqmesh-analyze-" not in result.output
+
+
+@pytest.mark.parametrize("answered_per_s", [0.0, 1.0])
+def test_a_given_configuration_that_serves_nothing_ends_the_search(tmp_path: Path, answered_per_s: float) -> None:
+    """One of which some steps fail may be mended by another setting."""
+    described = Described({"name": "m", "max_batch_size": 4}, ())
+    notes = Notes(Circumstances("", "", 1), described.config, [])
+
+    def measure(*_: object) -> list[Measured]:
+        return [Measured(answered_per_s, problem="2 steps failed")]
+
+    mesh: Any = SimpleNamespace(measure=measure)
+    search = Search(mesh, described, [], LoadPlan(1, 1, 0.0, 1.0), Bounds(), 2, tmp_path, notes)
+
+    if answered_per_s:
+        assert Conclusion(search.start, complete=False) == search.run(print)
+    else:
+        with pytest.raises(LauncherError, match="serves nothing: 2 steps failed: give steps that the model takes"):
+            search.run(print)
+        assert [] == notes.trials
 
 
 def test_a_repository_in_the_place_of_a_model_is_told_with_its_models() -> None:

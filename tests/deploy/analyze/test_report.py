@@ -93,5 +93,6 @@ def test_rounds_become_medians_and_errors_a_problem() -> None:
     assert 7 == memory
     assert pytest.approx(0.25) == found.noise
     rounds[0].errors["UNAVAILABLE: full"] += 2
-    assert "2 steps failed, 2 of them with: UNAVAILABLE: full" == summary(rounds, 7).problem
-    assert "no step was answered" == summary([AnswerTimes(1.0)], 7).problem
+    failed = summary(rounds, 7)
+    assert ("2 steps failed, 2 of them with: UNAVAILABLE: full", 110.0) == (failed.problem, failed.steps_per_s)
+    assert Measured(problem="no step was answered") == summary([AnswerTimes(1.0)], 7)
