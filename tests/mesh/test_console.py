@@ -200,6 +200,26 @@ async def test_a_sequence_is_paused_moved_and_ended_on_the_page_and_an_executor_
     assert [] == problems
 
 
+async def test_an_executor_that_leaves_already_is_not_offered_for_draining(mesh: RunningMesh, browser: Browser) -> None:
+    expect.set_options(timeout=PATIENCE_MS)
+    problems: list[str] = []
+    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
+    page = await opened(browser, address, problems)
+    await expect(page.get_by_role("button", name="Drain executor-1")).to_be_visible()
+
+    # What the page hears of the first executor.
+    await page.add_init_script("""
+        const parse = JSON.parse;
+        JSON.parse = (text) => parse(text.replace('"state":"serving"', '"state":"leaving"'));
+    """)
+    await page.reload()
+
+    await expect(page.locator("[data-executor=executor-1]")).to_contain_text("leaving")
+    await expect(page.get_by_role("button", name="Drain executor-2")).to_be_visible()
+    await expect(page.get_by_role("button", name="Drain executor-1")).to_have_count(0)
+    assert [] == problems
+
+
 async def test_an_id_is_seen_for_what_it_is_and_its_command_is_safe_to_paste(
     mesh: RunningMesh, browser: Browser
 ) -> None:

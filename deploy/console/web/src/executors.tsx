@@ -56,7 +56,7 @@ export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
             one={one}
             view={view}
             killed={one.id === killed && one.state !== "dead"}
-            drain={signedIn && one.state !== "dead" && !one.drained ? () => setDraining(one) : null}
+            drain={signedIn && ["serving", "closing"].includes(one.state) && !one.drained ? () => setDraining(one) : null}
             undrain={signedIn && one.drained ? () => void serveAgain(one.name, one.id) : null}
             kill={canKill && one.killable && one.id !== killed ? () => (signedIn ? setKilling(one) : signIn()) : null}
           />
