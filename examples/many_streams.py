@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
 
@@ -74,4 +75,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except grpc.aio.AioRpcError as error:
+        sys.exit(f"{error.details()}. `make run` starts a mesh; --gateway names another one.")

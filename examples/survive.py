@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from seqmesh_client import Client, Patience
+from seqmesh_client import Client, NoAnswer, Patience
 
 
 def main() -> int:
@@ -33,4 +33,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except NoAnswer as error:
+        sys.exit(f"{error} `make run` starts a mesh; --gateway names another one.")

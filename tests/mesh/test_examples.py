@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from deploy.local.embedded import free_port
 from tests.mesh.running_mesh import RunningMesh
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -44,3 +47,18 @@ def test_a_client_survives_the_kill_of_executors_and_of_a_gateway(victim: Runnin
 
     assert 0 == code
     assert [str(sum(range(1, number + 1))) for number in range(1, STEPS + 1)] == lines
+
+
+@pytest.mark.parametrize("program", [["survive.py", "--patience", "0.1"], ["many_streams.py", "--sequences", "8"]])
+def test_without_a_mesh_they_end_with_one_line_that_names_the_remedy(program: list[str]) -> None:
+    finished = subprocess.run(
+        [sys.executable, EXAMPLES / program[0], *program[1:], "--gateway", f"127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+    assert 1 == finished.returncode
+    (said,) = finished.stderr.splitlines()
+    assert "`make run` starts a mesh" in said

@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from deploy import cli
+from deploy.local.embedded import free_port
 from deploy.new.command import KINDS
 from tests.mesh.running_mesh import running_mesh
 
@@ -41,6 +42,16 @@ async def test_every_kind_of_new_model_is_served_as_it_was_written(tmp_path: Pat
     assert SMOOTHED == said["python"] == said["onnx"]
     # The same number says something else in another state.
     assert 4 == len({line.split()[2] for line in said["torch"]})
+
+
+def test_a_client_of_a_new_model_says_what_starts_a_mesh_where_none_runs(tmp_path: Path) -> None:
+    new("mine", "--models", str(tmp_path))
+    client = [sys.executable, str(tmp_path / "mine" / "client.py"), f"127.0.0.1:{free_port()}"]
+
+    said = subprocess.run(client, capture_output=True, text=True, check=False).stderr
+
+    assert said.endswith(f"This starts a mesh with the model: seqmesh up --models {tmp_path}\n")
+    assert "Traceback" not in said
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:DeprecationWarning")

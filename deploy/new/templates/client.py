@@ -5,11 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
-MODEL = Path(__file__).resolve().parent.name
+FOLDER = Path(__file__).resolve().parent
+MODEL = FOLDER.name
 STEPS = [1.0, 2.0, 3.0, 4.0]
 
 client = grpcclient.InferenceServerClient(sys.argv[1] if len(sys.argv) > 1 else "localhost:8001")
+try:
+    client.get_model_metadata(MODEL)
+except InferenceServerException as error:
+    sys.exit(f"{error.message()}. This starts a mesh with the model: seqmesh up --models {FOLDER.parent}")
 for index, number in enumerate(STEPS):
     x = grpcclient.InferInput("X", [1, 1], "FP32")
     x.set_data_from_numpy(np.array([[number]], np.float32))
