@@ -60,7 +60,7 @@ class ExecutorHolding:
 
 
 @asynccontextmanager
-async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenerator[OperatedMesh]:
+async def found_mesh(settings: OperatorSettings, model: str | None = None) -> AsyncGenerator[OperatedMesh]:
     """Connects to the mesh of the settings. Raises click.ClickException with the remedy if there is none.
 
     model  must be known to the mesh, if it is given, and no ensemble
@@ -75,7 +75,7 @@ async def found_mesh(settings: OperatorSettings, model: str = "") -> AsyncGenera
                 f"no mesh '{prefix}' in {url_without_password(url)}: give its --redis-url and --key-prefix"
             )
         membership = Membership(redis, keys)
-        if model:
+        if model is not None:
             await _check_keeps_sequences(membership, model)
         yield OperatedMesh(redis, keys, membership)
 

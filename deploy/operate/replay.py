@@ -111,7 +111,7 @@ async def _found(
     journal = None if file is None else await asyncio.to_thread(journal_in, file)
     if journal is not None and gateway:
         return journal, _address(gateway)
-    async with found_mesh(settings, "" if journal else model) as mesh:
+    async with found_mesh(settings, None if journal else model) as mesh:
         if journal is None:
             sequence = named(model, correlation_id, version=str(naming["version"]), string=bool(naming["string"]))
             with told(id_text(correlation_id_of(sequence))):

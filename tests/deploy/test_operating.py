@@ -120,6 +120,15 @@ async def test_of_an_unknown_model_those_are_named_that_are_served(
             pass
 
 
+async def test_a_model_without_a_name_is_unknown_as_well(redis: AsyncRedis, redis_url: str, key_prefix: str) -> None:
+    """A variable of a shell that is not set."""
+    await redis.hset(Keyspace(key_prefix).mesh, "shards", 1)
+
+    with pytest.raises(click.ClickException, match="no model '' in this mesh"):
+        async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), ""):
+            pass
+
+
 @pytest.mark.parametrize(
     ("correlation_id", "shown"),
     [
