@@ -57,6 +57,15 @@ def ending_by_verdict() -> Generator[None]:
         raise SystemExit(EXIT_NOT_BEGUN) from error
 
 
+def replace_closed() -> None:
+    """Lets standard streams that were closed (`>&-`) lead nowhere: Python has none then, and the next file or
+    connection would take the place of one, and get what is written there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 -- as long as the process
+
+
 def drop_unwritten() -> None:
     """Drops what standard output and standard error cannot write: it would fail once more when Python ends."""
     for stream in (sys.stdout, sys.stderr):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -139,6 +140,15 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(words: list[str], tm
 
     assert "Error: the output cannot be written: No space left on device\n" == ended.stderr
     assert 1 == ended.returncode
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_gets_nothing(closed: str) -> None:
+    command = shlex.join([sys.executable, "-m", "deploy.cli", "version"])
+
+    ended = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
+
+    assert (0, "") == (ended.returncode, ended.stderr)
 
 
 def test_a_reader_that_has_gone_is_no_verdict(tmp_path: Path) -> None:
