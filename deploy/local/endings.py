@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import sys
@@ -77,16 +78,24 @@ def drop_unwritten() -> None:
 
 @contextmanager
 def results_in(folder: Path) -> Generator[None]:
-    """Makes a folder for results, unless it is there; removes it if nothing is in it after the block.
+    """Makes a folder for results, unless it is there, and keeps other runs out of it; removes it if nothing is in it
+    after the block.
 
-    raises  click.UsageError if it cannot be made
+    raises  click.UsageError if it cannot be made, or another run has it
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise click.UsageError(f"{folder} cannot be made: {error.strerror}") from error
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise click.UsageError(f"another run writes into {folder}: wait for its end, or give another folder") from None
+    try:
         yield
     finally:
+        os.close(lock)
         with suppress(OSError):  # it is not empty
             folder.rmdir()

@@ -78,6 +78,20 @@ def test_chaos_says_where_its_results_cannot_go() -> None:
     assert "/proc/nope cannot be made" in result.output
 
 
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+
+    with results_in(folder):
+        with (
+            pytest.raises(click.UsageError, match=r"another run writes into .*results: wait for its end"),
+            results_in(folder),
+        ):
+            pass
+        (folder / "report.md").touch()
+    with results_in(folder):
+        pass
+
+
 @pytest.mark.parametrize(("written", "left"), [([], []), (["report.md"], ["results"])])
 def test_a_command_that_fails_leaves_no_empty_folder(tmp_path: Path, written: list[str], left: list[str]) -> None:
     folder = tmp_path / "results"
