@@ -52,7 +52,7 @@ def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_word(
     assert ("", "") == capsys.readouterr()
 
 
-@pytest.mark.parametrize("words", [["version"], ["seq", "ls", "sum"]])
+@pytest.mark.parametrize("words", [["version"], ["seq", "ls", "sum"], ["demo"], ["demo", "vad"]])
 def test_a_command_that_is_interrupted_has_the_exit_code_of_that(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +63,8 @@ def test_a_command_that_is_interrupted_has_the_exit_code_of_that(
 
     monkeypatch.setattr(cli, "version", interrupted)
     monkeypatch.setattr(operating, "located", interrupted)
+    monkeypatch.setattr("deploy.demo.command.sample_texts", interrupted)
+    monkeypatch.setattr("deploy.demo.vad.command.require_packages", interrupted)
 
     assert cli.EXIT_INTERRUPTED == CliRunner().invoke(cli.main, words).exit_code
 
