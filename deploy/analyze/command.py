@@ -192,7 +192,7 @@ def analyze(
     refuse_a_repository(model)
     output = output or Path(f"analyze-{model.name}")
     plan = LoadPlan(concurrency, rounds, warmup_s, window_s)
-    sent = input_data.read_text() if input_data else f"{shapes} {sequence_length}"
+    sent = input_data.read_text(errors="replace") if input_data else f"{shapes} {sequence_length}"
     circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(prefix="seqmesh-analyze-") as workspace, results_in(output):
         if anew:

@@ -47,14 +47,21 @@ class Described:
 
 
 class TrialMesh:
-    """Meshes with one model, a copy of a folder. workspace: directory for copy, logs and data"""
+    """Meshes with one model, a copy of a folder. Raises LauncherError if it cannot be copied.
+
+    workspace  directory for copy, logs and data
+    """
 
     def __init__(self, model: Path, workspace: Path) -> None:
         self._given = model
         self._folder = workspace / "models" / model.name
         self._workspace = workspace
         self._name = model.name
-        shutil.copytree(model, self._folder, ignore=shutil.ignore_patterns("__pycache__"))
+        try:
+            shutil.copytree(model, self._folder, ignore=shutil.ignore_patterns("__pycache__"))
+        except shutil.Error as error:
+            (_, _, cause), *_ = error.args[0]
+            raise LauncherError(f"{model} cannot be copied: {cause}") from error
 
     def describe(self) -> Described:
         """The model with its given configuration, as it is loaded. Raises LauncherError if it cannot be."""

@@ -38,8 +38,9 @@ def terminated_as_interrupted() -> Generator[None]:
 
 @contextmanager
 def ending_by_verdict() -> Generator[None]:
-    """For a command whose exit code 1 is a verdict. An error, also a full disk or a reader that has gone, ends it
-    with EXIT_NOT_BEGUN; Ctrl-C and SIGTERM, where the block itself does not take them, with EXIT_TOO_SOON.
+    """For a command whose exit code 1 is a verdict. An error, also of a file, a full disk or a reader that has
+    gone, ends it with EXIT_NOT_BEGUN; Ctrl-C and SIGTERM, where the block itself does not take them, with
+    EXIT_TOO_SOON.
     """
     try:
         with terminated_as_interrupted():
@@ -52,6 +53,8 @@ def ending_by_verdict() -> Generator[None]:
     except click.ClickException as error:
         raise NotBegunError(error.message) from error
     except OSError as error:
+        if error.filename is not None:
+            raise NotBegunError(f"{error.filename} cannot be read or written: {error.strerror}") from error
         if error.errno not in UNWRITABLE:
             raise
         show(f"Error: the results cannot be written: {error.strerror}", sys.stderr)

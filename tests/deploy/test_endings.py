@@ -59,6 +59,18 @@ def test_an_error_is_no_verdict() -> None:
     assert "the mesh ended" in result.output
 
 
+def test_a_file_that_cannot_be_read_is_no_verdict() -> None:
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "config.pbtxt")
+
+    result = CliRunner().invoke(command, [])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "config.pbtxt cannot be read or written: Permission denied" in result.output
+
+
 def test_a_full_disk_is_no_verdict() -> None:
     @click.command
     @ending_by_verdict()

@@ -168,6 +168,27 @@ def test_an_output_that_cannot_be_made_is_told_before_anything_runs() -> None:
     assert "/proc/nope cannot be made" in result.output
 
 
+def test_a_model_that_cannot_be_copied_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model.py").symlink_to(tmp_path / "nowhere")
+
+    result = CliRunner().invoke(analyze, [str(tmp_path), f"--output={tmp_path / 'out'}"])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert (
+        f"{tmp_path} cannot be copied: [Errno 2] No such file or directory: '{tmp_path / 'model.py'}'" in result.output
+    )
+
+
+def test_data_that_is_no_text_is_refused_as_a_wrong_form(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_bytes(b"\xff")
+    words = [str(SAMPLES / "add_sub"), f"--input-data={tmp_path / 'data.json'}", f"--output={tmp_path / 'out'}"]
+
+    result = CliRunner().invoke(analyze, words)
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "not in the form of perf_analyzer" in result.output
+
+
 def test_a_shape_beside_given_inputs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text('{"data": [{"X": [1]}]}')
 
