@@ -22,6 +22,7 @@ import asyncio
 import dataclasses
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -81,7 +82,7 @@ def check_repository(repository: Path) -> None:
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
         refuse_a_model(repository)
         if not any(found.is_dir() for found in repository.iterdir()):
-            say(f"{repository} holds no model: `seqmesh new NAME --models {repository}` writes one")
+            say(f"{repository} holds no model: `seqmesh new NAME --models {shlex.quote(str(repository))}` writes one")
     except OSError as refused:
         raise LauncherError(
             f"the model repository {repository} cannot be read ({refused.strerror}): let this user read and enter it, "
@@ -349,8 +350,8 @@ class Launcher:
         is_pasteable = program.is_absolute() and program.name == "seqmesh"
         called = min(os.path.relpath(program), str(program), key=len) if is_pasteable else "seqmesh"
         is_default = self._settings.data_dir == UpSettings().data_dir
-        command = f"{called} {'doctor' if self._settings.models else 'demo'}"
-        return command + ("" if is_default else f" --data-dir {self._settings.data_dir}")
+        words = [called, "doctor" if self._settings.models else "demo"]
+        return shlex.join(words if is_default else [*words, "--data-dir", str(self._settings.data_dir)])
 
     async def _relay_logs(self) -> None:
         while True:

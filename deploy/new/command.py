@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -81,7 +82,8 @@ def new(model: str, kind: str, models: Path) -> None:
         raise click.ClickException(f"{folder} cannot be written: {error.strerror or error}") from error
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         click.echo(f"  {path}")
-    click.echo(f"\nNow: seqmesh up --models {models}\nThen, in another terminal: python {folder / 'client.py'}")
+    click.echo(f"\nNow: {shlex.join(['seqmesh', 'up', '--models', str(models)])}")
+    click.echo(f"Then, in another terminal: {shlex.join(['python', str(folder / 'client.py')])}")
 
 
 def write(folder: Path, kind: str, place: Path) -> None:

@@ -300,14 +300,14 @@ def test_a_model_repository_that_may_not_be_read_is_named(tmp_path: Path, monkey
 
 
 def test_an_empty_model_repository_is_named_with_what_fills_it(tmp_path: Path) -> None:
-    empty, missing = tmp_path / "models", tmp_path / "nowhere"
+    empty, missing = tmp_path / "my models", tmp_path / "nowhere"
     empty.mkdir()
 
     # The second one ends the command before it changes anything of this process.
     result = CliRunner().invoke(cli.main, ["up", "--models", str(empty), "--models", str(missing)])
 
     assert result.exit_code == 1
-    assert f"{empty} holds no model: `seqmesh new NAME --models {empty}` writes one" in result.output
+    assert f"{empty} holds no model: `seqmesh new NAME --models '{empty}'` writes one" in result.output
 
 
 @pytest.mark.parametrize(("arguments", "correlation_id"), [(["7"], 7), (["7", "--string"], "7"), (["talk"], "talk")])

@@ -44,6 +44,15 @@ async def test_every_kind_of_new_model_is_served_as_it_was_written(tmp_path: Pat
     assert 4 == len({line.split()[2] for line in said["torch"]})
 
 
+def test_what_is_to_be_done_next_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    models = tmp_path / "my models"
+
+    said = new("mine", "--models", str(models))
+
+    assert f"Now: seqmesh up --models '{models}'\n" in said
+    assert f"python '{models / 'mine' / 'client.py'}'\n" in said
+
+
 def test_a_client_of_a_new_model_says_what_starts_a_mesh_where_none_runs(tmp_path: Path) -> None:
     new("mine", "--models", str(tmp_path))
     client = [sys.executable, str(tmp_path / "mine" / "client.py"), f"127.0.0.1:{free_port()}"]

@@ -1,5 +1,6 @@
 """A sequence of four steps: client.py [HOST:PORT of a gateway's gRPC]."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,7 +16,8 @@ client = grpcclient.InferenceServerClient(sys.argv[1] if len(sys.argv) > 1 else 
 try:
     client.get_model_metadata(MODEL)
 except InferenceServerException as error:
-    sys.exit(f"{error.message()}. This starts a mesh with the model: seqmesh up --models {FOLDER.parent}")
+    command = shlex.join(["seqmesh", "up", "--models", str(FOLDER.parent)])
+    sys.exit(f"{error.message()}. This starts a mesh with the model: {command}")
 for index, number in enumerate(STEPS):
     x = grpcclient.InferInput("X", [1, 1], "FP32")
     x.set_data_from_numpy(np.array([[number]], np.float32))
