@@ -25,6 +25,7 @@ from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt
 from deploy.local.data_directory import LauncherError, MeshState, read_state
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
+from deploy.local.terminal import styled
 from seqmesh_client import AsyncClient, StepOutputs
 from shared.process.machine import is_running
 
@@ -222,9 +223,11 @@ def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:
 def tell_verdict(differences: Sequence[Difference], words: int) -> None:
     """Prints that both runs are equal, or where they differ."""
     if not differences:
-        click.secho(f"equal: all {words} answers of the second run are those of the first, bit for bit", fg="green")
+        click.echo(
+            styled(f"equal: all {words} answers of the second run are those of the first, bit for bit", fg="green")
+        )
         return
-    click.secho("DIFFERENT:", fg="red", bold=True)
+    click.echo(styled("DIFFERENT:", fg="red", bold=True))
     for difference in differences:
         click.echo(
             f"  text {difference.text + 1} from word {difference.piece + 1} on: "

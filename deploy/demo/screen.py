@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TextIO, TypeVar
 
-import click
-
-from deploy.local.terminal import printable
+from deploy.local.terminal import can_redraw, printable, styled
 
 PATIENCE_S = 0.3
 """A text whose answer takes longer than this is shown as waiting."""
@@ -64,7 +62,7 @@ class TextView(View):
         room = max(TEXT_MIN_COLUMNS, columns - len(head) - 26)
         text = printable(self.text)[-room:].rjust(room)
         color = "yellow" if waits_s > PATIENCE_S else "cyan"
-        return click.style(head, dim=True) + text + click.style(printable(tail)[:25], fg=color)
+        return styled(head, dim=True) + text + styled(printable(tail)[:25], fg=color)
 
     def plain_line(self, number: int) -> str:
         """A line without a terminal, for every twelfth piece and the last one; "" for the others."""
@@ -84,7 +82,7 @@ class Screen(Generic[ViewT]):
     def __init__(self, views: Sequence[ViewT], out: TextIO | None = None) -> None:
         self.views = views
         self._out = out or sys.stdout
-        self._live = self._out.isatty()
+        self._live = can_redraw(self._out)
         self._drawn_lines = 0
 
     def plain(self, text: str) -> None:

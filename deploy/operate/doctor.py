@@ -23,6 +23,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from deploy.local.data_directory import has_state
 from deploy.local.embedded import family_of
 from deploy.local.settings import UpSettings
+from deploy.local.terminal import styled
 from deploy.operate import diagnoses
 from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
@@ -64,7 +65,7 @@ def report(found: list[Diagnosis]) -> str:
     width = max(len(one.subject) for one in found)
     lines: list[str] = []
     for one in found:
-        severity = click.style(f"{one.severity:<4}", fg=COLOURS[one.severity])
+        severity = styled(f"{one.severity:<4}", fg=COLOURS[one.severity])
         lines.append(f"{severity}  {one.subject:<{width}}  {one.text}")
         if one.remedy:
             # The reason why a model is not loaded may have several lines.

@@ -147,6 +147,27 @@ def test_without_a_terminal_every_line_is_plain_and_the_last_piece_is_told() -> 
     assert "  text 1 on executor-1, 5/5: ...Down the rabbit-hole[s and down]\n" == out.getvalue()
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "drawn"), [("TERM", "dumb", ""), ("NO_COLOR", "1", "\r\x1b[2K 1 executor-1     5/5   ")]
+)
+def test_a_terminal_gets_only_what_it_can_show(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, drawn: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    out = Terminal()
+
+    Screen([TextView(5, "rabbit-hole", "s", 5, owner="executor-1")], out).refresh()
+
+    assert drawn == out.getvalue()[: len(drawn) or None]
+    assert 1 >= out.getvalue().count("\x1b")
+
+
 @pytest.mark.parametrize(
     ("url", "is_ours"),
     [("127.0.0.1:8001", True), ("localhost:8011", True), ("127.0.0.1:9001", False), ("elsewhere.example:8001", False)],

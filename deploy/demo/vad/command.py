@@ -25,6 +25,7 @@ from deploy.demo.vad.streaming import Pieces, heard, heard_alone
 from deploy.local.data_directory import MeshState
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
+from deploy.local.terminal import styled
 from seqmesh_client import AsyncClient
 
 HELP = """Speech and pauses, found in recordings while an executor is killed.
@@ -137,14 +138,14 @@ def tell_verdict(alone: Sequence[Sequence[float]], heard: Sequence[Sequence[floa
         click.echo(f"recording {number}: speech {spelled(segments)}")
         if segments != others:
             same = False
-            click.secho(f"   DIFFERENT: onnxruntime alone finds {spelled(others)}", fg="red", bold=True)
+            click.echo(styled(f"   DIFFERENT: onnxruntime alone finds {spelled(others)}", fg="red", bold=True))
     pairs = [pair for expected, got in zip(alone, heard, strict=True) for pair in zip(expected, got, strict=True)]
     apart = max(abs(one - other) for one, other in pairs)
     if same:
         told = f"{len(pairs)} probabilities differ by {apart:.1g} at most"
         if not apart:
             told = f"so are all {len(pairs)} probabilities, bit for bit"
-        click.secho(f"equal: all segments are those that onnxruntime finds alone; {told}", fg="green")
+        click.echo(styled(f"equal: all segments are those that onnxruntime finds alone; {told}", fg="green"))
     return same
 
 

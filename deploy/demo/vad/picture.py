@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 
-import click
-
 from deploy.demo.screen import PATIENCE_S, View
 from deploy.demo.vad.segments import BEGINS, PIECE_S, Segmenter
+from deploy.local.terminal import styled
 
 SPEECH, PAUSE, UNHEARD = "█", "·", " "
 PLAIN = {SPEECH: "#", PAUSE: ".", UNHEARD: " "}
@@ -33,7 +32,7 @@ class RecordingView(View):
         tail, color = self._tail(), "cyan"
         if waits_s > PATIENCE_S:
             tail, color = f" waits {waits_s:.1f} s", "yellow"
-        return click.style(head, dim=True) + _painted(strip) + click.style(tail[:TAIL_COLUMNS], fg=color)
+        return styled(head, dim=True) + _painted(strip) + styled(tail[:TAIL_COLUMNS], fg=color)
 
     def strip(self, columns: int) -> str:
         """The recording in so many characters: a column is speech if most of its pieces are."""
@@ -55,6 +54,5 @@ def _painted(strip: str) -> str:
     """The strip, its speech in green."""
     parts = ("".join(marks) for _, marks in groupby(strip))
     return "".join(
-        click.style(part, fg="green") if part[0] in (SPEECH, PLAIN[SPEECH]) else click.style(part, dim=True)
-        for part in parts
+        styled(part, fg="green") if part[0] in (SPEECH, PLAIN[SPEECH]) else styled(part, dim=True) for part in parts
     )
