@@ -25,14 +25,16 @@ async def client_of(url: str) -> AsyncGenerator[AsyncClient]:
     speaks gRPC, and for every error of the client."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            if not await speaks_grpc(url):
-                raise click.ClickException(f"{url} does not speak gRPC: --url names the gRPC port of a gateway")
+            speaks = await speaks_grpc(url)
+    except (OSError, UnicodeError) as failure:  # also one of the time, and of a name that no host can have
+        raise click.ClickException(f"no answer from {url}: {failure}") from failure
+    if not speaks:
+        raise click.ClickException(f"{url} does not speak gRPC: --url names the gRPC port of a gateway")
+    try:
         async with AsyncClient([url]) as client:
             yield client
     except SeqmeshError as failure:
         raise click.ClickException(f"{url}: {failure}") from failure
-    except OSError as failure:  # also one of the time
-        raise click.ClickException(f"no answer from {url}: {failure}") from failure
 
 
 async def speaks_grpc(url: str) -> bool:

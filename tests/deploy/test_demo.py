@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import click
 import msgspec
@@ -47,6 +47,23 @@ async def test_a_port_that_speaks_http_alone_is_told_at_once() -> None:
         with pytest.raises(click.ClickException, match="does not speak gRPC: --url names the gRPC port of a gateway"):
             async with client_of(f"{host}:{port}"):
                 pass
+
+
+async def test_a_reader_that_has_gone_is_not_told_as_a_gateway_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`seqmesh demo | head -1`"""
+    monkeypatch.setattr("deploy.demo.showing.speaks_grpc", AsyncMock())
+
+    with pytest.raises(BrokenPipeError):
+        async with client_of("127.0.0.1:1"):
+            raise BrokenPipeError
+
+
+async def test_a_name_that_no_host_can_have_is_told() -> None:
+    with pytest.raises(click.ClickException, match=r"no answer from un\.\.named:8001: "):
+        async with client_of("un..named:8001"):
+            pass
 
 
 def mesh_of(*gateway_ports: int) -> MeshState:
