@@ -42,14 +42,17 @@ def made_sequences(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]],
     """Sequences of random steps: numbers from 0 to 1, texts of one letter; always the same ones.
 
     shapes  of inputs whose metadata leave it open, without the batch
-    raises  click.UsageError for an input whose shape is not known, and for a shape of what is no input
+    raises  click.UsageError for an input whose shape is not known, or too large, and for a shape of what is no input
     """
     known = [one.name for one in inputs]
     for name in shapes:
         if name not in known:
             raise click.UsageError(f"--shape {name}: the model has no such input; it has {', '.join(known)}")
     chance = np.random.default_rng(SEED)
-    steps = [tuple(made_tensor(one, shapes, chance) for one in inputs) for _ in range(STEPS_MADE)]
+    try:
+        steps = [tuple(made_tensor(one, shapes, chance) for one in inputs) for _ in range(STEPS_MADE)]
+    except (MemoryError, ValueError) as error:
+        raise click.UsageError(f"--shape: inputs of such a size cannot be made: {error}") from error
     return [[steps[(first + number) % STEPS_MADE] for number in range(length)] for first in range(STEPS_MADE)]
 
 

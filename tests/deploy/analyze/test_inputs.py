@@ -30,6 +30,9 @@ def test_made_inputs_fit_the_model_and_are_always_the_same() -> None:
     assert sequences == made_sequences([NUMBER, TEXT, OPEN, Input("H", "BF16", (1, 1))], {"S": (3,)}, 5)
     with pytest.raises(click.UsageError, match="give --shape S:N"):
         made_sequences([OPEN], {}, 1)
+    for size in (1 << 50, 1 << 70):
+        with pytest.raises(click.UsageError, match="--shape: inputs of such a size cannot be made: "):
+            made_sequences([OPEN], {"S": (size,)}, 1)
     with pytest.raises(click.UsageError, match="--shape N: the model has no such input; it has S"):
         made_sequences([OPEN], {"S": (3,), "N": (3,)}, 1)
 
