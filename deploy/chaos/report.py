@@ -223,8 +223,9 @@ def markdown(report: Report) -> str:
     names = list(report.disturbed.ms or report.undisturbed.ms)
     rows = [("no fault near", report.undisturbed), ("during and after faults", report.disturbed)]
     latency = "\n".join(
-        f"| {name} | {one.steps} | " + " | ".join(f"{one.ms.get(p, float('nan')):.1f}" for p in names) + " |"
+        f"| {name} | {one.steps} | " + " | ".join(f"{one.ms[p]:.1f}" for p in names) + " |"
         for name, one in rows
+        if one.steps
     )
     findings = "\n".join(
         f"* {f.sort}: sequence {f.sequence} ({f.correlation_id!r}), at {f.at_s:.2f} s: {f.story}"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from deploy.chaos.command import Document, chaos
 from deploy.chaos.faults import ChaosPlan, plan_faults
 from deploy.chaos.history import ChaosRun, SequenceHistory, Strike, history_file, read_history
-from deploy.chaos.report import Report, judge, markdown, merged, report_of, split
+from deploy.chaos.report import Latencies, Report, judge, markdown, merged, report_of, split
 from tests.chaos.histories import history, refused
 
 STRIKES = [Strike(0, "kill-executor", 2.0, 3.5, "executor-1"), Strike(1, "restart-redis", 30.0, 31.0, "redis")]
@@ -63,6 +63,13 @@ def test_a_step_is_timed_from_its_first_sending_and_is_disturbed_when_a_fault_to
     assert [1.25, 0.5] == [took_s for _, took_s in judgement.answers]
     assert ([1.25], [0.5]) == split(judgement.answers, [Strike(0, "kill-redis", 2.1, 2.2)])
     assert [(1, 5), (6, 7)] == merged([(6, 7), (1, 3), (2, 5)])
+
+
+def test_what_no_step_was_is_left_out_of_the_latencies() -> None:
+    """A run without faults."""
+    report = msgspec.structs.replace(reported([history([1, 2])]), disturbed=Latencies(0, {}))
+
+    assert "| during and after faults |" not in markdown(report)
 
 
 def test_the_report_can_be_read_by_people() -> None:
