@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from deploy.local.endings import UNWRITABLE, drop_unwritten, replace_closed
+from deploy.local.endings import UNWRITABLE, drop_unwritten, prepare_streams
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.operate.settings import check_is_text
@@ -61,7 +61,7 @@ class Program(click.Group):
     """
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        replace_closed()
+        prepare_streams()
         try:
             return super().main(*arguments, **options)
         except FileNotFoundError as error:

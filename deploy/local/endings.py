@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 import click
@@ -61,13 +62,17 @@ def ending_by_verdict() -> Generator[None]:
         raise SystemExit(EXIT_NOT_BEGUN) from error
 
 
-def replace_closed() -> None:
+def prepare_streams() -> None:
     """Lets standard streams that were closed (`>&-`) lead nowhere: Python has none then, and the next file or
     connection would take the place of one, and get what is written there.
+
+    What standard output cannot encode becomes an escape, as on standard error: names of files and sequences are given.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 -- as long as the process
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def drop_unwritten() -> None:

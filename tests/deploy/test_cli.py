@@ -153,6 +153,21 @@ def test_a_stream_that_is_closed_gets_nothing(closed: str) -> None:
     assert (0, "") == (ended.returncode, ended.stderr)
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", r"\u043c\udcff"), ("utf-8", r"м\udcff")])
+def test_a_name_that_the_output_cannot_encode_is_escaped(encoding: str, shown: str, tmp_path: Path) -> None:
+    models = os.fsencode(tmp_path) + "/м".encode() + b"\xff"
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "new", "mine", "--models", models],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+
+    assert (0, b"") == (ended.returncode, ended.stderr)
+    assert shown in ended.stdout.decode(encoding)
+
+
 def test_a_reader_that_has_gone_is_no_verdict(tmp_path: Path) -> None:
     """`seqmesh analyze MODEL 2>&1 | head -1`: exit code 1 would say that no configuration is within the bounds."""
     read, write = os.pipe()
