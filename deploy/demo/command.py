@@ -30,6 +30,8 @@ from seqmesh_client import AsyncClient, StepOutputs
 from shared.process.machine import is_running
 
 MODEL = "text_lstm"
+PORT_MAX = 65535
+"""asyncio takes a larger port for another one."""
 HELP = """Texts streamed through a mesh, while one of its executors is killed.
 
 Streams the texts word by word, all at once, through the sample model text_lstm, which says after every word how the
@@ -79,7 +81,8 @@ def demo(
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
     if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
-    if url and not re.fullmatch(r"[^/]+:[0-9]+", url):
+    address = re.fullmatch(r"[^/]+:([0-9]{1,5})", url)
+    if url and not (address and 0 < int(address[1]) <= PORT_MAX):
         raise click.BadParameter(f"'{url}' is not HOST:PORT of a gateway's gRPC", param_hint="--url")
     running = None if private else running_mesh(data_dir)
     if running is not None and kill and not url and executors_of(running) < 2:

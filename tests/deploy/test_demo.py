@@ -220,7 +220,7 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
     assert "no answer from 127.0.0.1:" in result.output
 
 
-@pytest.mark.parametrize("url", ["foo", "http://foo", "http://foo:8001", "foo:", ":8001"])
+@pytest.mark.parametrize("url", ["foo", "http://foo", "http://foo:8001", "foo:", ":8001", "foo:0", "foo:65536"])
 def test_an_address_without_host_or_port_is_refused(url: str) -> None:
     result = CliRunner().invoke(demo, ["--url", url])
 
