@@ -22,13 +22,14 @@ import uvloop
 from deploy.chaos.checker import Sort
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
-from deploy.chaos.given_mesh import given_mesh, host_and_port, is_number, order_of
+from deploy.chaos.given_mesh import given_mesh, order_of
 from deploy.chaos.history import Strike, read_history
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, count_failures, exit_code, failures_of, judge, markdown, report_of
 from deploy.chaos.run import run
+from deploy.local.addresses import host_and_port, is_number
 from deploy.local.endings import ending_by_verdict, results_in
 from shared.process.machine import is_running
 from shared.settings import NumberRange

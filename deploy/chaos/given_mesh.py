@@ -14,10 +14,10 @@ from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, TargetMesh, strike_process
+from deploy.local.addresses import host_and_port
 from deploy.local.readiness import NO_EXECUTOR, unreadiness
 from shared.process.machine import is_running
 
-PORT_MAX = 65535
 SLOTS = 64
 """Slots that the fault `fill-slots` assumes: from outside their number is not known."""
 RECOVERY_S = 15.0
@@ -43,20 +43,6 @@ def given_mesh(
             for number, one in enumerate(gateways)
         ]
         yield GivenMesh(links, gateways, proxied, pids, command)
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of host:port. Raises ValueError when there are none."""
-    host, separator, port = address.rpartition(":")
-    if not (separator and host and "/" not in host and is_number(port, 1, PORT_MAX)):
-        raise ValueError(f"{address!r} is not host:port")
-    return host.strip("[]"), int(port)
-
-
-def is_number(text: str, least: int, most: int) -> bool:
-    """Whether a text is a whole number within bounds."""
-    # isdecimal alone takes other scripts' digits, too.
-    return text.isascii() and text.isdecimal() and least <= int(text) <= most
 
 
 def order_of(command: str, **values: str | int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import socket
 import sys
@@ -22,6 +21,7 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
+from deploy.local.addresses import host_and_port
 from deploy.local.data_directory import LauncherError, MeshState, read_state
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
@@ -30,8 +30,6 @@ from seqmesh_client import AsyncClient, StepOutputs
 from shared.process.machine import is_running
 
 MODEL = "text_lstm"
-PORT_MAX = 65535
-"""asyncio takes a larger port for another one."""
 HELP = """Texts streamed through a mesh, while one of its executors is killed.
 
 Streams the texts word by word, all at once, through the sample model text_lstm, which says after every word how the
@@ -81,9 +79,11 @@ def demo(
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
     if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
-    address = re.fullmatch(r"[^/]+:([0-9]{1,5})", url)
-    if url and not (address and 0 < int(address[1]) <= PORT_MAX):
-        raise click.BadParameter(f"'{url}' is not HOST:PORT of a gateway's gRPC", param_hint="--url")
+    if url:
+        try:
+            host_and_port(url)
+        except ValueError as wrong:
+            raise click.BadParameter(f"{wrong} of a gateway's gRPC", param_hint="--url") from wrong
     running = None if private else running_mesh(data_dir)
     if running is not None and kill and not url and executors_of(running) < 2:
         click.echo(f"the mesh in {data_dir} has one executor only: nobody could take its texts over")

@@ -10,6 +10,7 @@ import click
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
+from deploy.local.addresses import host_and_port
 from seqmesh_client import AsyncClient, SeqmeshError
 
 OWNER_INTERVAL_S = 0.2
@@ -39,8 +40,7 @@ async def client_of(url: str) -> AsyncGenerator[AsyncClient]:
 
 async def speaks_grpc(url: str) -> bool:
     """Whether who listens there begins as gRPC does. Raises OSError if nobody does."""
-    host, _, port = url.rpartition(":")
-    reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+    reader, writer = await asyncio.open_connection(*host_and_port(url))
     try:
         writer.write(GREETING)
         return (await reader.read(len(SETTINGS)))[3:4] == SETTINGS[3:4]

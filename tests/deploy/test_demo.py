@@ -225,7 +225,7 @@ def test_an_address_without_host_or_port_is_refused(url: str) -> None:
     result = CliRunner().invoke(demo, ["--url", url])
 
     assert 2 == result.exit_code
-    assert f"'{url}' is not HOST:PORT" in result.output
+    assert f"'{url}' is not host:port" in result.output
 
 
 async def test_a_mesh_that_lacks_the_model_is_told_at_once(redis: Redis, redis_url: str, key_prefix: str) -> None:
