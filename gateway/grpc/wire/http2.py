@@ -29,6 +29,7 @@ SIZE_BYTES = 3
 REFUSABLE_BYTES = 256 << 10
 """With larger headers than this, counted alike, a client loses its connection; with smaller ones the call alone. h2
 would take 64 KiB."""
+SETTINGS = frozenset(SettingCodes)
 HEADER_FRAMES_MAX = 32
 """Frames in which the headers of one call may come: twice as many as the largest headers need that are read."""
 
@@ -141,8 +142,11 @@ class Http2(PlainFrames):
         return stream
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Any], list[Event]]:
-        """The table of headers only becomes smaller. A client may allow 4 GiB, and h2 would use them; and of several
+        """Settings that HTTP/2 does not know are ignored; h2 would keep all 65,536 of them, in 58 MB.
+
+        The table of headers only becomes smaller. A client may allow 4 GiB, and h2 would use them; and of several
         changes between two headers it forgets some, and tells of some that hold no longer."""
+        frame.settings = {code: value for code, value in frame.settings.items() if code in SETTINGS}
         allowed = frame.settings.pop(SettingCodes.HEADER_TABLE_SIZE, self.encoder.header_table_size)
         told = super()._receive_settings_frame(frame)
         if allowed < self.encoder.header_table_size:

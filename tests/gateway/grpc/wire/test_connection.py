@@ -382,6 +382,20 @@ def test_a_client_cannot_make_the_table_of_headers_large() -> None:
     assert 4096 == server.encoder.header_table_size
 
 
+def test_settings_that_nobody_knows_are_not_kept() -> None:
+    """There are 65,536 of them, and h2 would look at each with every further frame of settings."""
+    server = Http2()
+    server.initiate_connection()
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    for settings in (dict.fromkeys(range(9, 2000), 1), {SettingCodes.MAX_FRAME_SIZE: 20_000, 0xFFFF: 1}):
+        body = b"".join(struct.pack(">HI", *setting) for setting in settings.items())
+        server.receive_data(preface + len(body).to_bytes(3) + bytes((4, 0, 0, 0, 0, 0)) + body)
+        preface = b""
+
+    assert set(SettingCodes) >= set(server.remote_settings)
+    assert 20_000 == server.max_outbound_frame_size
+
+
 async def test_a_client_that_has_left_before_it_was_accepted_is_no_failure(rpc_server: GrpcServer, peer: Peer) -> None:
     failed = list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
