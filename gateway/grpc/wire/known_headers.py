@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
-from hpack import Decoder, Encoder, HeaderTuple
+from hpack import Decoder, Encoder, HeaderTuple, HPACKDecodingError
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -23,6 +23,10 @@ LONG_INDEX = 0xFF
 KNOWN_MAX = 8
 BLOCK_BYTES_MAX = 32
 """Of a block that is remembered. Calls begin with a dozen headers; 32 take 3 KB, and a client may want them kept."""
+RESIZES_MAX = 16
+"""Changes of the table's size before a block's headers. RFC 7541 (4.2) has two at most; some encoders write each."""
+LITERAL_BYTES = 4 << 10
+"""In so much of a block nearly every header has room."""
 
 
 class KnownHeaders(Generic[Key, Value]):
@@ -40,19 +44,35 @@ class KnownHeaders(Generic[Key, Value]):
 
 
 class KnowingDecoder(Decoder):
-    """A decoder that knows the blocks which it has read."""
+    """A decoder that knows the blocks which it has read. A block takes no longer than its bytes and headers must."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._resizes = 0
         self._known: KnownHeaders[tuple[bytes, bool], list[HeaderTuple]] = KnownHeaders()
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:  # noqa: FBT001, FBT002
         key = data, raw
         headers = self._known.get(key)
         if headers is None:
+            self._resizes = 0
             headers = list(super().decode(data, raw))
             self._known.note(key, headers, data)
         return list(headers)
+
+    def _update_encoding_context(self, data: bytes | memoryview) -> int:
+        """For hpack, a block may be nothing but changes of the table's size: half a million of them."""
+        self._resizes += 1
+        if self._resizes > RESIZES_MAX:
+            raise HPACKDecodingError("the table's size changes too often")
+        return super()._update_encoding_context(data)
+
+    def _decode_literal(self, data: bytes | memoryview, should_index: bool) -> tuple[HeaderTuple, int]:  # noqa: FBT001
+        """Of what it is given, hpack makes three copies, and it gives itself all the rest of the block."""
+        try:
+            return super()._decode_literal(data[:LITERAL_BYTES], should_index)
+        except HPACKDecodingError:
+            return super()._decode_literal(data, should_index)
 
 
 class KnowingEncoder(Encoder):

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hpack import Decoder, Encoder, HPACKError
 
-from gateway.grpc.wire.known_headers import BLOCK_BYTES_MAX, KNOWN_MAX, KnowingDecoder, KnowingEncoder
+from gateway.grpc.wire.known_headers import (
+    BLOCK_BYTES_MAX,
+    KNOWN_MAX,
+    LITERAL_BYTES,
+    RESIZES_MAX,
+    KnowingDecoder,
+    KnowingEncoder,
+)
 
 NAMES = (b":status", b"content-type", b"grpc-status", b"key", b"other-bin")
 VALUES = (b"200", b"0", b"application/grpc", b"x" * 70, b"y" * 900)
@@ -67,3 +75,31 @@ def test_a_client_cannot_have_any_number_of_blocks_kept() -> None:
         decoder.decode(bytes([0x80 | first, 0x80 | (first % 7 + 1)]), raw=True)
         decoder.decode(bytes([0x80 | first]) * (BLOCK_BYTES_MAX + 1), raw=True)
     assert len(decoder._known._known) == KNOWN_MAX
+
+
+def test_a_block_changes_the_size_of_the_table_a_few_times() -> None:
+    """Half a million changes would keep everybody waiting for half a second."""
+    decoder = KnowingDecoder()
+    for _ in range(2):
+        decoder.decode(b"\x20" * RESIZES_MAX + b"\x88", raw=True)
+        with pytest.raises(HPACKError):
+            decoder.decode(b"\x20" * (RESIZES_MAX + 1) + b"\x88", raw=True)
+
+
+def test_each_header_takes_no_longer_in_a_large_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    decode_literal = Decoder._decode_literal
+
+    def note(decoder: Decoder, data: bytes | memoryview, should_index: bool) -> Any:
+        given.append(len(data))
+        return decode_literal(decoder, data, should_index)
+
+    monkeypatch.setattr(Decoder, "_decode_literal", note)
+    decoder = KnowingDecoder()
+    decoder.max_header_list_size = 1 << 20
+    short = [(b"key-%d" % number, b"x") for number in range(5000)]
+    headers = [*short, (b"key", b"v" * 3 * LITERAL_BYTES), *short]
+    block = Encoder().encode(headers, huffman=False)
+
+    assert headers == list(decoder.decode(block, raw=True))
+    assert sum(given) < LITERAL_BYTES * len(headers) + len(block)
