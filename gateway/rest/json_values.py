@@ -22,6 +22,11 @@ INTEGER_DIGITS_MAX = 20
 LARGE_BYTES = 1 << 18
 """Beyond this size a document is not parsed by orjson, which builds a tree of its own before the Python objects: 16
 more bytes per value."""
+EXPONENTS_MAX = 10_000
+"""A large document with more numbers like `5e-324` is read in another way: for one of them msgspec may take 15 us, in
+which no other thread runs, 7 s for 6 MB."""
+NUMBER_BY_NUMBER = msgspec.json.Decoder[Any](float_hook=orjson.loads)
+"""Leaves numbers to orjson: 0.2 us for each, of whatever kind, where msgspec takes 0.1 us for the usual ones."""
 BYTE_ORDER_MARK = "\ufeff".encode()
 """Some editors and shells begin a file of UTF-8 with it. Triton passes over it."""
 NON_FINITE = (b"NaN", b"Inf")
@@ -96,8 +101,9 @@ def parse_object(text: bytes) -> Json:
 
 def _parse_large(text: bytes) -> Any:
     """Parses a valid large document; None for a broken one. Unlike orjson it keeps integers beyond 64 bits."""
+    exponents = text.count(b"e") + text.count(b"E")
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(text) if exponents <= EXPONENTS_MAX else NUMBER_BY_NUMBER.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         # The caller then uses the other parser, which says what is wrong, or accepts it as Triton does.
         return None
