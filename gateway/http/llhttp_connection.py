@@ -33,6 +33,8 @@ from shared.process import logs
 SPLITTING = re.compile(rb"[\0\r\n]")
 """What must not stand in a header of an answer."""
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+PIECES_MAX = 1 << 10
+"""Of a body in chunks, the empty lines that are read in one turn of the event loop. They take a millisecond."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -233,7 +235,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
         request = self._request
         while request is not None and self._abort_at is None:
             if not request.is_told:
-                part = self._take(request)
+                part = await self._take(request)
                 request.is_told = request.is_taken
                 if part or request.is_told:
                     return {"type": "http.request", "body": part, "more_body": not request.is_told}
@@ -249,17 +251,21 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             await self._more()
         return DISCONNECT
 
-    def _take(self, request: Request) -> bytes:
-        """Takes what has come of a body out of the buffer. Ends the connection if that is broken."""
+    async def _take(self, request: Request) -> bytes:
+        """Takes what has come of a body out of the buffer, or a part of it. Ends the connection if that is broken."""
         if request.parser is None or request.chunks is None:
             part = bytes(self._buffer[: request.missing])
             del self._buffer[: request.missing]
             request.missing -= len(part)
             return part
         try:
-            while not request.chunks.is_whole and (size := parsable(self._buffer)):
+            for _ in range(PIECES_MAX):
+                if request.chunks.is_whole or not (size := parsable(self._buffer)):
+                    break
                 request.parser.feed_data(self._buffer[:size])
                 del self._buffer[:size]
+            else:
+                await asyncio.sleep(0)  # other connections have a turn
         except HttpParserError as error:
             self.end(HTTPStatus.BAD_REQUEST, str(error))
         part = b"".join(request.chunks.parts)
@@ -272,7 +278,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
         try:
             async with asyncio.timeout(LINGER_S):
                 while not (request.is_taken or self._is_at_eof or self._abort_at is not None):
-                    if not self._take(request) and self._abort_at is None:
+                    if not await self._take(request) and self._abort_at is None:
                         await self._more()
         except TimeoutError:
             pass

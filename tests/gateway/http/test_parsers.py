@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from gateway.http.llhttp_connection import PIECES_MAX
 from gateway.http.llhttp_request import HEADERS_MAX
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
@@ -287,3 +288,25 @@ async def test_a_client_that_sends_ahead_keeps_nobody_waiting(parser: HttpParser
             writer.close()
 
     assert served.index("/other") < 1000
+
+
+async def test_a_body_of_nothing_but_empty_lines_keeps_nobody_waiting() -> None:
+    """Each of them may be the body's end, and is parsed by itself."""
+    read: list[str] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope, receive, send)
+        read.append(scope["path"])
+
+    empty_lines = b"\r\n\r\n" * 20 * PIECES_MAX
+    async with serving(noting, "llhttp") as port, asyncio.timeout(SOON_S):
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        connections[0][1].write(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(empty_lines), empty_lines))
+        connections[1][1].write(GET)
+        for (reader, writer), path in zip(connections, (b"/echo", b"/A"), strict=True):
+            assert (await reader.readuntil(path + b"|")).startswith(b"HTTP/1.1 200 ")
+            if path == b"/echo":
+                assert empty_lines == await reader.readexactly(len(empty_lines))
+            writer.close()
+
+    assert ["/A", "/echo"] == read
