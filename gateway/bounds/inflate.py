@@ -59,8 +59,9 @@ async def gathered(pieces: Iterator[bytes], packed_bytes: int, reservation: Rese
 
     raises  UnavailableError when the budget has no room
     """
-    # The first piece is often the only one, and not worth a thread. Further ones would block the event loop.
-    parts = [next(pieces)]
+    # The first piece is often the only one, and not worth a thread. Further ones would block the event loop, and so
+    # would a first one that much has to be read for: compressed data may be 64 MiB long and hold nothing, for 4 s.
+    parts = [next(pieces) if packed_bytes <= STEP_BYTES else await asyncio.to_thread(next, pieces)]
     size = len(parts[0])
     reservation.hold(packed_bytes + size)
     while len(parts[-1]) == PIECE_BYTES:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import random
+import threading
+from collections.abc import Iterator
 
 import pytest
 
-from gateway.bounds.inflate import EITHER_WINDOW, PIECE_BYTES, inflated
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.inflate import EITHER_WINDOW, PIECE_BYTES, STEP_BYTES, gathered, inflated
 from shared.contract.errors import MeshError, RequestError
 
 SIZE_MAX = 4 * PIECE_BYTES
@@ -37,3 +40,18 @@ def test_nothing_behind_the_end_is_dropped_silently(size: int) -> None:
             unpacked(packed + behind)
     with pytest.raises(RequestError, match="ends in the middle"):
         unpacked(packed[:-1])
+
+
+@pytest.mark.parametrize("packed_bytes", [STEP_BYTES, STEP_BYTES + 1])
+async def test_only_a_little_is_unpacked_on_the_event_loop(packed_bytes: int) -> None:
+    threads = list[int]()
+
+    def pieces() -> Iterator[bytes]:
+        for size in (PIECE_BYTES, 0):
+            threads.append(threading.get_ident())
+            yield bytes(size)
+
+    with ByteBudget(SIZE_MAX).reserve() as reservation:
+        await gathered(pieces(), packed_bytes, reservation)
+
+    assert [packed_bytes <= STEP_BYTES, False] == [thread == threading.get_ident() for thread in threads]
