@@ -16,6 +16,7 @@ import orjson
 from shared.contract.errors import Code, RequestError
 from shared.contract.limits import JSON_NESTING_MAX
 from shared.contract.parameters import UINT64_MAX
+from shared.process import collector
 
 Json = dict[str, Any]
 INTEGER_DIGITS_MAX = 20
@@ -103,7 +104,8 @@ def _parse_large(text: bytes) -> Any:
     """Parses a valid large document; None for a broken one. Unlike orjson it keeps integers beyond 64 bits."""
     exponents = text.count(b"e") + text.count(b"E")
     try:
-        return msgspec.json.decode(text) if exponents <= EXPONENTS_MAX else NUMBER_BY_NUMBER.decode(text)
+        with collector.at_rest():
+            return msgspec.json.decode(text) if exponents <= EXPONENTS_MAX else NUMBER_BY_NUMBER.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         # The caller then uses the other parser, which says what is wrong, or accepts it as Triton does.
         return None

@@ -12,6 +12,8 @@ Source: the documentation of Python's module `gc`.
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 
 YOUNG_MAX = 10_000
 """New objects that may be alive before the collector looks at them. By default it is 700: fewer than the requests of
@@ -27,3 +29,16 @@ def leave_what_stays() -> None:
 def look_seldom() -> None:
     """Lets more objects be alive before the collector looks at the new ones."""
     gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])
+
+
+@contextmanager
+def at_rest() -> Generator[None]:
+    """Within the block the collector looks at nothing. For what makes very many objects and no circles: it would look
+    through all of them again and again, while no other thread runs."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

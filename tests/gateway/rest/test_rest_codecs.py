@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import gzip
 import json
 import time
@@ -137,6 +138,23 @@ def test_no_kind_of_number_takes_much_longer_than_others() -> None:
 
     for text in texts:
         assert seconds(parse, text + b" " * LARGE_BYTES) < 8 * seconds(json.loads, text), text[:30]
+
+
+def test_the_collector_does_not_look_through_a_document_while_it_is_read() -> None:
+    """No other thread runs while a document is read, and the collector would look through all of it several times."""
+    looks: list[dict[str, int]] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        looks.append(info)
+        del phase
+
+    gc.callbacks.append(note)
+    try:
+        document = parse(b"[%b[]]" % (b"[]," * LARGE_BYTES))
+    finally:
+        gc.callbacks.remove(note)
+
+    assert len(looks) < len(document) / gc.get_threshold()[0] / 10
 
 
 def test_a_number_beyond_all_doubles_is_refused_among_many() -> None:

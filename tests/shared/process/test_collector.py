@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+
+from shared.process import collector
 
 COLLECTED = """
 import gc, weakref
@@ -29,3 +32,16 @@ def test_what_is_there_when_a_service_has_started_is_left_and_later_garbage_is_f
     done = subprocess.run([sys.executable, "-c", COLLECTED], timeout=60, check=True, capture_output=True, text=True)
 
     assert ["0 True True True", "10000 False True True"] == done.stdout.splitlines()
+
+
+def test_the_collector_rests_within_a_block_and_is_then_as_it_was() -> None:
+    was_enabled = gc.isenabled()
+    try:
+        for enable in (gc.enable, gc.disable):
+            enable()
+            before = gc.isenabled()
+            with collector.at_rest(), collector.at_rest():
+                assert not gc.isenabled()
+            assert before == gc.isenabled()
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
