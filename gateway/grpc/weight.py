@@ -9,6 +9,8 @@ Source: protobuf's encoding, https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shared.contract.errors import RequestError
 
 FIELDS_MAX = 10_000
@@ -17,8 +19,8 @@ EXPANSION = 24
 """Decoded bytes per byte of the message. Tiny fields take more; their number is bounded by FIELDS_MAX."""
 CARRIED = {"ModelInferRequest": 7, "RepositoryModelLoadRequest": 3}
 """Per message: the number of the field whose bytes are carried as they are, raw contents or files."""
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-LENGTHS = {FIXED64: 8, FIXED32: 4}
+VARINT, FIXED64, LENGTH, GROUP, GROUP_END, FIXED32 = 0, 1, 2, 3, 4, 5
+LENGTHS = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
 VARINT_BITS_MAX = 70
 
 
@@ -28,30 +30,38 @@ def decoding_bytes(raw: bytes, kind: str) -> int:
     kind    the message's name
     raises  RequestError for a message with too many fields
     """
-    carried = CARRIED.get(kind, 0)
-    position, fields, payload = 0, 0, 0
-    end = len(raw)
+    carried, payload = CARRIED.get(kind, 0), 0
+    for count, (number, begin, end) in enumerate(fields_of(raw, 0, len(raw)), 1):
+        if count > FIELDS_MAX:
+            raise RequestError(f"a request may have {FIELDS_MAX} inputs, outputs, contents and parameters, not more")
+        if number == carried:
+            payload += end - begin
+    return (len(raw) - payload) * EXPANSION
+
+
+def fields_of(raw: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of the message between two positions: the number of each, and where its bytes begin and end. The
+    beginning and the end of a group are fields without bytes.
+
+    Ends at a field that is broken or not whole: protobuf decodes what stands before it, and refuses the message.
+    """
+    position = begin
     try:
         while position < end:
-            fields += 1
-            if fields > FIELDS_MAX:
-                raise RequestError(
-                    f"a request may have {FIELDS_MAX} inputs, outputs, contents and parameters, not more"
-                )
             tag, position = varint(raw, position)
-            form = tag & 7
+            begin, form = position, tag & 7
             if form == VARINT:
                 _, position = varint(raw, position)
             elif form == LENGTH:
-                size, position = varint(raw, position)
-                position += size
-                if tag >> 3 == carried:
-                    payload += size
+                size, begin = varint(raw, position)
+                position = begin + size
             else:
                 position += LENGTHS[form]
+            if position > end:
+                return
+            yield tag >> 3, begin, position
     except (KeyError, IndexError):
-        pass  # groups, or an end in the middle of a field: protobuf will refuse the message
-    return (end - payload) * EXPANSION
+        return
 
 
 def varint(raw: bytes, position: int) -> tuple[int, int]:

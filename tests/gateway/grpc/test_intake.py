@@ -189,6 +189,22 @@ def test_only_what_is_carried_as_it_is_weighs_nothing_more() -> None:
         weight.decoding_bytes(b"\x08\x00" * (weight.FIELDS_MAX + 1), "ModelInferRequest")
 
 
+def test_a_field_that_is_not_whole_carries_nothing() -> None:
+    """It might say that it is as long as all that comes before, which protobuf decodes before it refuses it."""
+    before = b"\x2a\x06\x2a\x04\x42\x00\x42\x00" * 100
+    for size in (b"\x01", b"\xa0\x06", b"\xff\xff\xff\xff\x0f"):
+        raw = before + b"\x3a" + size
+        assert len(raw) * weight.EXPANSION == weight.decoding_bytes(raw, "ModelInferRequest")
+
+
+def test_fields_count_behind_a_group_as_well() -> None:
+    """Protobuf passes over groups that it does not know."""
+    raw = b"\x7b\x08\x01\x7c" + b"\x2a\x00" * weight.FIELDS_MAX
+    assert weight.FIELDS_MAX == len(pb.ModelInferRequest.FromString(raw).inputs)
+    with pytest.raises(RequestError):
+        weight.decoding_bytes(raw, "ModelInferRequest")
+
+
 # -- near the bound -------------------------------------------------------------------------------------------------
 
 
