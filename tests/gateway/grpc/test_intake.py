@@ -205,6 +205,22 @@ def test_fields_count_behind_a_group_as_well() -> None:
         weight.decoding_bytes(raw, "ModelInferRequest")
 
 
+@pytest.mark.parametrize("part", [b"\x2a", b"\x32"], ids=["inputs", "outputs"])
+def test_inputs_and_outputs_with_very_many_parameters_are_not_decoded(part: bytes) -> None:
+    """Of one of them, or of all together."""
+
+    def parts(count: int, parameters: int) -> bytes:
+        size = 2 * parameters
+        length = bytes((size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14))
+        return (part + length + b"\x22\x00" * parameters) * count
+
+    for count in (1, 1000):
+        most = parts(count, weight.PART_FIELDS_MAX // count)
+        assert len(most) * weight.EXPANSION == weight.decoding_bytes(most, "ModelInferRequest")
+        with pytest.raises(RequestError, match="may have 100000 fields together"):
+            weight.decoding_bytes(most + parts(1, 1), "ModelInferRequest")
+
+
 # -- near the bound -------------------------------------------------------------------------------------------------
 
 
