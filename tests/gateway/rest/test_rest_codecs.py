@@ -29,7 +29,7 @@ from gateway.requests.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http
 from gateway.requests.waiting import Answer
 from gateway.rest.compression import choose, pack, unpacked
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
-from gateway.rest.json_values import EXPONENTS_MAX, LARGE_BYTES, JsonError, parse, parsing_bytes
+from gateway.rest.json_values import EXPONENTS_MAX, LARGE_BYTES, MEMBERS_MAX, JsonError, parse
 from gateway.rest.request import OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer
 from shared.contract.errors import Code, Reason, RequestError, SequenceError
@@ -157,18 +157,20 @@ def test_the_collector_does_not_look_through_a_document_while_it_is_read() -> No
     assert len(looks) < len(document) / gc.get_threshold()[0] / 10
 
 
-@pytest.mark.parametrize("value", [b"1", b'"a"', b"[]", b'{"a":1}'])
-def test_objects_with_many_members_take_no_more_than_is_counted(value: bytes) -> None:
-    """An object takes most just after it has grown, here for the 87,382nd member."""
-    text = b"{%b}" % b",".join(b'"%x":%b' % (number, value) for number in range(87_382))
-    tracemalloc.start()
-    try:
-        parse(text)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+@pytest.mark.parametrize("member", [b'"%x":1', b'"%x"  :\t[]', b'"\\\\%x":1', b'"\\"%x":"\\\\"'])
+def test_objects_with_very_many_members_are_not_read(member: bytes) -> None:
+    """Of one object, or of all together."""
+    members = [member % number for number in range(MEMBERS_MAX)]
+    for most in (b"{%b}" % b",".join(members), b"[{%b},{%b}]" % (b",".join(members[1:]), members[0])):
+        assert json.loads(most) == parse(most + b" " * LARGE_BYTES)
+        with pytest.raises(RequestError, match="may have 100000 members together"):
+            parse(b'[%b, {"a":{}}]' % most + b" " * LARGE_BYTES)
 
-    assert peak < parsing_bytes(text) + len(text)
+
+def test_colons_in_texts_are_no_members() -> None:
+    texts = ["12:00:00", ':"', '\\": ', '\\\\":', '{"a": "b"}', json.dumps('"": {"a": 1}')] * (MEMBERS_MAX // 5)
+
+    assert texts == parse(json.dumps(texts).encode())
 
 
 def test_a_number_beyond_all_doubles_is_refused_among_many() -> None:
