@@ -121,6 +121,13 @@ async def test_an_encoding_that_is_not_known_is_refused_and_those_that_are_named
     assert peer.headers[number]["grpc-accept-encoding"] == "identity,deflate,gzip"
 
 
+async def test_an_encoding_that_is_not_known_is_named_by_its_begin(peer: Peer) -> None:
+    """To write a long header takes 100 ms, in which nobody else is served."""
+    code, text = await peer.status(peer.call(INFER, grpc_encoding="z" * 10_000))
+
+    assert ("12", f"Compression algorithm '{'z' * 64}' is not supported") == (code, text)
+
+
 async def test_a_call_ends_when_its_caller_waits_no_longer(peer: Peer, twin: Any) -> None:
     twin.respond = twin.hold
     number = peer.call(INFER, grpc_timeout="50m")
