@@ -67,7 +67,7 @@ class NoRpcError(Exception):
 
 def read_opening(headers: Headers) -> Opening:
     """Reads the headers that open a call. Raises NoRpcError, and RequestError for too many of them."""
-    size = sum([len(name) + len(value) + ENTRY_BYTES for name, value in headers])
+    size = sum([len(name) + len(value) + ENTRY_BYTES * entries_of(name, value) for name, value in headers])
     if size > HEADER_BYTES_MAX:
         raise RequestError(
             f"the metadata of the call has {size} bytes, of at most {HEADER_BYTES_MAX}", Code.RESOURCE_EXHAUSTED
@@ -91,7 +91,7 @@ def read_opening(headers: Headers) -> Opening:
             case "grpc-encoding":
                 encoding = text
             case "grpc-accept-encoding":
-                accepts = frozenset(one.strip() for one in text.split(","))
+                accepts = frozenset(ENCODINGS).intersection([one.strip() for one in text.split(",")])
             case _ if not key.startswith((":", "grpc-")) and key not in RESERVED:
                 metadata += read_metadata(key, value)
             case _:
@@ -109,11 +109,15 @@ def read_timeout(text: str) -> float | None:
     return int(found[1]) * UNITS_S[found[2]] if found else None
 
 
+def entries_of(name: bytes, value: bytes) -> int:
+    """How many entries a header becomes: several values of a key in -bin may come in one, and take little there."""
+    return 1 + value.count(b",") if name.endswith(BINARY.encode()) else 1
+
+
 def read_metadata(key: str, value: bytes) -> Metadata:
     """The entries of one header of metadata. What is neither text nor, in a key in -bin, base64 is left out."""
     try:
         if key.endswith(BINARY):
-            # Several values of one key may come in one header.
             return [(key, base64.b64decode(one + b"=" * (-len(one) % 4))) for one in value.split(b",")]
         return [(key, value.decode())]
     except (UnicodeDecodeError, binascii.Error):

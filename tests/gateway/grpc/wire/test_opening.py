@@ -7,6 +7,7 @@ from http import HTTPStatus
 import pytest
 
 from gateway.grpc.wire.opening import NoRpcError, read_opening, read_timeout, trailers
+from shared.contract.errors import RequestError
 
 POST = [(b":method", b"POST"), (b":path", b"/s/M"), (b":scheme", b"http"), (b"te", b"trailers")]
 GRPC = (b"content-type", b"application/grpc")
@@ -81,3 +82,15 @@ def test_a_status_text_is_escaped_and_binary_metadata_is_base64() -> None:
 
 def test_a_call_that_succeeds_has_no_text() -> None:
     assert trailers(0) == [(b"grpc-status", b"0")]
+
+
+def test_values_that_come_in_one_header_count_as_if_each_came_in_its_own() -> None:
+    """Else 16 KB become 16,000 entries of metadata, which a call keeps."""
+    assert 401 == len(read_opening([*POST, GRPC, (b"a-bin", b"," * 400)]).metadata)
+    with pytest.raises(RequestError, match="of at most 16384"):
+        read_opening([*POST, GRPC, (b"a-bin", b"," * 600)])
+
+
+def test_of_the_encodings_that_a_caller_reads_only_known_ones_are_kept() -> None:
+    many = ",".join(map(str, range(3000))).encode()
+    assert {"deflate"} == read_opening([*POST, GRPC, (b"grpc-accept-encoding", many + b", deflate")]).accepts
