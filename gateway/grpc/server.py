@@ -79,8 +79,8 @@ class GrpcServer(PortServer[GrpcConnection]):
         await super().stop(grace_s, see_off_s=see_off_s)
 
     def relieve(self, excess: int) -> int:
-        """Gives memory of messages that are on their way back: ends the calls that keep most, however many connections
-        they are spread over. Returns how many bytes that is."""
+        """Gives memory of what is on its way back: ends the calls that keep most of messages, however many connections
+        they are spread over, then the connections that keep most of headers. Returns how many bytes that is."""
         rpcs = [rpc for connection in self._connections() for rpc in connection.rpcs.values()]
         large = [rpc for rpc in rpcs if rpc.messages.kept_bytes >= LITTLE_BYTES]
         given = count = 0
@@ -91,6 +91,19 @@ class GrpcServer(PortServer[GrpcConnection]):
             count += 1
         if count:
             logs.warning("memory is short, calls are ended", calls=count, waiting_bytes=given)
+        return given + self._relieve_of_headers(excess - given)
+
+    def _relieve_of_headers(self, excess: int) -> int:
+        sizes = {connection: connection.unfinished_bytes for connection in self._connections()}
+        given = count = 0
+        for connection in sorted(sizes, key=lambda connection: -sizes[connection]):
+            if given >= excess or sizes[connection] < LITTLE_BYTES:
+                break
+            connection.cut()
+            given += sizes[connection]
+            count += 1
+        if count:
+            logs.warning("memory is short, connections are closed", connections=count, waiting_bytes=given)
         return given
 
     def _connection(self, share: Share, seat: Seat) -> GrpcConnection:

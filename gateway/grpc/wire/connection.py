@@ -212,6 +212,11 @@ class GrpcConnection(asyncio.Protocol):
         self._sending.go_away(self._last)
         self._close()
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of headers whose end has not come: no call keeps them."""
+        return self._http2.unfinished_bytes
+
     # -- what calls ask for -------------------------------------------------------------------------------------------
 
     def credit(self, rpc: Rpc) -> None:

@@ -98,6 +98,12 @@ class Http2(PlainFrames):
         """Whether something is ready to be written."""
         return self._data_to_send != b""
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of headers whose end has not come."""
+        buffer: Any = self.incoming_buffer
+        return sum([len(frame.data) for frame in buffer._headers_buffer])  # noqa: SLF001
+
     def answer(self, number: int, headers: Headers, *, end_stream: bool = False) -> None:
         """Sends the headers before an answer's first message, or behind its last, which end the stream."""
         if not self.send_plain_headers(number, headers, end_stream=end_stream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from hyperframe.frame import ContinuationFrame, HeadersFrame, SettingsFrame
 
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
@@ -320,6 +322,27 @@ async def test_while_memory_is_tight_a_stream_loses_messages_that_nobody_reads(
 
         assert [NO_MEMORY] == unfinished.refused
         assert 8 == len(twin.calls)
+
+
+async def test_headers_without_an_end_are_given_up_with_their_connection(server: GrpcServer, channel: Any) -> None:
+    """Nobody else notices, nor does a client whose headers come in several frames."""
+    connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+    for (_, writer), parts in zip(connections, (20, 1), strict=True):
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize())
+        writer.write(HeadersFrame(1, data=bytes(1000)).serialize())
+        writer.write(ContinuationFrame(1, data=bytes(1000)).serialize() * parts)
+    async with asyncio.timeout(SOON_S):
+        while not server.relieve(1):
+            await asyncio.sleep(0.01)
+        (reader, _), (other, _) = connections
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        await channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+
+    assert 0 == server.relieve(1 << 30)
+    assert not other.at_eof()
+    for _, writer in connections:
+        writer.close()
 
 
 # -- what does not come ---------------------------------------------------------------------------------------------
