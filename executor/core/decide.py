@@ -188,6 +188,11 @@ def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: 
     if found.void is None and found.is_of_another(state.mark):
         owned.void = VoidCause.LOST
         actions.append(Tell("INFO", "sequence ended by a reload", owned, {"last_step": found.committed}))
+    lacks_state = state.recovery.lacks_state(found.checkpointed, found.start_step, holds_state=found.holds_state)
+    if found.void is None and lacks_state:
+        # Without it the sequence would go on from the beginning, and its answers would be wrong.
+        owned.void = VoidCause.LOST
+        actions.append(Tell("WARNING", "checkpoint is gone", owned, {"step": found.checkpointed}))
     owned.predecessor = found.traceparent if found.committed else None
     owned.failed = found.failed
     # The replay begins behind the checkpoint; up to the last committed step nothing is answered again.

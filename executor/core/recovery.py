@@ -83,6 +83,10 @@ class Recovery:
         """Whether the state after the running step goes to Redis with its commit. (Never asked for a replayed step.)"""
         return False
 
+    def lacks_state(self, checkpointed: StepNumber, start_step: StepNumber, *, holds_state: bool) -> bool:
+        """Whether Redis has lost the state of the checkpointed step: it holds none, and has held one."""
+        return False
+
     def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
         """The change by a running step that has succeeded. saved: its state is in the commit"""
         return closed(kept, step)
@@ -94,7 +98,7 @@ class Recovery:
 
 def recovery_of(config: ModelConfig) -> Recovery:
     if config.state_in_mesh:
-        return Checkpoints(config.checkpoint_interval)
+        return Checkpoints(config.checkpoint_interval, is_declared=bool(config.states))
     if config.replays:
         return Log(config.sequence_log_steps, config.sequence_log_bytes)
     return Recovery()
@@ -102,9 +106,14 @@ def recovery_of(config: ModelConfig) -> Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints(Recovery):
-    """The state of every `interval`-th step goes to Redis."""
+    """The state of every `interval`-th step goes to Redis. is_declared: no state is empty"""
 
     interval: int
+    is_declared: bool = False
+
+    def lacks_state(self, checkpointed: StepNumber, start_step: StepNumber, *, holds_state: bool) -> bool:
+        # Before a START that is not checkpointed the base has no state.
+        return self.is_declared and checkpointed >= max(1, start_step) and not holds_state
 
     def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
         return not step.flags & END and len(kept.entries) >= self.interval

@@ -255,11 +255,11 @@ def test_a_sequence_without_state_replays_nothing() -> None:
 @pytest.mark.parametrize(
     ("declares", "methods", "parameters", "expected"),
     [
-        (True, False, {"checkpoint_interval": "4"}, Checkpoints(4)),
+        (True, False, {"checkpoint_interval": "4"}, Checkpoints(4, is_declared=True)),
         (False, True, {}, Checkpoints(1)),
         (False, True, {"sequence_recovery": "replay"}, Checkpoints(1)),
         (False, False, {"sequence_recovery": "replay", "sequence_log_steps": "5"}, Log(5, 16 << 20)),
-        (True, False, {"sequence_recovery": "replay"}, Checkpoints(1)),
+        (True, False, {"sequence_recovery": "replay"}, Checkpoints(1, is_declared=True)),
         (False, False, {"sequence_recovery": "none", "checkpoint_interval": "4"}, Recovery()),
         (False, False, {}, Recovery()),
     ],
