@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from executor.connections import RETRY_DELAY_S, RedisConnections
 from executor.stateless.dozing import Dozing
@@ -23,7 +24,7 @@ from shared.process import logs
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace, WorkKeys
 from shared.store.link import Link, SharedLinks
-from shared.store.reading import text_of
+from shared.store.reading import text_of, value_of
 from shared.store.redis_client import LOST_OR_REFUSED
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkHeld, WorkScripts
@@ -156,9 +157,19 @@ class WorkSource:
 
 
 async def takers_of(links: SharedLinks, queues: Sequence[WorkKeys]) -> list[set[ExecutorId]]:
-    """Of each queue the executors that may hold requests of it."""
+    """Of each queue the executors that may hold requests of it. Names that are no text, and so no executor's, are
+    removed.
+    """
     found = await links.ask([("HKEYS", queue.takers) for queue in queues])
-    return [{ExecutorId(text_of(name)) for name in names} for names in found]
+    takers: list[set[ExecutorId]] = []
+    foreign: list[tuple[Any, ...]] = []
+    for queue, names in zip(queues, found, strict=True):
+        texts = {name: value_of(queue.takers, name, bytes.decode, field=text_of(name)) for name in names}
+        takers.append({ExecutorId(text) for text in texts.values() if text is not None})
+        foreign += (("HDEL", queue.takers, name) for name, text in texts.items() if text is None)
+    if foreign:
+        await links.ask(foreign)
+    return takers
 
 
 async def refuse_waiting(

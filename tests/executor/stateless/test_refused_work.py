@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.stateless.work_source import refuse_waiting
+from executor.stateless.work_source import refuse_waiting, takers_of
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, encode
 from shared.statistics.tally import ModelLoad
@@ -37,3 +37,19 @@ async def test_what_a_dead_executor_held_is_refused_too_and_what_a_living_one_ho
     entries = await redis.xrange(mesh.keys.replies(mesh.keys.home_shard(LOAD.model), GatewayId(GATEWAY)))
     assert {b"a": GONE, b"c": GONE} == {token: reply for _, fields in entries[1:] for token, reply in fields.items()}
     assert [f"{GATEWAY}/b".encode()] == await redis.hkeys(keys.held) == await redis.hkeys(keys.messages)
+
+
+async def test_a_name_that_is_no_text_is_no_executors_and_goes(redis: Redis, key_prefix: str) -> None:
+    """Else all executors would put its work back every second, for ever, and say so."""
+    queues = [Keyspace(key_prefix, 3).work_queue(model, "1") for model in ("sum", "other")]
+    for queue in queues:
+        await redis.hset(queue.takers, b"\xff\xc1", "t 1")
+        await redis.hset(queue.takers, DEAD, "t 2")
+
+    links = SharedLinks(redis)
+    found = await takers_of(links, queues)
+    await links.close()
+
+    assert [{DEAD}, {DEAD}] == found
+    assert [[DEAD.encode()]] * 2 == [await redis.hkeys(queue.takers) for queue in queues]
+    await redis.delete(*[queue.takers for queue in queues])
