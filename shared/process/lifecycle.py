@@ -22,8 +22,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 import uvloop
@@ -139,17 +138,20 @@ def end_when_told() -> None:
 
 
 def run(serve: Serve) -> int:
-    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
+    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure.
+
+    The caller is to end the process with it: what runs on after `CUT_OFF_S` is cut off.
+    """
     raise_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(tell_failure)
-        # This timer is started only if the service is told to stop while it starts.
-        with cut_off(0) as when_cancelled:
+        when_cancelled = cut_off(0)
+        try:
             code = runner.run(serve_until_stopped(serve, when_cancelled.start))
-        with cut_off(code) as when_ended:
-            # The runner waits for the loop's threads, however long they take.
-            when_ended.start()
-            runner.close()
+        finally:
+            when_cancelled.cancel()
+        # The runner waits for the loop's threads, and Python for those of a model's pools, however long they take.
+        cut_off(code).start()
     return code
 
 
@@ -164,11 +166,8 @@ def tell_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     loop.default_exception_handler(context)
 
 
-@contextmanager
-def cut_off(code: int) -> Generator[threading.Timer]:
-    """A timer that ends the process with that exit code, unless the block is left within `CUT_OFF_S` of the timer's
-    start.
-    """
+def cut_off(code: int) -> threading.Timer:
+    """A timer that ends the process with that exit code, `CUT_OFF_S` after it was started."""
 
     def cut() -> None:
         log(Level.WARNING, "stopped: what still ran was cut off")
@@ -177,10 +176,7 @@ def cut_off(code: int) -> Generator[threading.Timer]:
 
     timer = threading.Timer(CUT_OFF_S, cut)
     timer.daemon = True
-    try:
-        yield timer
-    finally:
-        timer.cancel()
+    return timer
 
 
 async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] = lambda: None) -> int:

@@ -14,13 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks, run, serve_until_stopped
+
+
+@pytest.fixture
+def uncut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For services that run in the tests' own process, which does not end with them."""
+    monkeypatch.setattr(lifecycle, "CUT_OFF_S", 86_400.0)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
     return [(record.getMessage(), getattr(record, "fields", {})) for record in caplog.records]
 
 
+@pytest.mark.usefixtures("uncut")
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_the_service_drain_and_exit_with_0(stop_signal: signal.Signals) -> None:
     story: list[str] = []
@@ -36,6 +44,7 @@ def test_the_first_signal_lets_the_service_drain_and_exit_with_0(stop_signal: si
     assert story == [f"drained after {stop_signal.name}"]
 
 
+@pytest.mark.usefixtures("uncut")
 def test_the_log_says_what_fails_in_the_loop_but_not_that_bytes_came_for_a_connection_that_was_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -143,9 +152,13 @@ def test_a_service_may_open_as_many_files_as_the_system_allows_up_to_what_it_wan
 
 THREADS = """
 import asyncio, os, signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from shared.process.lifecycle import run
 
 async def serve(tasks, stop):
+    if sys.argv[1] == "has ended, and left a pool":
+        ThreadPoolExecutor().submit(threading.Event().wait)
+        return
     for_ever = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
     await asyncio.sleep(0)
     if sys.argv[1] == "starts":
@@ -156,7 +169,7 @@ sys.exit(run(serve))
 """
 
 
-@pytest.mark.parametrize("when", ["starts", "has ended"])
+@pytest.mark.parametrize("when", ["starts", "has ended", "has ended, and left a pool"])
 def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str) -> None:
     done = subprocess.run([sys.executable, "-c", THREADS, when], timeout=60, check=False)
 
