@@ -1,7 +1,8 @@
 """Whether the code of a `model.py` does nothing but compute.
 
 Such a model may be called on any thread, the event loop's too, and nobody can tell: it opens and waits for nothing, has
-no lock, no thread and no event loop of its own, and uses no library that asks on which thread it is called. Whoever
+no lock, no thread and no event loop of its own, and neither uses a library that asks on which thread it is called nor
+changes what Python and numpy keep for each thread (digits of decimals, what numpy does with a division by 0). Whoever
 imports anything beyond these modules, files beside it included, counts as a model that may. A model that wants to
 deceive can; models are code that the operator trusts (docs/guides/security.md).
 """
@@ -16,14 +17,15 @@ MODULES = """
     triton_python_backend_utils typing unicodedata zlib
 """
 """What it may import."""
-FILES = """
+NAMES = """
     open input exec eval compile breakpoint __import__ load loadtxt genfromtxt fromfile memmap open_memmap DataSource
     save savez savez_compressed savetxt tofile dump ctypeslib f2py InferenceRequest async_exec get_response_sender
+    getcontext setcontext DefaultContext seterr seterrcall setbufsize set_printoptions
 """
-"""Names in these modules, and among Python's own, that lead to files, to other code, to other models, or to answers
-that come later."""
+"""Names in these modules, and among Python's own, that lead to files, to other code, to other models, to answers that
+come later, or to settings of a thread."""
 
-_modules, _files = frozenset(MODULES.split()), frozenset(FILES.split())
+_modules, _names = frozenset(MODULES.split()), frozenset(NAMES.split())
 
 
 def only_computes(source: bytes) -> bool:
@@ -40,9 +42,9 @@ def _computes(node: ast.AST) -> bool:
             return all(name.name.partition(".")[0] in _modules for name in names)
         case ast.ImportFrom(module=module, names=names, level=level):
             root = (module or "").partition(".")[0]
-            return level == 0 and root in _modules and not any(name.name in _files for name in names)
+            return level == 0 and root in _modules and not any(name.name in _names for name in names)
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name not in _files
+            return name not in _names
         case ast.AsyncFunctionDef() | ast.AsyncFor() | ast.AsyncWith() | ast.Await():
             return False
         case _:

@@ -43,8 +43,12 @@ def test_a_model_that_keeps_to_itself_only_computes() -> None:
         "        return [pb_utils.InferenceRequest(model_name='other') for _ in requests]",
         "        requests[0].exec()",
         "        requests[0].async_exec(decoupled=True)",
+        "import decimal; decimal.getcontext().prec = 50",
+        "from decimal import setcontext",
+        "        np.seterr(divide='raise')",
+        "        np.set_printoptions(precision=2)",
         "this is no Python",
     ],
 )
-def test_a_model_that_reaches_out_may_wait(line: str) -> None:
+def test_a_model_that_reaches_out_may_wait_or_know_its_thread(line: str) -> None:
     assert not only_computes((MODEL + line + "\n").encode())
