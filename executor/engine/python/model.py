@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.abc import PathEntryFinder
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
@@ -132,7 +132,7 @@ def forget(code: InstanceCode, directory: Path | None = None) -> None:
         _importable[str(directory)] -= 1
         if _importable[str(directory)] == 0:
             del _importable[str(directory)]
-            sys.path.remove(str(directory))
+            _leave_path(directory)
             _forget_finders(directory)
             _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
 
@@ -203,11 +203,17 @@ def _importing_from(directory: Path) -> Generator[None]:
     try:
         yield
     finally:
-        sys.path.remove(str(directory))
+        _leave_path(directory)
         _importing[str(directory)] -= 1
         if _importing[str(directory)] == 0:
             del _importing[str(directory)]
         _drop_siblings(directory, set(sys.modules) - before)
+
+
+def _leave_path(directory: Path) -> None:
+    # The model's own code may have taken it away.
+    with suppress(ValueError):
+        sys.path.remove(str(directory))
 
 
 def _finder(path: str) -> PathEntryFinder:

@@ -134,3 +134,16 @@ def test_a_folder_that_lacks_the_model_names_the_file_that_may_be_it(tmp_path: P
     (tmp_path / "Model.py").touch()
     with pytest.raises(LoadError, match=rf"^there is no model\.py in {tmp_path}, but Model\.py$"):
         model_path(tmp_path, "")
+
+
+def test_a_model_may_take_its_folder_off_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "a" / "1" / "model.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"import sys\nsys.path.remove({str(path.parent)!r})\n{MODEL}")
+    _, code = another(path.parent)
+    sys.path.remove(str(path.parent))
+
+    forget(code, path.parent)
+
+    assert str(path.parent) not in sys.path
