@@ -26,6 +26,8 @@ LOOKS_PER_LIMIT = 8
 LOOK_INTERVAL_MAX_S = 1.0
 HELD_UP_LIMITS = 2
 """After so many limits without a single look, the process ends."""
+STANDARD_ERROR = 2
+"""Its descriptor, because a model may put something else in the place of `sys.stderr` (`redirect_stderr`)."""
 
 
 class HungCallError(Exception):
@@ -52,7 +54,7 @@ async def watch(workers: Callable[[], Iterable[EngineWorker]], limit_s: float) -
     try:
         while True:
             # Each look starts the timer again; it fires only if no look comes for so long.
-            faulthandler.dump_traceback_later(HELD_UP_LIMITS * limit_s, exit=True)
+            faulthandler.dump_traceback_later(HELD_UP_LIMITS * limit_s, exit=True, file=STANDARD_ERROR)
             waiting = {wait.thread for wait in waits()}
             running = (call for worker in workers() if (call := worker.running) is not None)
             call = hung.look(call for call in running if call.thread not in waiting)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 import time
+
+import pytest
 
 from executor.engine.base import BatchResult
 from executor.lease.hung_calls import HungCalls, place_of, watch
@@ -38,7 +42,9 @@ class Stuck:
         raise RuntimeError("told")
 
 
-async def test_a_batch_that_does_not_end_is_found_and_its_place_is_told() -> None:
+async def test_a_batch_that_does_not_end_is_found_and_its_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a model has put something of its own in the place of standard error."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     engine = Stuck()
     worker = EngineWorker(engine, "m", "m instance", InstanceIndex(0))  # pyright: ignore[reportArgumentType]
     batch = worker.run([], [])
