@@ -11,6 +11,7 @@ often it came in between. So one cause does not fill a disk, or hide other event
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -124,9 +125,11 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
 
 
 def _standard_error() -> TextIO:
-    """Not `sys.stderr`: a model that closes it would end the log."""
-    encoding = sys.stderr.encoding
-    return open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
+    """Neither `sys.stderr` nor its descriptor: a model that closes one of them would end the log, and a connection that
+    gets the same number would get the lines.
+    """
+    own, encoding = os.dup(2), sys.stderr.encoding
+    return open(own, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
 def choose(levels: Collection[Level]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import sys
 import tracemalloc
@@ -208,8 +209,13 @@ def test_code_that_closes_standard_error_does_not_end_the_log(
     monkeypatch.setattr(sys, "stderr", open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - as Python opens it
     logs.configure("info", "text")
     sys.stderr.close()
-
-    logs.info("goes on")
+    kept = os.dup(2)
+    os.close(2)
+    try:
+        logs.info("goes on")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
     assert "goes on" in capfd.readouterr().err
 
