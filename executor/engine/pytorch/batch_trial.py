@@ -2,18 +2,20 @@
 
 The module was written for one sequence, or for a batch: its code does not say. So made-up sequences are run alone and
 together, over several steps, in several orders. Rows share calls from then on only if every output and every state came
-out equal. A module that mixes its rows, or that fails with more than one, runs one row per call.
+out equal. A module that mixes its rows, or that fails with more than one, runs one row per call. The log tells of one
+that fails with a single row: its state, or an output, may not be what the configuration says.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from executor.core.controls import ControlTensors
 from executor.engine import shapes
-from executor.engine.base import Row, RowResult
+from executor.engine.base import Row, RowError, RowResult
 from executor.engine.null_rows import zeros
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward
@@ -27,13 +29,15 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 _SIZE = 5
 """Of a variable dimension."""
 
+log = logging.getLogger(__name__)
+
 
 def settle_batches(engine: TorchEngine, forward: KeptForward, config: ModelConfig, slots: int) -> None:
     """Has the engine run each row alone unless rows together give the same."""
     rows = min(ROWS, config.max_batch_size, slots)
     if engine.alone_because or rows <= 1:
         return
-    table = _Table(engine, forward)
+    table = _Table(engine, forward, config.name)
     made = [[_row(config, slot, step) for slot in range(rows)] for step in range(STEPS)]
     try:
         alone = [table.results([row])[0] for step in made for row in step]
@@ -61,9 +65,10 @@ def _orders(rows: int) -> Sequence[Sequence[int]]:
 class _Table:
     """Runs made-up rows, each batch by one call of the module."""
 
-    def __init__(self, engine: TorchEngine, forward: KeptForward) -> None:
+    def __init__(self, engine: TorchEngine, forward: KeptForward, model: str) -> None:
         self._engine = engine
         self._forward = forward
+        self._model = model
 
     def ordered(self, rows: Sequence[Row], order: Sequence[int]) -> list[RowResult]:
         """The results of rows that share a call in another order."""
@@ -74,6 +79,8 @@ class _Table:
         """The results of rows that share a call. Raises _TrialError if they needed several."""
         before = self._forward.calls
         found = self._engine.run(rows, [True] * len(rows)).rows
+        if len(rows) == 1 and isinstance(found[0], RowError):
+            log.warning("model '%s' failed on a made-up step at load: %s", self._model, found[0].message)
         results = [result for result in found if isinstance(result, RowResult)]
         if len(results) != len(rows) or self._forward.calls != before + 1:
             raise _TrialError

@@ -204,6 +204,17 @@ def test_rows_that_would_mix_run_alone(workshop: Workshop) -> None:
     assert [[2, 4], [20, 40]] == [array(result, "y")[0].tolist() for result in found]
 
 
+def test_a_configuration_that_the_module_does_not_keep_is_told_at_load(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept(workshop, keeping_modules.Rnn(), [X3], [TensorSpec("y", "FP32", (5,))])
+
+    assert (
+        "model 'kept' failed on a made-up step at load: "
+        "model 'kept' returned a wrong output 'y': expected FP32 [1,5], got FP32 [1,4]"
+    ) in caplog.messages
+
+
 def test_a_model_without_batch_dimension_keeps_its_buffers_whole(workshop: Workshop) -> None:
     x, y = TensorSpec("x", "FP32", (1, 1)), TensorSpec("y", "FP32", (1, 1))
     engine, config = kept(workshop, keeping_modules.InPlace(), [x], [y], max_batch_size=0)
