@@ -77,6 +77,8 @@ MODEL = """
                     time.sleep(600)
                 case 1004:
                     value = np.full((1, 1), os.getpid(), np.int32)
+                case 1005:
+                    signal.pause() if os.fork() == 0 else os._exit(3)
             return self.sum(request, value)
     {method}
 """
@@ -113,7 +115,7 @@ STATELESS = """
         def sum(self, request, value):
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value)])
 """
-CRASHES, EXITS, HANGS, PID = 1001, 1002, 1003, 1004
+CRASHES, EXITS, HANGS, PID, LEAVES_A_CHILD = range(1001, 1006)
 
 
 @pytest.fixture
@@ -192,6 +194,16 @@ def test_sequences_go_on_in_another_process(workshop: Workshop, method: str, con
     assert [222, 1111, 8] == answers(engine, row(1, 200), row(0, 1000), row(2, 5))
     assert ["exited with code 3" in str(text) for text in answers(engine, row(0, EXITS))] == [True]
     assert [1112, 223] == answers(engine, row(0, 1, end=True), row(1, 1))
+
+
+def test_the_end_of_a_process_is_seen_though_one_that_it_forked_holds_its_sockets(workshop: Workshop) -> None:
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    assert [1] == answers(engine, row(0, 1, start=True))
+
+    (said,) = answers(engine, row(0, LEAVES_A_CHILD))
+
+    assert "exited with code 3" in str(said)
+    assert [3] == answers(engine, row(0, 2))
 
 
 def test_a_state_that_the_process_alone_held_is_lost_with_it_and_sequences_that_begin_are_not(

@@ -130,6 +130,9 @@ class InstanceProcess:
                 self._frames.send(messages.encode(call))
             if not self._comes_within(limit_s):
                 raise self._late(limit_s)
+            if self._ends_within(0.0):
+                # What it has said is there. A process that the model has forked may hold the socket open for ever.
+                self._frames.shut_down()
             answer = self._frames.receive(_decoded)
             if isinstance(answer, messages.Ran):
                 self._calls.batch_over()
