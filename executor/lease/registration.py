@@ -130,6 +130,7 @@ class Registration:
         )
         self._started_ms = time.time_ns() // 1_000_000
         self._listed: Mapping[str, ModelSource] = {}
+        self._retired = asyncio.Event()
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
@@ -154,6 +155,7 @@ class Registration:
                 group.create_task(self._add_up_counts(), name="counts")
                 group.create_task(self._metering.run(), name="measurements")
                 group.create_task(self._reporter.run(), name="reports")
+                group.create_task(self._close_retired(), name="retired versions")
                 if self._settings.batch_limit_s:
                     group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
                 logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
@@ -206,12 +208,19 @@ class Registration:
         logs.info("executor left", executor=self.executor)
 
     async def announce(self, applied: Applied) -> None:
-        """The models have changed: serves the new ones, tells the mesh, and then closes what is not in use any more."""
+        """The models have changed: serves the new ones, tells the mesh, and has closed what is not in use any more."""
         # Served first and announced then: the scheduler sends sequences for what is announced.
         await self.serving.change()
         self._applied = applied
         await insist("registration", self._update)
-        await self._repository.close_retired(self.serving.in_use)
+        self._retired.set()
+
+    async def _close_retired(self) -> None:
+        """Closes what is not in use any more. A slow `finalize` holds up no other model: that is loaded meanwhile."""
+        while True:
+            await self._retired.wait()
+            self._retired.clear()
+            await self._repository.close_retired(self.serving.in_use)
 
     async def _update(self) -> None:
         await self._list()

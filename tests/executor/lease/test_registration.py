@@ -822,6 +822,37 @@ async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_
         await end(mesh, 7)
 
 
+async def test_a_finalize_that_takes_long_holds_up_no_other_model(
+    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
+) -> None:
+    finalize = f"""    def finalize(self):
+        open({str(tmp_path / "ends")!r}, "w").close()
+        while not os.path.exists({str(tmp_path / "gate")!r}):
+            time.sleep(0.001)
+
+    def execute("""
+    change_model(models, "    def execute(", finalize)
+    async with executor("a") as a:
+        a.repository.unload("sum")
+        await a.registration.announce(Applied("1-0"))
+        await a.changed.wait()
+        try:
+            async with asyncio.timeout(10):
+                await a.registration.announce(Applied("1-0"))
+                while not (tmp_path / "ends").exists():
+                    await asyncio.sleep(0.001)
+
+                change_model(models, "total = ", "total = 1000 + ")
+                a.repository.load("sum", generation="second")
+                await a.registration.announce(Applied("2-0"))
+            assert ["READY"] == [line.state for line in (await registration(mesh, a)).repository]
+            await mesh.submit(mesh.submission(7, value(5), START))
+            await mesh.assign(7, a.executor)
+            assert 2005 == await end(mesh, 7)
+        finally:
+            (tmp_path / "gate").touch()
+
+
 def change_model(models: Path, old: str, new: str) -> None:
     """Edits the model's code."""
     path = models / "sum" / "1" / "model.py"
