@@ -37,12 +37,15 @@ class Polling:
         await _repeat(self.look, self._period_s, self._changed)
 
     async def look(self) -> bool:
-        """Loads and unloads what has changed since the last look; False if nothing has."""
+        """Loads and unloads what has changed since the last look; False if nothing has. Each model is announced by
+        itself: the load of the next one may take long.
+        """
         refreshed = await asyncio.to_thread(self._repository.refresh)
         now = await asyncio.to_thread(self._fingerprints)
         before, self._seen = self._seen, dict(now)
         for name in sorted(before.keys() - now.keys()):
             self._repository.unload(name)
+            self._changed.set()
         changed = [name for name, state in sorted(now.items()) if before.get(name) != state]
         for name in changed:
             logs.info("loading model", model=name)
@@ -54,6 +57,7 @@ class Polling:
                 logs.warning("model not fetched", model=name, cause=error.message)
             except MeshError as error:
                 logs.error("model not loaded", model=name, cause=error.message)
+            self._changed.set()
         return refreshed or bool(changed) or before.keys() != now.keys()
 
     def _fingerprints(self) -> dict[str, str]:

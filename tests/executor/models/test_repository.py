@@ -243,6 +243,30 @@ async def test_polling_follows_the_folders(repository: ModelRepository, loader: 
     assert [one] == repository.retired
 
 
+async def test_what_a_look_has_changed_is_announced_before_the_next_model_is_loaded(
+    repository: ModelRepository, folder: Path
+) -> None:
+    """A load may take minutes, or for ever."""
+    changed, announced = asyncio.Event(), list[tuple[str, bool]]()
+
+    def load(name: str, **_: str) -> None:
+        announced.append((name, changed.is_set()))
+
+    loader = Mock(Loader)
+    loader.load.side_effect = load
+    shutil.copytree(folder / "running_sum", folder / "another_sum")
+    polling = Polling(repository, loader, 15.0, changed)
+
+    assert await polling.look()
+    assert [("another_sum", False), ("running_sum", True)] == announced
+
+    changed.clear()
+    shutil.rmtree(folder / "another_sum")
+    (folder / "running_sum" / "1" / "more.py").touch()
+    assert await polling.look()
+    assert ("running_sum", True) == announced[-1]
+
+
 async def test_a_failed_load_is_forgotten_when_the_model_is_unloaded(repository: ModelRepository, folder: Path) -> None:
     with pytest.raises(LoadError):
         repository.load("running_sum", "{bad")
