@@ -39,6 +39,7 @@ from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep
 from executor.engine.base import BatchResult, Row, RowError
+from executor.engine.python.texts import text_of_error
 from executor.models.served import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
@@ -417,7 +418,7 @@ class SequenceModel:
         try:
             for owned, refusal in zip(loaded, loading.result(), strict=True):
                 if refusal is not None:
-                    logs.error("checkpoint unusable", sequence=owned.sequence, cause=str(refusal))
+                    logs.error("checkpoint unusable", sequence=owned.sequence, cause=text_of_error(refusal))
                 self.handle(StateLoaded(owned, is_usable=refusal is None))
         except (DeviceLostError, AssertionError) as failure:
             # A lost device: the checkpoints are sound, and the next owner, on another GPU or in another process, can

@@ -38,6 +38,7 @@ from executor.engine.base import (
     RunsAhead,
     SeesCancellation,
 )
+from executor.engine.python.texts import text_of_error
 from executor.workers.devices import NO_GPUS, Devices
 from executor.workers.engine_thread import EngineThread, P, R, made
 from executor.workers.first_batch import FirstBatch
@@ -236,7 +237,8 @@ class EngineWorker:
         """The result of a batch whose engine raised."""
         self._devices.check()
         logs.error("batch failed", failure, instance=self.name, rows=len(rows))
-        error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
+        text = f"{type(failure).__name__}: {text_of_error(failure)}"
+        error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {text}")
         return BatchResult([None if row.null else error for row in rows], NO_TIME)
 
     def load(self, saved: Sequence[SavedState]) -> asyncio.Future[Sequence[BaseException | None]]:
@@ -250,7 +252,8 @@ class EngineWorker:
             try:
                 self._engine.load_states([one.slot for one in saved], [one.states for one in saved])
             except BaseException as failure:  # noqa: BLE001 - as below
-                logs.warning("states loaded one by one", instance=self.name, states=len(saved), cause=str(failure))
+                cause = text_of_error(failure)
+                logs.warning("states loaded one by one", instance=self.name, states=len(saved), cause=cause)
             else:
                 return [None] * len(saved)
         return [self._refusal(one) for one in saved]

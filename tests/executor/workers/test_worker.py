@@ -31,14 +31,29 @@ class Broken:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("failure", [MemoryError("no room"), SystemExit(3), KeyboardInterrupt("^C")])
-async def test_an_engine_that_raises_fails_every_row_but_the_null_rows(failure: BaseException) -> None:
+class MuteError(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (MemoryError("no room"), "MemoryError: no room"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt("^C"), "KeyboardInterrupt: ^C"),
+        (MuteError(), "MuteError: <its text cannot be made>"),
+    ],
+)
+async def test_an_engine_that_raises_fails_every_row_but_the_null_rows(failure: BaseException, text: str) -> None:
     broken: Any = Broken(failure)
     worker = EngineWorker(broken, "sum", "sum_0_0", InstanceIndex(0))
 
     result = await worker.run([Row(inputs={}), Row(inputs={}, null=True)], [False, False])
 
-    assert [RowError("INTERNAL", f"model 'sum' failed: {type(failure).__name__}: {failure}"), None] == list(result.rows)
+    assert [RowError("INTERNAL", f"model 'sum' failed: {text}"), None] == list(result.rows)
     await worker.close()
 
 
