@@ -31,7 +31,7 @@ import numpy as np
 from executor.configuration.parameters import STRATEGY
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from executor.engine.python.texts import text_of_error
+from executor.engine.python.texts import class_and_text
 from executor.workers.engine_thread import EngineThread
 from executor.workers.worker import FINALIZE_LIMIT_S
 from shared.contract.errors import Code, LoadError, MeshError
@@ -152,7 +152,7 @@ class BatchStrategy:
         try:
             yield self._hooks[hook]
         except BaseException as failure:
-            raise StrategyError(f"{self._blame(hook)}: {_reason(failure)}", request) from failure
+            raise StrategyError(f"{self._blame(hook)}: {class_and_text(failure)}", request) from failure
 
     def _quietly(self, hook: str, argument: Any) -> None:
         try:
@@ -171,7 +171,7 @@ class BatchStrategy:
             spec.loader.exec_module(module)
         except BaseException as failure:
             raise LoadError(
-                f"batch strategy '{path}' of model '{self._model}' cannot be imported: {_reason(failure)}"
+                f"batch strategy '{path}' of model '{self._model}' cannot be imported: {class_and_text(failure)}"
             ) from failure
         return module
 
@@ -185,7 +185,7 @@ class BatchStrategy:
         try:
             return self._hooks["model_batcher_initialize"](config)
         except BaseException as failure:
-            raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
+            raise LoadError(f"{self._blame('model_batcher_initialize')}: {class_and_text(failure)}") from failure
 
     def _blame(self, hook: str) -> str:
         return f"{hook} of the batch strategy of model '{self._model}' failed"
@@ -233,7 +233,3 @@ def _request(seen: Seen, message: InferMessage) -> BatchRequest:
         message.timeout_us,
         message.parameters,
     )
-
-
-def _reason(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {text_of_error(failure)}"

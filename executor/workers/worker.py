@@ -38,7 +38,7 @@ from executor.engine.base import (
     RunsAhead,
     SeesCancellation,
 )
-from executor.engine.python.texts import text_of_error
+from executor.engine.python.texts import class_and_text, text_of_error
 from executor.workers.devices import NO_GPUS, Devices
 from executor.workers.engine_thread import EngineThread, P, R, made
 from executor.workers.first_batch import FirstBatch
@@ -237,8 +237,7 @@ class EngineWorker:
         """The result of a batch whose engine raised."""
         self._devices.check()
         logs.error("batch failed", failure, instance=self.name, rows=len(rows))
-        text = f"{type(failure).__name__}: {text_of_error(failure)}"
-        error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {text}")
+        error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {class_and_text(failure)}")
         return BatchResult([None if row.null else error for row in rows], NO_TIME)
 
     def load(self, saved: Sequence[SavedState]) -> asyncio.Future[Sequence[BaseException | None]]:

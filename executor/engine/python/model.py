@@ -33,7 +33,7 @@ from executor.configuration.absence import absence
 from executor.engine.python import triton_python_backend_utils
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
 from executor.engine.python.model_metrics import forget_families
-from executor.engine.python.texts import text_of_error
+from executor.engine.python.texts import class_and_text
 from shared.contract.errors import LoadError
 
 MODEL_FILE = "model.py"
@@ -168,7 +168,7 @@ def error_text(error: BaseException) -> str:
     frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
     places = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<frozen ")]
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in places)
-    text = f"{type(error).__name__}: {text_of_error(error)}"
+    text = class_and_text(error)
     return f"{text}\n\nAt:\n{where}" if where else text
 
 

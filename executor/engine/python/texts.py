@@ -24,3 +24,8 @@ def text_of_error(error: BaseException) -> str:
         return str(error)
     except BaseException:  # noqa: BLE001 - its `__str__` is the model's code
         return "<its text cannot be made>"
+
+
+def class_and_text(error: BaseException) -> str:
+    """As Python writes an error: `ValueError: no number`. Also of one whose class is the model's own."""
+    return f"{type(error).__name__}: {text_of_error(error)}"
