@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # needs none of it.
     from executor.service import serve  # noqa: PLC0415
 
-    return FAILED if lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop)) else 0
+    return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop), FAILED)
 
 
 def check_health(check: str, *arguments: str) -> int:

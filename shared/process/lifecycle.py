@@ -137,8 +137,8 @@ def end_when_told() -> None:
         signal.signal(expected, end_now)
 
 
-def run(serve: Serve) -> int:
-    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure.
+def run(serve: Serve, failed: int = 1) -> int:
+    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, `failed` after a failure.
 
     The caller is to end the process with it: what runs on after `CUT_OFF_S` is cut off.
     """
@@ -147,7 +147,7 @@ def run(serve: Serve) -> int:
         runner.get_loop().set_exception_handler(tell_failure)
         when_cancelled = cut_off(0)
         try:
-            code = runner.run(serve_until_stopped(serve, when_cancelled.start))
+            code = failed if runner.run(serve_until_stopped(serve, when_cancelled.start)) else 0
         finally:
             when_cancelled.cancel()
         # The runner waits for the loop's threads, and Python for those of a model's pools, however long they take.

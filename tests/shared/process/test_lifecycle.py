@@ -156,8 +156,9 @@ from concurrent.futures import ThreadPoolExecutor
 from shared.process.lifecycle import run
 
 async def serve(tasks, stop):
-    if sys.argv[1] == "has ended, and left a pool":
+    if sys.argv[1] in ("has ended, and left a pool", "has failed, and left one"):
         ThreadPoolExecutor().submit(threading.Event().wait)
+        assert "failed" not in sys.argv[1]
         return
     for_ever = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
     await asyncio.sleep(0)
@@ -165,15 +166,18 @@ async def serve(tasks, stop):
         os.kill(os.getpid(), signal.SIGTERM)
         await for_ever
 
-sys.exit(run(serve))
+sys.exit(run(serve, 70))
 """
 
 
-@pytest.mark.parametrize("when", ["starts", "has ended", "has ended, and left a pool"])
-def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str) -> None:
+@pytest.mark.parametrize(
+    ("when", "code"),
+    [("starts", 0), ("has ended", 0), ("has ended, and left a pool", 0), ("has failed, and left one", 70)],
+)
+def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", THREADS, when], timeout=60, check=False)
 
-    assert 0 == done.returncode
+    assert code == done.returncode
 
 
 async def test_a_failing_task_is_logged_by_name_and_ends_the_service_with_1(caplog: pytest.LogCaptureFixture) -> None:
