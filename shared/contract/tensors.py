@@ -42,6 +42,8 @@ PARTS_MAX = 1 << 14
 """Lengths and elements that are gathered before they are joined: as objects, short ones take many times their bytes."""
 
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
+TEXT_KINDS = "OSTU"
+"""Kinds of numpy's arrays that are BYTES: objects, and strings of each of its types."""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +135,7 @@ def as_float(tensor: Tensor) -> NDArray[np.float64]:
 
 def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:
     """The wire form of an array; object and string arrays become BYTES."""
-    if array.dtype.kind in "OSU" or datatype == "BYTES":
+    if array.dtype.kind in TEXT_KINDS or datatype == "BYTES":
         return Tensor(name, "BYTES", array.shape, pack_bytes(array.reshape(-1).tolist()))
     return Tensor(name, datatype or DATATYPE_OF[array.dtype.newbyteorder("<")], array.shape, array.tobytes())
 

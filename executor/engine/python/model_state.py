@@ -25,7 +25,7 @@ from executor.engine.python.texts import is_text, plain_text, text_of_error
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode
-from shared.contract.tensors import DATATYPE_OF, Tensor, from_numpy, to_numpy
+from shared.contract.tensors import DATATYPE_OF, TEXT_KINDS, Tensor, from_numpy, to_numpy
 
 CHECKPOINT, RESTORE = "checkpoint", "restore"
 
@@ -105,7 +105,7 @@ def _tensor(name: object, value: object) -> Tensor:
     if np.ma.is_masked(cast("Any", value)):
         raise TypeError(f"'{name}' has masked elements, and a mask is not kept: hand out its data and its mask apart")
     array: NDArray[Any] = np.asarray(cast("Any", value))
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in TEXT_KINDS:
         if not all(isinstance(element, str | bytes) for element in array.reshape(-1).tolist()):
             raise TypeError(f"expected str or bytes as elements of '{name}'")
         return from_numpy(name, array)

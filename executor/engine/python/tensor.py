@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.python.model_metrics import TritonModelException
-from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, config_type, pack_bytes
+from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, TEXT_KINDS, config_type, pack_bytes
 
 _TYPES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 """Wire names in the order of TRITONSERVER_DataType, which begins with 1."""
@@ -147,7 +147,7 @@ def _told_from(tensor: ModelTensor) -> str:
     datatype = DATATYPE_OF.get(array.dtype)
     if datatype is not None:
         return datatype
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in TEXT_KINDS:
         return "BYTES"
     if array.dtype.name == "bfloat16":
         tensor.array = array.view(np.uint16)

@@ -32,7 +32,7 @@ from executor.engine.python.tensor import (
     packed,
 )
 from executor.engine.python.tensor import ModelTensor as Tensor
-from shared.contract.tensors import bytes_elements
+from shared.contract.tensors import TEXT_KINDS, bytes_elements
 
 __all__ = [
     "InferenceRequest",
@@ -319,7 +319,7 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | None:
     """BYTES elements in their wire form, row-major; None for an array of another kind."""
-    if input_tensor.dtype.kind not in "OSU":
+    if input_tensor.dtype.kind not in TEXT_KINDS:
         return None
     return packed(input_tensor)
 

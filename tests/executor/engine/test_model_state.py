@@ -273,10 +273,17 @@ def test_special_numbers_strings_and_nothing_at_all_come_back() -> None:
     assert [3] == through_redis({"scalar": np.int64(3)})["scalar"].reshape(-1).tolist()
     assert {} == through_redis({})
 
-    words = through_redis({"o": np.array([["ä", b"\x00\xff"], ["", "x"]], np.object_), "u": np.array(["ab", "c"])})
+    words = through_redis(
+        {
+            "o": np.array([["ä", b"\x00\xff"], ["", "x"]], np.object_),
+            "u": np.array(["ab", "c"]),
+            "t": np.array(["ab", "c"], np.dtypes.StringDType()),
+        }
+    )
 
     assert [["ä".encode(), b"\x00\xff"], [b"", b"x"]] == words["o"].tolist()
     assert ([b"ab", b"c"], np.object_) == (words["u"].tolist(), words["u"].dtype)
+    assert [b"ab", b"c"] == words["t"].tolist()
 
 
 HALF_MASKED = cast("Any", np.ma).array([1, 2], mask=[False, True])

@@ -351,6 +351,19 @@ def test_an_element_of_bytes_that_is_neither_bytes_nor_a_string_is_its_text(work
     assert [[b"a", b"b", b"5", b"None", b"0.5"]] == array(result, "y").tolist()
 
 
+@pytest.mark.parametrize("kind", ["np.object_", "'S2'", "'U2'", "np.dtypes.StringDType()"])
+def test_an_array_of_strings_is_bytes_whichever_of_numpy_s_types_it_has(workshop: Workshop, kind: str) -> None:
+    body = f"""
+                given = np.array([["a", "bc"]], {kind})
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", given)]))"""
+    workshop.python("echo", echo(body))
+    engine = workshop.load(echo_config(dims=(-1,), output="BYTES"))
+
+    (result,) = results(engine, [Row({"x": wire("x", [[1]])})])
+
+    assert [[b"a", b"bc"]] == array(result, "y").tolist()
+
+
 def test_a_response_with_an_error_fails_its_row_alone_with_its_code(workshop: Workshop) -> None:
     workshop.python("sum", SUM)
     engine = workshop.load(sum_config())
