@@ -7,6 +7,7 @@ thread; nothing here knows of Redis.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -111,6 +112,7 @@ class ModelRepository:
     loading: set[str] = field(default_factory=set[str])
 
     _sources: Sequence[ModelSource] = field(init=False)
+    _closing: set[asyncio.Task[None]] = field(init=False, default_factory=set[asyncio.Task[None]])
 
     def __post_init__(self) -> None:
         self._sources = [LocalFolder(one) if isinstance(one, Path) else one for one in self.sources]
@@ -220,12 +222,20 @@ class ModelRepository:
         self.unloaded.setdefault(name, set())
 
     async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
-        """Finalizes the engines of retired versions that are not in use."""
+        """Finalizes the engines of retired versions that are not in use. What has been begun goes on to its end, though
+        the caller is cancelled: its lease may end meanwhile.
+        """
         for served in [served for served in self.retired if served not in in_use]:
             # Before the await, so that no second call closes it too.
             self.retired.remove(served)
-            await close(served)
-            self._remove_files(served)
+            closing = asyncio.create_task(self._close(served), name=f"end of {served.config.name}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
+
+    async def _close(self, served: ServedVersion) -> None:
+        await close(served)
+        self._remove_files(served)
 
     async def close(self) -> None:
         for source in self._sources:
@@ -234,6 +244,7 @@ class ModelRepository:
             self.retired += model.versions
         self.loaded.clear()
         await self.close_retired()
+        await asyncio.gather(*self._closing)
 
     def index(
         self, listed: Mapping[str, ModelSource], in_use: Collection[ServedVersion] = ()

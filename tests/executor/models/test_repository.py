@@ -220,6 +220,37 @@ async def test_override_files_take_the_place_of_the_folder_until_the_version_is_
     assert not place.exists()
 
 
+async def test_every_instance_of_a_version_is_finalized_also_if_whoever_closes_it_is_cancelled(
+    repository: ModelRepository, folder: Path, tmp_path: Path
+) -> None:
+    """As a registration is whose lease ends meanwhile."""
+    gate = tmp_path / "gate"
+    finalize = f"""    def initialize(self, args):
+        self.name = args["model_instance_name"]
+
+    def finalize(self):
+        import pathlib, time
+        pathlib.Path({str(tmp_path)!r}, f"{{self.name}}.ends").touch()
+        while not pathlib.Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+
+    def execute("""
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE.replace("    def execute(", finalize))
+    change_config(folder, "count: 1", "count: 2")
+    repository.load("running_sum")
+    repository.unload("running_sum")
+    closing = asyncio.create_task(repository.close_retired())
+    while not list(tmp_path.glob("*.ends")):
+        await asyncio.sleep(0.001)
+
+    closing.cancel()
+    await asyncio.wait([closing])
+    gate.touch()
+    await repository.close()
+
+    assert 2 == len(list(tmp_path.glob("*.ends")))
+
+
 async def test_polling_follows_the_folders(repository: ModelRepository, loader: Loader, folder: Path) -> None:
     polling = Polling(repository, loader, 15.0, asyncio.Event())
 
