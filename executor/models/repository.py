@@ -112,7 +112,9 @@ class ModelRepository:
     loading: set[str] = field(default_factory=set[str])
 
     _sources: Sequence[ModelSource] = field(init=False)
-    _closing: set[asyncio.Task[None]] = field(init=False, default_factory=set[asyncio.Task[None]])
+    _closing: dict[ServedVersion, asyncio.Task[None]] = field(
+        init=False, default_factory=dict[ServedVersion, asyncio.Task[None]]
+    )
 
     def __post_init__(self) -> None:
         self._sources = [LocalFolder(one) if isinstance(one, Path) else one for one in self.sources]
@@ -222,19 +224,20 @@ class ModelRepository:
         self.unloaded.setdefault(name, set())
 
     async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
-        """Finalizes the engines of retired versions that are not in use. What has been begun goes on to its end, though
-        the caller is cancelled: its lease may end meanwhile.
+        """Finalizes the engines of retired versions that are not in use, one version beside the other. What has been
+        begun goes on to its end, though the caller is cancelled: its lease may end meanwhile.
         """
+        begun: list[asyncio.Task[None]] = []
         for served in [served for served in self.retired if served not in in_use]:
             # Before the await, so that no second call closes it too.
             self.retired.remove(served)
-            closing = asyncio.create_task(self._close(served), name=f"end of {served.config.name}")
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-            await asyncio.shield(closing)
+            begun.append(asyncio.create_task(self._close(served), name=f"end of {served.config.name}"))
+            self._closing[served] = begun[-1]
+        await asyncio.shield(asyncio.gather(*begun))
 
     async def _close(self, served: ServedVersion) -> None:
         await close(served)
+        del self._closing[served]
         self._remove_files(served)
 
     async def close(self) -> None:
@@ -244,7 +247,7 @@ class ModelRepository:
             self.retired += model.versions
         self.loaded.clear()
         await self.close_retired()
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*self._closing.values())
 
     def index(
         self, listed: Mapping[str, ModelSource], in_use: Collection[ServedVersion] = ()
@@ -286,7 +289,8 @@ class ModelRepository:
 
     def _remove_files(self, closed: ServedVersion) -> None:
         """Lets go of files that no other version shares."""
-        others = [*self.retired, *(served for model in list(self.loaded.values()) for served in model.versions)]
+        still_there = (served for model in list(self.loaded.values()) for served in model.versions)
+        others = [*self.retired, *self._closing, *still_there]
         if closed.files is not None and not any(served.files is closed.files for served in others):
             closed.files.cleanup()
 

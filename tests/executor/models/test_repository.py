@@ -251,6 +251,30 @@ async def test_every_instance_of_a_version_is_finalized_also_if_whoever_closes_i
     assert 2 == len(list(tmp_path.glob("*.ends")))
 
 
+async def test_models_are_finalized_side_by_side(repository: ModelRepository, folder: Path, tmp_path: Path) -> None:
+    """Or a stop takes as long as all of them together."""
+    finalize = """    def finalize(self):
+        import pathlib, time
+        here = pathlib.Path(__file__).parents[2]
+        (here / "NAME.ends").touch()
+        while len(list(here.glob("*.ends"))) < 2:
+            time.sleep(0.001)
+
+    def execute("""
+    shutil.copytree(folder / "running_sum", folder / "another_sum")
+    change_config(folder, 'name: "running_sum"', "")
+    shutil.copy(folder / "running_sum" / "config.pbtxt", folder / "another_sum")
+    for name in ("running_sum", "another_sum"):
+        code = CODE.replace("    def execute(", finalize.replace("NAME", name))
+        (folder / name / "1" / "model.py").write_text(code)
+        repository.load(name)
+
+    async with asyncio.timeout(10):
+        await repository.close()
+
+    assert 2 == len(list(tmp_path.glob("*.ends")))
+
+
 async def test_polling_follows_the_folders(repository: ModelRepository, loader: Loader, folder: Path) -> None:
     polling = Polling(repository, loader, 15.0, asyncio.Event())
 
