@@ -296,14 +296,17 @@ class Registration:
 
     async def _stay_known(self) -> None:
         """Checks every second that other services can still read this registration and its models. A model that cannot
-        be read is published again. If the registration cannot be read, this life is over: its sequences are being moved
-        already.
+        be read is published again. If the registration cannot be read, this life is over.
+
+        A leader that has seen the registration moves its sequences then. One that began later knows nobody of this id:
+        so the registration is written once more, as that of an executor that leaves.
         """
         membership = self._connections.membership
         while True:
             await asyncio.sleep(KNOWN_INTERVAL_S)
             try:
                 if not await membership.is_known(self.executor):
+                    await membership.leave(self._registration())
                     raise LeaseLostError(self.executor)
                 for record in await membership.unknown(self._records()):
                     await membership.publish(record)

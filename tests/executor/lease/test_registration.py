@@ -447,6 +447,22 @@ async def test_a_lease_that_has_ended_ends_the_registration(mesh: ScriptedMesh, 
         assert ended.group_contains(LeaseLostError)
 
 
+async def test_an_executor_that_is_not_registered_any_more_is_one_that_leaves(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a leader that begins later takes its sequences away: it finds them by the registrations."""
+    monkeypatch.setattr("executor.lease.registration.KNOWN_INTERVAL_S", 0)
+    async with executor("a") as a:
+        await mesh.redis.delete(mesh.keys.executors)
+
+        with pytest.raises(ExceptionGroup) as ended:
+            await a.task
+
+        assert ended.group_contains(LeaseLostError)
+        (member,) = await Membership(mesh.redis, mesh.keys).members()
+        assert (a.executor, True, False) == (member.registration.executor, member.registration.leaving, member.alive)
+
+
 class ModelsMeanwhile:
     """A loaded model; while it is looked at, the thread that loads models brings another one."""
 
