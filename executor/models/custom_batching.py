@@ -31,7 +31,7 @@ import numpy as np
 from executor.configuration.parameters import STRATEGY
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from executor.engine.python.texts import class_and_text
+from executor.engine.error_texts import class_and_text
 from executor.workers.engine_thread import EngineThread
 from executor.workers.worker import FINALIZE_LIMIT_S
 from shared.contract.errors import Code, LoadError, MeshError

@@ -39,7 +39,7 @@ from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep
 from executor.engine.base import BatchResult, Row, RowError
-from executor.engine.python.texts import text_of_error
+from executor.engine.error_texts import text_of_error
 from executor.models.served import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer

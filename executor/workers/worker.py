@@ -38,7 +38,7 @@ from executor.engine.base import (
     RunsAhead,
     SeesCancellation,
 )
-from executor.engine.python.texts import class_and_text, text_of_error
+from executor.engine.error_texts import class_and_text, text_of_error
 from executor.workers.devices import NO_GPUS, Devices
 from executor.workers.engine_thread import EngineThread, P, R, made
 from executor.workers.first_batch import FirstBatch

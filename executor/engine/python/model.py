@@ -30,10 +30,10 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from executor.configuration.absence import absence
+from executor.engine.error_texts import class_and_text
 from executor.engine.python import triton_python_backend_utils
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
 from executor.engine.python.model_metrics import forget_families
-from executor.engine.python.texts import class_and_text
 from shared.contract.errors import LoadError
 
 MODEL_FILE = "model.py"

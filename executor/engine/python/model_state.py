@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.engine.error_texts import text_of_error
 from executor.engine.python.model import CallBlock, error_text, takes
-from executor.engine.python.texts import is_text, plain_text, text_of_error
+from executor.engine.python.texts import is_text, plain_text
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode

@@ -16,16 +16,3 @@ def is_text(value: object) -> TypeGuard[str]:
 def plain_text(value: object) -> str:
     """The value as a text of Python's own type."""
     return str.__str__(str(value))
-
-
-def text_of_error(error: BaseException) -> str:
-    """The text of an error whose class may be the model's own."""
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - its `__str__` is the model's code
-        return "<its text cannot be made>"
-
-
-def class_and_text(error: BaseException) -> str:
-    """As Python writes an error: `ValueError: no number`. Also of one whose class is the model's own."""
-    return f"{type(error).__name__}: {text_of_error(error)}"

@@ -1,0 +1,16 @@
+"""What an error says of itself, also where its class is a model's or a library's own."""
+
+from __future__ import annotations
+
+
+def text_of_error(error: BaseException) -> str:
+    """Its text."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - its `__str__` is somebody's code
+        return "<its text cannot be made>"
+
+
+def class_and_text(error: BaseException) -> str:
+    """As Python writes an error: `ValueError: no number`."""
+    return f"{type(error).__name__}: {text_of_error(error)}"
