@@ -123,7 +123,7 @@ class Executor:
     lost   a leader has said so; it may not have heard of it
     looked_at  the inbox was looked at up to this entry while its sequences were taken
     older      up to this entry the inbox holds what an earlier load may have committed
-    was_late   it has asked for a sequence that had another owner by then, or was another one
+    was_late   it has asked for a sequence that had another owner by then, or was another one, or could not read it
     mark       of its load of the model, one of the marks; "" if states may be those of any load
     """
 
@@ -208,11 +208,11 @@ class Executor:
         """Hears what it asked for; the engine takes the states."""
         fetched, self.fetched = self.fetched, []
         for owned, found in fetched:
-            self.was_late |= found is None or found.epoch != owned.epoch
-            is_read = found is not None and self.bench.chance.random() >= UNREADABLE
-            if not is_read:
+            read = found if found is not None and self.bench.chance.random() >= UNREADABLE else None
+            self.was_late |= read is None or read.epoch != owned.epoch
+            if read is None:
                 self.lose(owned)
-            self.take(CheckpointFetched(owned, found if is_read else None))
+            self.take(CheckpointFetched(owned, read))
         loaded, self.loaded = self.loaded, []
         for owned in loaded:
             self.take(StateLoaded(owned))

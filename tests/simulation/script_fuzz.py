@@ -684,9 +684,12 @@ class Fuzz:
             executor.looked_at, _, _ = self.run(drain)
         for name in before:
             if name not in after:
-                self.tell(f"{name.decode()} is taken from {executor.name}")
-                self.truth.taken(SequenceId(name.decode()), lost=True)
-                leader.slots.pop(SequenceId(name.decode()), None)
+                sequence = SequenceId(name.decode())
+                self.tell(f"{sequence} is taken from {executor.name}")
+                self.truth.taken(sequence, lost=True)
+                # Elsewhere it has been before, and the end of that is still to be heard of.
+                if sequence in leader.slots and leader.slots[sequence][0] == executor.name:
+                    del leader.slots[sequence]
         return bool(taken or entries)
 
     def drain(self, executor: Executor) -> None:

@@ -144,8 +144,6 @@ class Truth:
         """Requests of which a caller has gone."""
         self.sent_again: set[Caller] = set()
         """Who asked twice under one token, and may be answered twice."""
-        self.untold: set[Caller] = set()
-        """Callers of lost sequences of whom only an earlier owner's inbox knew; its drain need not tell them."""
         self.losses = 0
         self.behind_ms = 0
         """By so much idle times may last longer, as the clock of Redis was set back."""
@@ -250,19 +248,9 @@ class Truth:
         if lost is not (owner == (executor, epoch)):
             self.violate(f"{sequence}: lost: {lost}, as {executor} wants in epoch {epoch}; its owner is {owner}")
         if lost and life is not None:
-            elsewhere = self._tokens_elsewhere(executor)
             for step in life.steps.values():
-                if step.reply is None:
-                    self.untold |= {caller for caller in step.callers if caller[1] in elsewhere}
                 step.reply = step.reply or LOST_ANSWER
             life.over, life.owner, life.journal = True, None, []
-
-    def _tokens_elsewhere(self, executor: ExecutorId) -> set[str]:
-        """Of the callers whose steps lie in the inboxes of other executors, because nobody has drained them yet."""
-        prefix, own = f"{self._keys.base(SHARD)}inbox:".encode(), self._keys.inbox(SHARD, executor).encode()
-        streams = [self._store.value(key) for key in self._store.present() if key.startswith(prefix) and key != own]
-        entries = [dict(_pairs(e)) for stream in streams if isinstance(stream, Stream) for e in stream.fields.values()]
-        return {entry[b"a"].split()[3].decode() for entry in entries if b"a" in entry}
 
     def expired(self, sequence: SequenceId, *, idle: bool) -> None:
         """It was ended by the reaper. idle: whether its marker was gone."""
@@ -586,16 +574,14 @@ class Truth:
                 for caller in step.callers:
                     expected.setdefault(caller, []).append(step)
         for caller, steps in expected.items():
-            if caller in self.untold and caller not in heard:
-                continue
             answers = [LOST_ANSWER if one.endswith(LOST_ANSWER) else one for one in heard.get(caller, [])]
-            if answers[-1:] == [LOST_ANSWER] and {step.whole[-1] for step in steps} & set(answers[:-1]):
-                # The record is gone, and the step's entry was found afterwards (drain.lua). A gateway that has passed
-                # on the last answer knows the caller no longer.
-                answers.pop()
             if caller in self.sent_again:
                 # Who asks again under the same token may have been answered before: the gateway drops these.
                 answers = list(dict.fromkeys(answers))
+            while answers[-1:] == [LOST_ANSWER] and {step.whole[-1] for step in steps} <= set(answers[:-1]):
+                # The sequence is over, and the step's entry was found afterwards (drain.lua). A gateway that has passed
+                # on the last answer knows the caller no longer.
+                answers.pop()
             wanted = {answer for step in steps for answer in step.whole}
             is_whole = all(
                 _is_end(step, answers, (all_kept and step.kept) or caller == step.callers[0]) for step in steps

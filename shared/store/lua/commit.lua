@@ -216,14 +216,18 @@ local function is_unreadable(keys, step, got, epoch, accepted, committed, start)
 end
 
 -- Removes what a refused step's sequence has left in the inbox for a replay, if it is over: so it was when its owner
--- asked again for a commit whose reply was lost, and heard of the end too late. With END nothing is left.
+-- asked again for a commit whose reply was lost, and heard of the end too late. With END nothing is left. If the
+-- sequence was lost at another owner, somebody may still wait for a step; no gateway knows a caller that was answered.
 local function remove_left(keys, step, state)
   local first = tonumber(redis.call('HGET', keys.record, 'fe'))
   -- An epoch before the first one is that of an earlier sequence of the id.
   local is_over = not state or TOMBSTONES[state] or step.epoch < (first or math.huge)
   if has(step.flags, END) or not is_over then return end
   for _, left in ipairs(steps_in(keys.inbox, step.sid)) do
-    if left.epoch <= step.epoch then removed[#removed + 1] = left.entry end
+    if left.epoch <= step.epoch then
+      removed[#removed + 1] = left.entry
+      answer(left.gateway, left.token, lost_reply())
+    end
   end
 end
 

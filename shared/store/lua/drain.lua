@@ -8,9 +8,9 @@
 -- reply  {last entry id looked at, entries looked at, entries left where they are}
 -- * An entry of a sequence that the executor still owns (another model's leader has not reclaimed it yet) stays.
 -- * An entry of an earlier ownership by the same executor is added again, with the present epoch.
--- * An entry of an earlier sequence of the same id (left behind by an expiry) is removed.
--- * An entry whose sequence has no record any more is removed, and its caller hears that the sequence is lost. If the
---   step was answered before, the gateway knows the caller no longer.
+-- * An entry whose sequence has no record any more, or was lost because its record could not be read, or had its id
+--   before the present one, is removed, and its caller hears that the sequence is lost. If the step was answered before,
+--   the gateway knows the caller no longer.
 
 -- Handles one entry. True if it must stay in this inbox.
 local function stays(entry)
@@ -21,9 +21,13 @@ local function stays(entry)
   local n, epoch = number(name), number(string.match(fields.o, '^%d+'))
   local got = redis.call('HMGET', BASE .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
     'tk', 'vr')
-  if not got[1] then answer(gateway, token, lost_reply()) end
-  -- The checkpoint covers the step, or the entry belongs to no sequence, or to an earlier one of the same id.
-  if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
+  -- It belongs to no sequence, or to an earlier one of the same id.
+  if not got[8] or epoch < number(got[8]) then
+    answer(gateway, token, lost_reply())
+    return false
+  end
+  -- The checkpoint covers the step.
+  if n <= number(got[6]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
     hand_over(name, fields, { owner = got[2], epoch = got[3], instance = got[4], slot = got[5], committed = got[7],

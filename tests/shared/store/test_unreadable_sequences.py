@@ -9,7 +9,7 @@ import pytest
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber
-from shared.contract.messages import ReplyMessage, StepFlag, encode, inbox_entry
+from shared.contract.messages import ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -158,6 +158,35 @@ async def test_the_callers_of_all_of_its_open_steps_are_told(mesh: ScriptedMesh,
 
 
 @pytest.mark.leaves_sequences
+@pytest.mark.parametrize("begins_anew", [False, True])
+@pytest.mark.parametrize("found_by", ["a drain", "its former owner"])
+async def test_who_waits_for_a_step_in_a_former_owners_inbox_is_told(
+    mesh: ScriptedMesh, found_by: str, *, begins_anew: bool
+) -> None:
+    """The next owner cannot read the record before the scheduler has drained that inbox."""
+    epochs = await both_live(mesh)
+    steps = [mesh.submission(VICTIM, ONE) for _ in range(3)]
+    await submitted(mesh, *steps)
+    (shard,) = mesh.keys.shard_ids()
+    await mesh.scripts.run(
+        mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=mesh.term, count=9, tombstone_ms=1000)
+    )
+    epoch = await mesh.assign(VICTIM, BOB)
+    assert await mesh.scripts.run(mesh.scripts.lose(mesh.sequence(VICTIM), BOB, epoch))
+    if begins_anew:
+        await mesh.submit(mesh.submission(VICTIM, ONE, START))
+
+    if found_by == "a drain":
+        await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
+    else:
+        assert [CommitCode.REFUSED] == await committed(mesh, done(mesh, steps[0], 2, epochs[VICTIM]))
+
+    told = await answers(mesh)
+    assert [Reason.LOST] * len(steps) == [decode_reply(told[step.token]).reason for step in steps]
+    assert [] == await mesh.redis.xrange(mesh.keys.inbox(shard, ALICE))
+
+
+@pytest.mark.leaves_sequences
 @pytest.mark.parametrize("found_by", ["its owner", "a step", "a fetch of its state"])
 async def test_nothing_of_it_stays_in_its_owners_inbox(mesh: ScriptedMesh, found_by: str) -> None:
     """The owner forgets it, and what it took in of it; nobody else would remove that while the owner lives."""
@@ -293,8 +322,7 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
 
     assert epochs[OTHER] < await mesh.assign(OTHER, BOB)
     assert 0 == await mesh.redis.xlen(mesh.keys.inbox(shard, ALICE))
-    told = await mesh.reply_to(steps[0].token)
-    assert Reason.LOST == told.reason
+    assert Reason.LOST == decode_reply((await answers(mesh))[steps[0].token]).reason
 
 
 @pytest.mark.leaves_sequences
