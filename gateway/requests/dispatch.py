@@ -8,7 +8,8 @@ Lost connections. When the connection breaks during a round trip, its outcome is
 (`PendingRequest.repeatable`) is sent again, before everything newer; any other request fails, with an error that says
 that the outcome is unknown. A step that is sent again carries the time of its first attempt. If Redis has accepted
 other steps of that sequence since then, what the record says of the first attempt may be overwritten; Redis then
-refuses the step, because it could otherwise run twice.
+refuses the step, because it could otherwise run twice. The clock of Redis may have been set meanwhile: so it is read
+before the loss, too, and the earlier time counts.
 
 Requests whose client has left are withdrawn in the same round trips, after the requests to be sent. So are stateless
 requests that are not taken before their timeout ends.
@@ -61,6 +62,8 @@ PATIENCE_S = 10.0
 """How long requests wait while Redis is away, before they fail with "try again later". A restart takes about this."""
 CLOCK_READINGS = 3
 """How often the clock of Redis is read before requests are sent again."""
+CLOCK_AFTER_S = 5.0
+"""How long a reading of the clock of Redis counts for requests that are sent for the first time."""
 LATE_PATIENCE_S = 2.0
 """How long a step that Redis refused as LATE still waits for the answer to its first attempt, before it fails."""
 
@@ -98,6 +101,7 @@ class Dispatch:
         self._failed_at = -math.inf
         self._full_since: float | None = None
         self._redis_ahead_ms = 0.0
+        self._clock_read = -math.inf
         self.round_trips = 0
         self.sent = 0
 
@@ -156,8 +160,10 @@ class Dispatch:
             self._down_since = None
         try:
             await self._link.connect()
+            if self._again or time.monotonic() - self._clock_read >= CLOCK_AFTER_S:
+                await self._learn_the_time(self._link)
         except CONNECTION_LOST as lost:
-            # Nothing was sent, so everything may be tried again.
+            # None of them was sent, so everything may be tried again.
             self._again = self._after_failure(batches, lost)
         else:
             self._again = await self._attempt(batches)
@@ -167,13 +173,11 @@ class Dispatch:
         """One round trip. Returns the batches that must be sent again."""
         began = time.monotonic()
         try:
-            if self._down_since is not None:
-                await self._learn_the_time(batches, self._link)
-                # Asking for the time took a round trip of its own, before the requests left.
-                began = time.monotonic()
             for batch in batches:
                 for pending in batch.requests:
                     pending.sent = began
+                    if pending.first_sent is None:
+                        pending.redis_ahead_ms = self._redis_ahead_ms
             outcomes = await self._scripts.run_all(self._script_calls(batches), self._link)
         except CONNECTION_LOST as lost:
             for batch in batches:
@@ -234,7 +238,7 @@ class Dispatch:
             queues.setdefault((pending.shard, kind_of(pending)), deque()).append(pending)
         while queues:
             batches = [CallBatch(*key, taken) for key, queue in queues.items() if (taken := _take_unsent(queue))]
-            await self._learn_the_time(batches, link)
+            await self._learn_the_time(link)
             outcomes = await self._scripts.run_all(self._script_calls(batches), link)
             for batch, outcome in zip(batches, outcomes, strict=True):
                 if isinstance(outcome, UnfitServerError):
@@ -366,15 +370,15 @@ class Dispatch:
             timer = loop.call_later(queueing.timeout_us / 1e6, self._queue, pending, CallKind.REFUSE_LATE)
             pending.future.add_done_callback(lambda _: timer.cancel())
 
-    async def _learn_the_time(self, batches: Sequence[CallBatch], link: Link) -> None:
-        """Reads the clock of Redis, if one of the requests is sent again.
+    async def _learn_the_time(self, link: Link) -> None:
+        """Reads the clock of Redis, by which it is judged whether a request that is sent again has come before.
 
         The answer is a moment old when it arrives, so a time computed from it is slightly too early, never too late.
         That errs on the safe side: no step that came in since the first attempt is overlooked. The answer that came
         fastest counts, so that few steps from before the first attempt are taken for later ones.
         """
-        if any(pending.first_sent is not None for batch in batches for pending in batch.requests):
-            self._redis_ahead_ms = max([await _redis_ahead_ms(link) for _ in range(CLOCK_READINGS)])
+        self._redis_ahead_ms = max([await _redis_ahead_ms(link) for _ in range(CLOCK_READINGS)])
+        self._clock_read = time.monotonic()
 
     def _script_calls(self, batches: Sequence[CallBatch]) -> list[Call[Any]]:
         return [self._calls.of(batch, self._redis_ahead_ms) for batch in batches]
@@ -412,7 +416,7 @@ class Dispatch:
 
 async def _redis_ahead_ms(link: Link) -> float:
     """What the clock of Redis has more than this process's monotonic clock, or slightly less than that, ms."""
-    (told,) = await link.exchange([("TIME",)])
+    (told,) = await link.ask([("TIME",)])
     return clock_ms(told) - time.monotonic() * 1000
 
 

@@ -149,7 +149,7 @@ class ScriptCalls:
             pending.token,
             patience_us(pending),
             encode(message),
-            since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + redis_ahead_ms),
+            since_ms=_since_ms(pending, redis_ahead_ms),
             tenant=call.tenant,
             tenant_max=-(-self._tenants().of(call.tenant).live_max // self._shards) if call.tenant else 0,
             prefers=self._prefers(message.model, message.version, pending.sequence) if flags & START else "",
@@ -170,6 +170,15 @@ class ScriptCalls:
 
 def is_withdrawal(kind: CallKind) -> bool:
     return kind not in (CallKind.STEPS, CallKind.ENDS, CallKind.WORK)
+
+
+def _since_ms(pending: PendingRequest, redis_ahead_ms: float) -> int:
+    """When a request was first sent, by the clock of Redis: as that was then or as it is now, the earlier time counts.
+    -1 if it has not been sent before.
+    """
+    if pending.first_sent is None:
+        return -1
+    return int(pending.first_sent * 1000 + min(pending.redis_ahead_ms, redis_ahead_ms))
 
 
 def patience_us(pending: PendingRequest) -> int:

@@ -142,6 +142,7 @@ class PendingRequest(OpenRequest):
     held_bytes  what it has of the gateway's budget; given back when its future ends
     sent        when it was last sent, 0 while it is queued for the first time; seconds, monotonic clock
     first_sent  when it was first sent, if the outcome of that attempt is unknown; seconds, monotonic clock
+    redis_ahead_ms  what the clock of Redis had more than the monotonic one before it was first sent
     """
 
     replied_ns: int = 0
@@ -153,6 +154,7 @@ class PendingRequest(OpenRequest):
     held_bytes: int = 0
     sent: float = 0.0
     first_sent: float | None = None
+    redis_ahead_ms: float = 0.0
 
     def __init__(
         self,

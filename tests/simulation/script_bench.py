@@ -31,6 +31,8 @@ DECOUPLED = 0.4
 """The share of runs whose model is decoupled."""
 STEPS_BACK = 0.2
 """The share of runs in which the clock of Redis is set back now and then."""
+STEPS_AHEAD = 0.2
+"""The share of runs in which it jumps ahead, as that of a machine which was suspended."""
 JOURNALS = (NO_JOURNAL, JournalBounds(100, 100_000), JournalBounds(100, 100_000), JournalBounds(3, 100_000))
 JOURNALS_BY_BYTES = (JournalBounds(100, 60), JournalBounds(100, 120))
 """What journals may hold: nothing, everything, few steps, few bytes."""
@@ -41,6 +43,7 @@ class Bench:
 
     steps_back  the clock of Redis, now_us, is set back now and then; latest_us: where it was before
     back_ms     by so much it was set back, together
+    steps_ahead, ahead_ms  the same of its jumps ahead
     decoupled   steps have answers before their last ones
     journal     what the journals of its sequences may hold
     kept_bytes  of these answers that are kept for retries; keeps_all: so many that it is all of them
@@ -55,8 +58,9 @@ class Bench:
         self.kept_bytes = ANSWERS_BYTES_MAX if self.keeps_all else 60
         self.journal = random.Random(f"journal {seed}").choice((*JOURNALS, *JOURNALS_BY_BYTES))
         self.steps_back = random.Random(f"clock {seed}").random() < STEPS_BACK
+        self.steps_ahead = random.Random(f"clock ahead {seed}").random() < STEPS_AHEAD
         self.now_us = self.latest_us = BEGIN_US
-        self.back_ms = 0
+        self.back_ms = self.ahead_ms = 0
         self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
         self.keys = Keyspace("fuzz", 1)
         # It never sends anything itself.
@@ -71,8 +75,13 @@ class Bench:
 
     @property
     def passed_us(self) -> int:
-        """The clock of services, which is never set back."""
-        return self.now_us + self.back_ms * 1000
+        """The clock of services, which is never set."""
+        return self.now_us + self.slow_ms * 1000
+
+    @property
+    def slow_ms(self) -> int:
+        """By so much the clock of services shows more than that of Redis, as the latter was set."""
+        return self.back_ms - self.ahead_ms
 
     def set_back(self, ms: int) -> None:
         """The clock of Redis is set back, or a replica whose clock is behind takes over."""
@@ -81,6 +90,12 @@ class Bench:
         self.back_ms += ms
         self.truth.behind_ms = (self.latest_us - self.now_us) // 1000
         self.tell(f"the clock is set back by {ms} ms")
+
+    def set_ahead(self, ms: int) -> None:
+        """The clock of Redis jumps, or a replica whose clock is ahead takes over."""
+        self.now_us += ms * 1000
+        self.ahead_ms += ms
+        self.tell(f"the clock jumps ahead by {ms} ms")
 
     def run(self, call: Call[T]) -> T:
         """One call. Raises Fenced."""

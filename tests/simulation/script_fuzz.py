@@ -67,13 +67,14 @@ START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 class Asked:
     """A request of a client. birth, place: sequence and step as which it was accepted, where it was.
 
-    sent_ms  by the clock of its gateway, which is never set back
+    sent_ms  by the clock of its gateway, which is never set; slow_ms: that of Redis had so much less
     """
 
     number: int
     sequence: SequenceId
     submission: Submission
     sent_ms: int
+    slow_ms: int
     birth: bytes = b""
     place: int = 0
 
@@ -118,6 +119,7 @@ class Fuzz:
         self.marks = self.chance.choice((("",), ("",), ("a",), ("a", "a", "a", "b")))
         self.asked: list[Asked] = []
         self.tokens = 0
+        self.newest: dict[GatewayId, str] = {}
         self.executors: list[Executor] = []
         self.leader = Leader(Term(0))
         self.older: list[Leader] = []
@@ -190,7 +192,7 @@ class Fuzz:
             tenant_max=self.tenant_max,
             prefers=self.preferred() if START in flags else "",
         )
-        asked = Asked(number, sequence, submission, self.bench.passed_us // 1000)
+        asked = Asked(number, sequence, submission, self.bench.passed_us // 1000, self.bench.slow_ms)
         self.asked.append(asked)
         self.send(asked, submission)
 
@@ -222,7 +224,9 @@ class Fuzz:
 
     def next_token(self) -> Caller:
         self.tokens += 1
-        return self.chance.choice(GATEWAYS), f"{self.tokens:x}"
+        gateway = self.chance.choice(GATEWAYS)
+        self.newest[gateway] = f"{self.tokens:x}"
+        return gateway, self.newest[gateway]
 
     def ask_again(self) -> None:
         """A client retries a request that it can name, through whatever gateway."""
@@ -255,14 +259,17 @@ class Fuzz:
 
     def send_again(self) -> None:
         """A gateway that lost its connection does not know what became of its last request."""
-        if not self.asked:
-            return
-        asked = self.asked[-1]
-        if not asked.submission.digest and asked.submission.expected_step is None:
+        newest = self.newest.get(self.chance.choice(GATEWAYS))
+        asked = next((one for one in self.asked[-8:] if one.submission.token == newest), None)
+        if asked is None or (not asked.submission.digest and asked.submission.expected_step is None):
             return
         self.truth.sent_again.add((asked.submission.gateway, asked.submission.token))
-        # By the clock of Redis as it is now.
-        self.send(asked, _changed(asked.submission, since_ms=asked.sent_ms - self.bench.back_ms))
+        record, was_accepted = self.truth.record(asked.sequence), bool(asked.place)
+        # By the clock of Redis as it was then, and as it is now: the earlier time counts.
+        since_ms = asked.sent_ms - max(asked.slow_ms, self.bench.slow_ms)
+        outcome = self.send(asked, _changed(asked.submission, since_ms=since_ms))
+        if record and was_accepted and outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
+            self.truth.violate(f"{asked.sequence}: request {asked.number} was accepted twice")
 
     def cancel(self) -> None:
         """The caller of an accepted step leaves."""
@@ -299,7 +306,8 @@ class Fuzz:
         drawn = self.run(self.scripts.draw(TENANTS[1], LIMITS, wanted))
         self.tell(f"{drawn.granted} of {wanted} requests are let in, the next one in {drawn.next_us} us")
         self.drawn += drawn.granted
-        most = LIMITS.burst_max + 1 + (passed_us - BEGIN_US) * LIMITS.steps_per_s / 1e6
+        by_redis_s = (passed_us - BEGIN_US) / 1e6 + self.bench.ahead_ms / 1000
+        most = LIMITS.burst_max + 1 + by_redis_s * LIMITS.steps_per_s
         promised_us, promised_by = self.next_draw
         is_due = promised_by == back_ms and promised_us <= passed_us
         if self.drawn > most or not is_due <= drawn.granted <= wanted:
@@ -704,6 +712,8 @@ class Fuzz:
     def time_passes(self) -> None:
         if self.bench.steps_back and self.chance.random() < 0.2:
             self.bench.set_back(self.chance.choice((50, IDLE_MS, 5_000, 5_000, 300_000)))
+        elif self.bench.steps_ahead and self.chance.random() < 0.2:
+            self.bench.set_ahead(self.chance.choice((50, 50, 5 * IDLE_MS, 60_000, 10 * 3_600_000)))
         else:
             self.bench.now_us += self.chance.choice((10, 10, 100, IDLE_MS + 1)) * 1000
             self.tell("time passes")

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,10 @@ from shared.contract.tensors import Tensor
 from shared.process.lifecycle import Tasks
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.reading import clock_ms
 from shared.store.redis_client import connect
+from shared.store.redis_py import UnfitServerError
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
@@ -369,12 +372,14 @@ async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_reques
     await redis.aclose()
 
 
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000], ids=["clock goes on", "clock jumps ahead"])
 @pytest.mark.parametrize("cut_again", [False, True], ids=["cut once", "cut twice"])
 @pytest.mark.parametrize("ids_remembered", [64, 1], ids=["remembered", "forgotten"])
 async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     *,
     ids_remembered: int,
     cut_again: bool,
+    ahead_ms: int,
     behind_proxy: GatewayParts,
     proxy: Proxy,
     gateway_settings: GatewaySettings,
@@ -384,7 +389,8 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
 ):
     """Its first attempt was accepted and answered, the answer was lost, and the sequence went on elsewhere. It hears
     its stored reply; and when so many steps came in that its request id may be forgotten, that nobody knows. However
-    many attempts are lost: what counts is when the first one was made."""
+    many attempts are lost, and whatever the clock of Redis says afterwards: what counts is when the first one was made.
+    """
     monkeypatch.setattr("shared.store.scripts.RETRY_IDS", ids_remembered)
     monkeypatch.setattr("gateway.requests.dispatch.LATE_PATIENCE_S", 0.05)
     await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
@@ -408,6 +414,11 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
             await elsewhere.inference.submit(step(0, request_id=name))
         async for stream in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
             await executor.commands.xtrim(stream, maxlen=0)
+
+        def later_ms(told: Sequence[bytes]) -> int:
+            return clock_ms(told) + ahead_ms
+
+        monkeypatch.setattr("gateway.requests.dispatch.clock_ms", later_ms)
         if cut_again:
             proxy.cut_before = is_submit
         proxy.refuses = False
@@ -423,6 +434,22 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
                 caught.value.last_step,
             )
         assert total(await elsewhere.inference.submit(step(8, request_id="d"))) == 15
+
+
+async def test_a_server_that_is_too_busy_to_tell_the_time_is_asked_again(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    exchange, refusals = Link.exchange, [UnfitServerError("BUSY Redis is busy running a script")]
+
+    async def refused_once(link: Link, commands: Sequence[Sequence[Any]], **rest: Any) -> list[Any]:
+        if list(commands) == [("TIME",)] and refusals:
+            return [refusals.pop()]
+        return await exchange(link, commands, **rest)
+
+    monkeypatch.setattr(Link, "exchange", refused_once)
+
+    assert 1 == total(await parts.inference.submit(step(1, start=True)))
+    assert not refusals
 
 
 async def test_steps_sent_together_and_sent_again_together_run_once(
