@@ -13,6 +13,7 @@ from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.replies import Replies
+from shared.contract.ids import ShardId
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.redis_client import CONNECTION_LOST, pause_s
@@ -29,6 +30,8 @@ class RestartRecovery:
         self._run = run
         self._replies = replies
         self._dispatch = dispatch
+        # Of all attempts: the one after a failure finds the streams that it has made.
+        self._lost = set[ShardId]()
 
     async def run(self) -> None:
         """Watches for another run until it is cancelled."""
@@ -48,10 +51,11 @@ class RestartRecovery:
         redis = self._open(run)
         try:
             await redis.ping()
-            lost = await self._replies.reopen(redis)
-            await self._dispatch.ask_again(redis, lost)
+            await self._replies.reopen(redis, self._lost)
+            await self._dispatch.ask_again(redis, self._lost)
         finally:
             await redis.aclose()
         # Only now do the gateway's own connections accept the new run, and `dispatch` goes on.
         self._run.agree(run.bound)
-        logs.info("going on with another run of redis", waiting=len(self._replies), reply_streams_lost=len(lost))
+        logs.info("going on with another run of redis", waiting=len(self._replies), reply_streams_lost=len(self._lost))
+        self._lost.clear()

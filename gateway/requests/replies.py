@@ -104,12 +104,14 @@ class Replies:
         await self._create(list(self._streams), self._redis)
         await self._beat(self._redis)
 
-    async def reopen(self, redis: Redis) -> list[ShardId]:
-        """After a restart of the server: makes the streams that it has lost; returns their shards. A stream of which it
-        has lost the end is read from its beginning.
+    async def reopen(self, redis: Redis, lost: set[ShardId]) -> None:
+        """After a restart of the server: makes the streams that it has lost. A stream of which it has lost the end is
+        read from its beginning.
+
+        lost  their shards are added; what an attempt that failed has added, and perhaps made again, is made anew
         """
-        gone = await self._beat(redis)
-        await self._create(gone, redis)
+        lost.update(await self._beat(redis))
+        await self._create(sorted(lost), redis)
         streams = list(self._positions)
         async with redis.pipeline(transaction=False) as pipe:
             for stream in streams:
@@ -118,7 +120,6 @@ class Replies:
                 # If the server's clock is behind, its next entries have ids that were read before.
                 if not newest or entry_key(newest[0][0]) < entry_key(self._positions[stream]):
                     self._positions[stream] = BEGINNING
-        return gone
 
     async def close(self) -> None:
         """Removes this gateway's keys. Where Redis cannot be reached, their TTL removes them."""
@@ -215,9 +216,12 @@ class Replies:
         logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
         # Listed before the streams exist again: the reply of a request that is sent after that is not lost.
         lost = [pending for pending in self._waiting.values() if pending.shard in gone]
-        await self._create(gone, self._redis)
-        for pending in lost:
-            pending.failed(unknown_outcome(pending, "the gateway lost its replies"))
+        try:
+            await self._create(gone, self._redis)
+        finally:
+            # Also if the connection was lost: the next beat may find the streams again.
+            for pending in lost:
+                pending.failed(unknown_outcome(pending, "the gateway lost its replies"))
 
 
 def never_sent(cause: str) -> UnavailableError:

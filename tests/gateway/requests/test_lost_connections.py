@@ -15,14 +15,16 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts, running_parts
 from gateway.requests.infer_call import InferCall
+from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
-from shared.contract.ids import GatewayId
+from shared.contract.ids import GatewayId, ShardId
 from shared.contract.tensors import Tensor
 from shared.process.lifecycle import Tasks
 from shared.store.commands import Redis
@@ -293,10 +295,24 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
     assert len(executor.received) == 1
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["", "and Redis does not say that they are made again"])
 async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_cut: bool,
 ):
     monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+    create = Replies._create
+
+    async def made(replies: Replies, shards: Sequence[ShardId], redis: Redis) -> None:
+        await create(replies, shards, redis)
+        if is_cut and replies.unanswered:
+            raise RedisConnectionError("cut")
+
+    monkeypatch.setattr(Replies, "_create", made)
     async with without_ports(gateway_settings, keys) as parts:
         await executor.pause()
         waiting = parts.inference.submit(step(1, start=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.store.server_run import AnotherRunError, ServerRun
 
+SHARD = ShardId(0)
+
 
 class Callers:
     """In place of `Replies` and `Dispatch`. fails: times that Redis has no memory for a new reply stream."""
@@ -23,18 +26,21 @@ class Callers:
     def __init__(self, fails: int) -> None:
         self.fails = fails
         self.asked = 0
+        self.lost: list[ShardId] = []
 
     def __len__(self) -> int:
         return 1
 
-    async def reopen(self, redis: Any) -> list[ShardId]:
+    async def reopen(self, redis: Any, lost: set[ShardId]) -> None:
         if self.fails:
+            # It is there when it is looked for again.
+            lost.update([SHARD] if self.fails == 2 else [])
             self.fails -= 1
             raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
-        return []
 
-    async def ask_again(self, redis: Any, lost: Any) -> None:
+    async def ask_again(self, redis: Any, lost: Collection[ShardId]) -> None:
         self.asked += 1
+        self.lost = list(lost)
 
 
 class Uncut:
@@ -59,6 +65,7 @@ async def test_a_redis_that_comes_back_without_memory_delays_the_recovery_and_do
     working.cancel()
 
     assert (0, 1) == (callers.fails, callers.asked)
+    assert [SHARD] == callers.lost, "what the first attempt found"
     assert run.bound not in ("", "the run before", "another")
 
 
@@ -85,7 +92,8 @@ async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_c
                 await asyncio.sleep(0.005)
             await redis.delete(stream)
             await redis.xadd(stream, {"nobody's": "as old as this"})
-            assert [] == await replies.reopen(redis)
+            await replies.reopen(redis, lost := set[ShardId]())
+            assert not lost
             replies.expect(pending)
             await redis.xadd(stream, {"a": "the answer"})
             while not heard:
