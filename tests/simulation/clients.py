@@ -112,7 +112,7 @@ class Client:
         self._decoupled = decoupled
         self._is_over = is_over
         self._lives = 0
-        self.excused = EXCUSED
+        self.excused: frozenset[Reason] = EXCUSED
 
     @property
     def patience_s(self) -> float | None:
@@ -209,6 +209,8 @@ class Sequence:
     async def _heard(self, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> list[InferCall]:
         """Takes answers in; returns what must be sent again, from the first step without one."""
         if self._chance.random() < self._habit.cancels:
+            # From here on: a gateway that has told it an error meanwhile takes the step back.
+            self._give_up(calls)
             await asyncio.sleep(self._chance.uniform(0.0, 0.3))
             self._let_go(calls, answers)
             raise GivenUpError(f"sequence {self._id}: its caller leaves")
@@ -230,10 +232,13 @@ class Sequence:
 
     def _let_go(self, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> None:
         """The caller does not wait for these any more; the mesh may cancel those that cannot be asked for again."""
-        for call, answer in zip(calls, answers, strict=True):
-            if self._habit.style is Style.PLAIN:
-                self._client._ledger.given_up.add(value_of(call.inputs[0]))
+        self._give_up(calls)
+        for answer in answers:
             answer.cancel()
+
+    def _give_up(self, calls: list[InferCall]) -> None:
+        if self._habit.style is Style.PLAIN:
+            self._client._ledger.given_up.update(value_of(call.inputs[0]) for call in calls)
 
     def _check(self, call: InferCall, answer: Answer) -> None:
         value, got = value_of(call.inputs[0]), value_of(answer.message.outputs[0])

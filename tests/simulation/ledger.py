@@ -16,7 +16,6 @@ scripts: it makes its own.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -191,7 +190,7 @@ class Ledger:
                 born = self._record(copy).get(b"bn", b"")
                 last = exported.last_step
                 inputs = {n: given for n, given in life.inputs.items() if n <= last}
-                now = asyncio.get_running_loop().time()
+                now = self._now_s()
                 state = life.states[last]
                 self._lives[copy, born] = Life(inputs, state, exported.start_step, last, now, states={last: state})
 
@@ -293,7 +292,7 @@ class Ledger:
             return None
         self._judge_outcome(place, step, life)
         life.committed, life.states[step.step] = step.step, life.state
-        life.quiet_since = asyncio.get_running_loop().time()
+        life.quiet_since = self._now_s()
         self.steps += 1
         return life
 
@@ -362,14 +361,14 @@ class Ledger:
                 if idle_s > self._idle_s + self.late_s:
                     self.story.violate(f"{sequence}: expired only after {idle_s:.3f} s")
                 if life := self._lives.get((sequence, record.get(b"bn", b""))):
-                    life.over_at = asyncio.get_running_loop().time()
+                    life.over_at = self._now_s()
 
     def _reclaimed(self) -> None:
         """A sequence between two steps is over if only its lost executor had its state."""
         for (sequence, birth), life in self._lives.items():
             record = self._record(sequence)
             if life.over_at is None and record.get(b"st") == LOST and record.get(b"bn", b"") == birth:
-                life.over_at = asyncio.get_running_loop().time()
+                life.over_at = self._now_s()
 
     def _check_idle(self, sequence: SequenceId, record: Record) -> float:
         """Returns how long it has been idle, s."""
@@ -378,16 +377,20 @@ class Ledger:
             return 0.0
         if life.committed < max(life.inputs):
             self.story.violate(f"{sequence}: expired with step {life.committed + 1} open")
-        idle_s = asyncio.get_running_loop().time() - life.quiet_since
+        idle_s = self._now_s() - life.quiet_since
         # An operator may end it sooner.
         if b"en" not in record and idle_s < self._idle_s - IDLE_SLACK_S:
             self.story.violate(f"{sequence}: expired after {idle_s:.3f} s")
         return idle_s
 
+    def _now_s(self) -> float:
+        """By the clock of the store, which may jump ahead."""
+        return self.store.now_ms() / 1000
+
     def _check_forgotten(self, sequence: SequenceId) -> None:
         """Nobody hears that his sequence was never seen while its tombstone should stand."""
         lives = [life for (name, _), life in self._lives.items() if name == sequence]
-        now = asyncio.get_running_loop().time()
+        now = self._now_s()
         for life in lives:
             if life.over_at is None or now - life.over_at < self._tombstone_s - IDLE_SLACK_S:
                 self.story.violate(f"{sequence}: never seen, although {life.committed} steps of it were committed")

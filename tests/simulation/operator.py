@@ -29,7 +29,7 @@ from shared.store.redis_client import CONNECTION_LOST, connect
 from shared.store.sequence_status import SequenceStatus, Wanted
 from shared.store.sequences import Sequences
 from shared.store.wishes import uttered
-from tests.simulation.clients import EXCUSED, Client, Door, Habit, LostError
+from tests.simulation.clients import Client, Door, Habit, LostError
 from tests.simulation.model import INPUT, NAME, fold, number, value_of
 from tests.simulation.story import Story
 from tests.simulation.world import URL, Life, Member, Plan, Result, World, plan_of, play
@@ -56,7 +56,7 @@ class OperatedWorld(World):
 
     def _client(self, index: int, habit: Habit, doors: list[Door]) -> Client:
         client = super()._client(index, habit, doors)
-        client.excused = EXCUSED | {Reason.CANCELLED}
+        client.excused |= {Reason.CANCELLED}
         return client
 
     async def _clear_up(self) -> None:

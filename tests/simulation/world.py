@@ -31,7 +31,7 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer, OpenRequest
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
-from shared.contract.errors import MeshError
+from shared.contract.errors import MeshError, Reason
 from shared.contract.model_config import ModelConfig
 from shared.process import lifecycle, logs
 from shared.process.lifecycle import Stop
@@ -66,6 +66,8 @@ RHYTHMS_S = {
     "shared.stored_settings.POLL_INTERVAL_S": 30.0,
 }
 """Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
+JUMPS = 0.2
+"""The share of meshes in which the clock of the store jumps ahead, as that of a machine that was suspended."""
 VIRTUAL = 0.7
 """The share of meshes in which idle sequences give up their slots; in the others they keep them until their end."""
 
@@ -306,6 +308,9 @@ class World:
         self.gateways = [Member(self, f"g{n + 1}", self._gateway(f"g{n + 1}")) for n in range(self.plan.gateways)]
         self.clients: list[Client | Asker] = []
         self._calm = False
+        # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
+        self._clock = random.Random(f"clock {seed}")
+        self._jumps, self._ahead_s = self._clock.random() < JUMPS, 0.0
 
     @property
     def members(self) -> list[Member]:
@@ -313,7 +318,7 @@ class World:
         return [*self.executors, *self.schedulers, *self.gateways]
 
     def _store_us(self) -> int:
-        return int((EPOCH_S + asyncio.get_running_loop().time()) * 1e6)
+        return int((EPOCH_S + asyncio.get_running_loop().time() + self._ahead_s) * 1e6)
 
     # -- processes --------------------------------------------------------------------------------------------------
 
@@ -383,7 +388,7 @@ class World:
         return [GatewayDoor(self, member) for member in self.gateways]
 
     def _client(self, index: int, habit: Habit, doors: list[Door]) -> Client:
-        return Client(
+        client = Client(
             index,
             habit,
             doors,
@@ -395,6 +400,10 @@ class World:
             decoupled=self.plan.shape.decoupled,
             is_over=lambda: self._calm,
         )
+        if self._jumps:
+            # What a gateway knows of the clock may be some seconds old.
+            client.excused |= {Reason.LATE}
+        return client
 
     def _asker(self, index: int, doors: list[Door]) -> Asker:
         chance = random.Random(f"asker {index} {self.chance.random()}")
@@ -406,8 +415,13 @@ class World:
             member.wanted = False
             if member.life is not None:
                 member.life.stop.request("the end")
-        await asyncio.sleep(self.plan.shape.idle_s + 3 * LEASE_MS / 1000 + TOMBSTONE_S + 2)
-        for problem in leftovers(self.store):
+        problems: list[str] = []
+        for _ in self.clients:
+            await asyncio.sleep(self.plan.shape.idle_s + 3 * LEASE_MS / 1000 + TOMBSTONE_S + 2)
+            # Sequences that were left in the line end one after the other where there is one slot.
+            if not (problems := leftovers(self.store)):
+                break
+        for problem in problems:
             self.story.violate(problem)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -424,6 +438,10 @@ class World:
         while loop.time() < end and not self.story.violations:
             await asyncio.sleep(self.chance.expovariate(1 / self.plan.fault_pause_s))
             self._fault()
+            if self._jumps and self._clock.random() < 0.2:
+                seconds = self._clock.choice([0.05, 0.05, 1.0, LEASE_MS / 1000, TOMBSTONE_S + 1, 36_000.0])
+                self.story.tell(f"fault: the clock of the store jumps ahead by {seconds} s")
+                self._ahead_s += seconds
         self.story.tell("the weather is fine from here on")
         self.network.trouble = Trouble()
         for member in self.members:
