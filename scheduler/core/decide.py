@@ -251,7 +251,7 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
 
 
 def spares_recalled(state: LeaderState, event: SparesRecalled) -> list[Action]:
-    """An executor's slots are spare no more: sequences that wait may have them."""
+    """An executor's slots are spare no more in one shard: sequences that wait may have them."""
     executor = spares.recalled(state, event)
     return serve_all(state, versions_of(executor), event.cause) if executor is not None else []
 

@@ -93,8 +93,8 @@ def recall_sent(state: LeaderState, event: RecallSent) -> list[Action]:
 
 
 def recalled(state: LeaderState, event: SparesRecalled) -> Executor | None:
-    """A recall was read of in the feed: what is still spare in that shard is free. Returns the executor if no shard is
-    left."""
+    """A recall was read of in the feed: what is still spare in that shard is free. Returns the executor; None if it was
+    another recall."""
     executor = state.executors.get(event.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING:
         return None
@@ -104,7 +104,5 @@ def recalled(state: LeaderState, event: SparesRecalled) -> Executor | None:
         table.recall(event.shard)
         state.recalled.add(table.served.version)
     del executor.recalls[event.shard]
-    if executor.recalls:
-        return None
-    executor.has_spares = False
+    executor.has_spares = bool(executor.recalls)
     return executor

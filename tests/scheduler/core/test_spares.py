@@ -48,8 +48,8 @@ def test_no_slot_is_given_before_its_own_shard_has_told_who_took_some() -> None:
     # The number of a recall is known when it was sent, and is another one in each shard.
     assert [] == take(state, SparesRecalled(E1, ONE, 0), RecallSent(E1, ONE, 7), RecallSent(E1, TWO, 3))
     assert [] == take(state, SparesRecalled(E1, ONE, 3))
-    take(state, SparesRecalled(E1, ONE, 7))
-    assert ["b", "c"] == placed(take(state, waits("c", 3)))
+    assert ["b"] == placed(take(state, SparesRecalled(E1, ONE, 7))), "whoever waits need not wait for the other shard"
+    assert ["c"] == placed(take(state, waits("c", 3)))
     assert [] == take(state, waits("d", 4))
 
     assert ["d"] == placed(take(state, SparesRecalled(E1, TWO, 3)))
