@@ -95,7 +95,8 @@ class Allowances:
             allowance.drawing = asyncio.create_task(self._let_in(tenant, allowance), name=f"allowance of {tenant}")
 
     def give_up(self, cause: str) -> None:
-        """Refuses all requests that wait; they hear nothing more. cause: begins the error's text"""
+        """Refuses all requests that wait; what is decided about them later comes too late. cause: begins the error's
+        text"""
         for allowance in self._known.values():
             for enters in allowance.waiting:
                 enters(never_sent(cause))

@@ -187,3 +187,22 @@ async def test_requests_whose_allowance_cannot_be_read_are_answered_and_later_on
     assert [0, 1, 2] == [number for number, _ in entered]
     assert [Code.INTERNAL] * 2 == [refusal.code for _, refusal in entered if refusal is not None]
     assert 0 == len(gate)
+
+
+async def test_those_who_wait_when_the_gateway_gives_up_are_told_that_they_were_not_sent() -> None:
+    server, entered = Server(9), Entered()
+    server.open.clear()
+    gate = allowances(server, acme=TenantLimits(steps_per_s=1), blue=TenantLimits(steps_per_s=1))
+    for number, tenant in enumerate(("acme", "acme", "blue")):
+        gate.enter(tenant, noting(entered, number))
+    await settle()
+
+    gate.give_up("the gateway has stopped")
+
+    told = [(number, str(refusal)) for number, refusal in entered]
+    assert [
+        (number, "the gateway has stopped before the request was sent: send it again") for number in range(3)
+    ] == told
+    server.open.set()
+    await settle()
+    assert 0 == len(gate), "the draws that were under way end"

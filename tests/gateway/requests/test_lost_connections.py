@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
@@ -33,6 +34,8 @@ from shared.store.link import Link
 from shared.store.reading import clock_ms
 from shared.store.redis_client import connect
 from shared.store.redis_py import UnfitServerError
+from shared.store.script_sender import Call
+from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
@@ -450,6 +453,27 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
                 caught.value.last_step,
             )
         assert total(await elsewhere.inference.submit(step(8, request_id="d"))) == 15
+
+
+async def test_a_script_that_redis_refuses_costs_the_requests_of_its_call_alone(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    run_all, refusals = Scripts.run_all, [ResponseError("ERR no such thing")]
+
+    async def refused_once(scripts: Scripts, calls: Sequence[Call[Any]], link: Link | None = None) -> list[Any]:
+        if refusals and [call.script for call in calls] == ["submit"]:
+            return [refusals.pop()]
+        return await run_all(scripts, calls, link)
+
+    monkeypatch.setattr(Scripts, "run_all", refused_once)
+
+    answers = [parts.inference.submit(step(1, sequence, start=True)) for sequence in (1, 2)]
+    for answer in answers:
+        with pytest.raises(UnavailableError, match="Redis refused the request: ERR no such thing"):
+            await answer
+
+    assert ["redis refused a script"] == [one.message for one in caplog.records if one.message.startswith("redis")]
+    assert 1 == total(await parts.inference.submit(step(1, start=True)))
 
 
 async def test_a_server_that_is_too_busy_to_tell_the_time_is_asked_again(
