@@ -158,7 +158,8 @@ def spare_taken(entry: StreamEntry, sequence: SequenceId, cause: str) -> SpareTa
     fields = entry.fields
     check_versions([fields[b"v"].decode()])
     place = address(fields[b"x"], fields[b"v"], fields[b"i"], fields[b"l"])
-    return SpareTaken(sequence, place, Epoch(int(fields[b"n"])), text_of(fields[b"o"]), cause)
+    taken_ms, _ = entry_key(entry.entry)
+    return SpareTaken(sequence, place, Epoch(int(fields[b"n"])), text_of(fields[b"o"]), cause, taken_ms)
 
 
 def address(executor: bytes, version: bytes, instance: bytes, slot: bytes) -> SlotAddress:

@@ -235,8 +235,8 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
     # What was taken of a lost executor, or of a version that it offers no more, comes back through the starts stream.
     if executor is None or table is None:
         return []
-    # Where a sequence waits, or has a later slot, this one is over, and the feed has not said so yet.
-    if known is not None and (known.phase not in CONFIRMED or known.epoch >= event.epoch):
+    # Where a sequence has waited since then, or has a later slot, this one is over, and the feed has not said so yet.
+    if known is not None and is_behind(known, event):
         return []
     actions = supersede(state, known, event.cause) if known is not None else []
     if not table.take_at(event.place, event.sequence):
@@ -248,6 +248,17 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
     seat(state, event, "seated")
     note_room(state, event.place.version)
     return actions + balance.fulfilled(state, event.sequence, event.place.executor)
+
+
+def is_behind(known: Sequence, event: SpareTaken) -> bool:
+    """Whether what is known of a sequence is newer than that it has taken a spare slot.
+
+    A wait that began before is over, also if nobody has said so: its record could not be read, or the feed was long.
+    """
+    if known.phase in CONFIRMED:
+        return known.epoch >= event.epoch
+    assert known.entry is not None
+    return known.entry.ms >= event.taken_ms
 
 
 def spares_recalled(state: LeaderState, event: SparesRecalled) -> list[Action]:

@@ -124,13 +124,14 @@ class SequenceOver:
 
 @dataclass(frozen=True, slots=True)
 class SpareTaken:
-    """A sequence has taken a spare slot (`scheduler.core.spares`). tenant: whose it is"""
+    """A sequence has taken a spare slot (`scheduler.core.spares`). tenant: whose it is; taken_ms: when, Redis clock"""
 
     sequence: SequenceId
     place: SlotAddress
     epoch: Epoch
     tenant: str = ""
     cause: str = ""
+    taken_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,9 @@ class Twin:
         record = self.records.setdefault(sequence, Record(Entry(0, 0, SHARD)))
         record.place, record.epoch = place, Epoch(self.epoch)
         record.begun, record.paged, record.busy = True, False, True
-        self.feed.append(SpareTaken(sequence, place, Epoch(self.epoch)))
+        # Not in the ms in which it came into the line that it has left since.
+        self.now_ms += 1
+        self.feed.append(SpareTaken(sequence, place, Epoch(self.epoch), taken_ms=self.now_ms))
 
     def lay_out(self, action: LayOut) -> None:
         """lay_out.lua, with the checks of a strict world."""
@@ -332,16 +334,16 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @rule(sequence=st.sampled_from(SEQUENCES), data=st.data())
     @precondition(lambda self: any(self.twin.spares.values()))
     def client_starts_in_a_spare_slot(self, sequence: SequenceId, data: st.DataObject) -> None:
-        """Unless others wait for their first slot, or the feed has no room."""
+        """Unless others wait for their first slot."""
         waits = any(record.in_line and not record.begun for record in self.twin.records.values())
-        if sequence not in self.twin.records and not waits and not self.twin.untold:
+        if sequence not in self.twin.records and not waits:
             self.twin.seat(sequence, self.drawn_executor(data))
 
     @rule(sequence=st.sampled_from(SEQUENCES), data=st.data())
     @precondition(lambda self: any(self.twin.spares.values()))
     def paged_sequence_returns_to_a_spare_slot(self, sequence: SequenceId, data: st.DataObject) -> None:
         record = self.twin.records.get(sequence)
-        if record is not None and record.paged and not record.busy and not record.moving and not self.twin.untold:
+        if record is not None and record.paged and not record.busy and not record.moving:
             self.twin.seat(sequence, self.drawn_executor(data))
 
     def drawn_executor(self, data: st.DataObject) -> ExecutorId:

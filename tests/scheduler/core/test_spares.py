@@ -15,9 +15,11 @@ from scheduler.core.events import (
     SpareTaken,
     Tick,
 )
+from scheduler.core.invariants import check
 from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import LeaderState, Policy
+from scheduler.ingest import Source, StreamEntry, StreamKind, over
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 E1 = ExecutorId("e1")
@@ -87,3 +89,24 @@ def test_the_time_in_which_a_spare_slot_is_the_last_one_taken_counts_for_the_for
     assert [] == take(state, SpareTaken(SequenceId("b"), place, Epoch(2)))
 
     assert 500 == state.freed_slots("1").seen(1500)[0]
+
+
+def test_a_slot_is_not_given_to_others_that_a_sequence_has_taken_whose_wait_ended_unheard() -> None:
+    """Its record could not be read, or the feed was long when its caller left; then it began anew in a spare slot."""
+    state = LeaderState(Policy(spare_slots=4))
+    e2 = ExecutorId("e2")
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 1),)), waits("a", 1))
+    take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)))
+    laid_out = take(state, ExecutorSeen(e2, (OfferedVersion("1", 1, 1),)), Tick(1000))
+    assert [e2] == [action.executor for action in laid_out if isinstance(action, LayOut)]
+    assert [Recall(e2)] == take(state, waits("b", 2000))
+
+    # As `seat` in submit.lua writes it.
+    fields = {b"k": b"t", b"q": b"b", b"n": b"2", b"x": b"e2", b"v": b"1", b"i": b"0", b"l": b"0", b"o": b""}
+    taken = over(StreamEntry(Source(StreamKind.FEED, ONE), b"2001-0", fields))
+    take(state, taken, RecallSent(e2, ONE, 7), SparesRecalled(e2, ONE, 7))
+    # Where it was given a slot, Redis says that it does not wait.
+    take(state, Assigned(SequenceId("b"), Entry(2000, 0, ONE), Epoch(0)))
+
+    assert [] == placed(take(state, waits("c", 3000)))
+    check(state)
