@@ -273,3 +273,30 @@ async def test_a_leader_at_ease_is_not_woken_by_every_sequence(stage: Stage, mon
 
     assert sum(reads) == 20
     assert len(reads) <= 3
+
+
+async def test_a_wait_that_was_lost_does_not_make_the_slot_of_a_later_sequence_free(stage: Stage) -> None:
+    """Its entry in the line was never acted upon: the later sequence of the id came into the line behind it."""
+    await stage.join("e1", slots=1)
+    own = stage.keys.sequence(sequence_id(MODEL, "", 1))
+    async with stage.scheduler() as scheduler:
+        await stage.submit(1000, start=True)
+        await stage.live(1000)
+        await stage.submit(1, start=True)
+        await stage.commands.hset(own.record, "nx", "no number")
+        await stage.submit(1, start=True)
+        entry = (await stage.record(1))["be"]
+
+        async def is_in_line() -> bool:
+            known = scheduler.leaders[MODEL].state.sequences.get(sequence_id(MODEL, "", 1))
+            return known is not None and str(known.entry) == f"{entry}@0"
+
+        await stage.until(is_in_line)
+        await stage.join("e2", slots=3)
+        await stage.live(1)
+
+    async with stage.scheduler():
+        for number in (2, 3):
+            await stage.submit(number, start=True)
+
+        assert len(set(places(await stage.live(1, 2, 3)))) == 3

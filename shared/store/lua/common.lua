@@ -383,7 +383,7 @@ local function lose(record, cause)
   count_unreadable(record, cause)
   local sid = id_of(record)
   local model, parked = model_of(sid), parked_of(sid)
-  local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm')
+  local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm', 'dn')
   local told = tell_lost(record, parked, sid, got[1] or calling_executor, number(got[6]))
   -- While a sequence waits for a slot, the waiting line counts its steps; and itself, if that is its first slot.
   if got[2] then
@@ -392,6 +392,11 @@ local function lose(record, cause)
     if got[4] and waiting > 0 and waiting % 1 == 0 and waiting < 1000000 then
       redis.call('HINCRBY', BASE .. 'line:' .. model, 's:' .. got[4], -waiting)
     end
+  end
+  -- Else a later leader would take its place in the line for that of a later sequence of the id, which it then forgets.
+  for _, entry in pairs({ got[2], got[7] }) do
+    -- `server.pcall`, not `redis.call`: it may be no entry's id.
+    if entry then server.pcall('XDEL', BASE .. 'starts:' .. model, entry) end
   end
   leave_tenant(record, sid)
   redis.call('UNLINK', record, idle_of(sid), parked, checkpoint_of(sid), journal_of(sid))

@@ -274,6 +274,20 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
         assert b"0" == await mesh.redis.hget(mesh.keys.line(shard, "sum"), "w")
 
 
+@pytest.mark.leaves_sequences
+async def test_nothing_of_its_wait_stays_in_the_line(mesh: ScriptedMesh) -> None:
+    """What is left there would make the next leader forget a later sequence of the id."""
+    await submitted(mesh, mesh.submission(VICTIM, ONE, START), mesh.submission(VICTIM, ONE, timeout_us=10_000_000))
+    starts = mesh.keys.starts(mesh.keys.shard_ids()[0], "sum")
+    assert 2 == await mesh.redis.xlen(starts), "that it waits, and by when it is to have a slot"
+    await spoil(mesh, VICTIM, "nx")
+
+    (again,) = await submitted(mesh, mesh.submission(VICTIM, ONE, START))
+
+    assert (SubmitCode.WAITING, 1) == (again.code, again.step)
+    assert [(await mesh.record(VICTIM))["be"]] == [entry.decode() for entry, _ in await mesh.redis.xrange(starts)]
+
+
 async def assign_by(mesh: ScriptedMesh, correlation_id: int, entry: str) -> Epoch:
     """As `ScriptedMesh.assign`, by an entry that was read before the record was spoilt."""
     record = mesh.record
