@@ -1,6 +1,6 @@
 -- Repairs sequences after a key was removed that could not be read and held something of many sequences. What the
--- records say is written again: which executor owns them, that they wait, when to look at their idle markers. A
--- sequence whose next step lies in no stream any more is lost.
+-- records say is written again: which executor owns them, that they wait and for how long, when to look at their idle
+-- markers. A sequence whose next step lies in no stream any more is lost.
 --
 -- KEYS   those of leader.lua, then per sequence: its record
 -- ARGV   1 term
@@ -16,8 +16,13 @@ local function lies_in(stream, sid, n)
   return false
 end
 
+-- How long a sequence may still wait for its first slot, us; 0: for ever. deadline: the record's field dl
+local function patience_us(deadline)
+  return deadline and string.format('%.0f', math.max(1, number(deadline) - clock_ms()) * 1000) or '0'
+end
+
 local function look_over(keys, sid)
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'nx', 'cm', 'vr', 'be', 'ps')
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'nx', 'cm', 'vr', 'be', 'ps', 'dl')
   local state = got[1]
   if state ~= 'l' and state ~= 'w' and state ~= 'm' and state ~= 'p' then return 0 end
   local accepted, committed = tonumber(got[3]), tonumber(got[4])
@@ -31,7 +36,7 @@ local function look_over(keys, sid)
   elseif state ~= 'p' then
     if accepted > committed and not lies_in(keys.parked, sid, committed + 1) then error(UNREADABLE) end
     if not is_paused and #redis.call('XRANGE', STARTS, got[6], got[6]) == 0 then
-      redis.call('HSET', keys.record, 'be', line_up(sid, state, got[5], '0', tenant))
+      redis.call('HSET', keys.record, 'be', line_up(sid, state, got[5], patience_us(got[8]), tenant))
     end
   end
   if accepted == committed then

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shared.contract.errors import Code, Reason
-from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber
+from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber, entry_key
 from shared.contract.messages import ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
@@ -441,6 +441,21 @@ async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_record
     assert before == [await client.smembers(names[0]), await client.zrange(names[1], 0, -1)]
     assert await mesh.assign(OTHER, ALICE, slot=1)
     assert 0 == await client.xlen(names[2])
+
+
+@pytest.mark.leaves_sequences
+async def test_who_is_put_back_into_the_line_waits_no_longer_than_its_caller_wants(mesh: ScriptedMesh) -> None:
+    patience_us = {VICTIM: 60_000_000, OTHER: 0}
+    await submitted(mesh, *(mesh.submission(number, ONE, START, timeout_us=us) for number, us in patience_us.items()))
+    (shard,), deadline_ms = mesh.keys.shard_ids(), int((await mesh.record(VICTIM))["dl"])
+    starts = mesh.keys.starts(shard, "sum")
+    await mesh.redis.delete(starts)
+
+    assert [1, 1] == await swept(mesh)
+
+    (victim, of_victim), (_, of_other) = await mesh.redis.xrange(starts)
+    assert deadline_ms == entry_key(victim)[0] + int(of_victim[b"u"]) // 1000
+    assert b"0" == of_other[b"u"]
 
 
 @pytest.mark.leaves_sequences
