@@ -51,7 +51,7 @@ from shared.store.forecasts import Forecasts
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import clock_ms, text_of, value_of
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
@@ -162,7 +162,7 @@ class Dispatch:
             await self._link.connect()
             if self._again or time.monotonic() - self._clock_read >= CLOCK_AFTER_S:
                 await self._learn_the_time(self._link)
-        except CONNECTION_LOST as lost:
+        except LOST_OR_REFUSED as lost:
             # None of them was sent, so everything may be tried again.
             self._again = self._after_failure(batches, lost)
         else:

@@ -476,10 +476,11 @@ async def test_a_script_that_redis_refuses_costs_the_requests_of_its_call_alone(
     assert 1 == total(await parts.inference.submit(step(1, start=True)))
 
 
-async def test_a_server_that_is_too_busy_to_tell_the_time_is_asked_again(
-    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refusal", [UnfitServerError("BUSY running a script"), ResponseError("NOPERM no permission")])
+async def test_a_server_that_does_not_tell_the_time_is_asked_again(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ):
-    exchange, refusals = Link.exchange, [UnfitServerError("BUSY Redis is busy running a script")]
+    exchange, refusals = Link.exchange, [refusal]
 
     async def refused_once(link: Link, commands: Sequence[Sequence[Any]], **rest: Any) -> list[Any]:
         if list(commands) == [("TIME",)] and refusals:
