@@ -22,6 +22,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError
@@ -63,7 +64,9 @@ PATIENCE_S = 10.0
 CLOCK_READINGS = 3
 """How often the clock of Redis is read before requests are sent again."""
 CLOCK_AFTER_S = 5.0
-"""How long a reading of the clock of Redis counts for requests that are sent for the first time."""
+"""How old the reading of the clock of Redis becomes that requests have which are sent for the first time, unless none
+was sent for longer. An old one errs on the safe side, too."""
+NEVER = -math.inf
 LATE_PATIENCE_S = 2.0
 """How long a step that Redis refused as LATE still waits for the answer to its first attempt, before it fails."""
 
@@ -98,10 +101,10 @@ class Dispatch:
         self._left = dict.fromkeys(self._queues, 0)
         self._again: Sequence[CallBatch] = ()
         self._down_since: float | None = None
-        self._failed_at = -math.inf
+        self._failed_at = NEVER
         self._full_since: float | None = None
         self._redis_ahead_ms = 0.0
-        self._clock_read = -math.inf
+        self._clock_read = NEVER
         self.round_trips = 0
         self.sent = 0
 
@@ -160,13 +163,17 @@ class Dispatch:
             self._down_since = None
         try:
             await self._link.connect()
-            if self._again or time.monotonic() - self._clock_read >= CLOCK_AFTER_S:
+            if self._again or self._clock_read == NEVER:
                 await self._learn_the_time(self._link)
         except LOST_OR_REFUSED as lost:
             # None of them was sent, so everything may be tried again.
             self._again = self._after_failure(batches, lost)
         else:
             self._again = await self._attempt(batches)
+            if not self._again and time.monotonic() - self._clock_read >= CLOCK_AFTER_S:
+                # Behind the requests, so that none waits for it. The next round trip sees a lost connection.
+                with suppress(*LOST_OR_REFUSED):
+                    await self._learn_the_time(self._link)
         return not self._again
 
     async def _attempt(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:

@@ -493,6 +493,27 @@ async def test_a_server_that_does_not_tell_the_time_is_asked_again(
     assert not refusals
 
 
+async def test_no_request_waits_until_the_clock_is_read_again(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    assert 1 == total(await parts.inference.submit(step(1, start=True)))
+    exchange, sent = Link.exchange, list[Any]()
+
+    async def noted(link: Link, commands: Sequence[Sequence[Any]], **rest: Any) -> list[Any]:
+        sent.append(commands[0][0])
+        return await exchange(link, commands, **rest)
+
+    monkeypatch.setattr(Link, "exchange", noted)
+    monkeypatch.setattr("gateway.requests.dispatch.CLOCK_AFTER_S", 0)
+
+    assert 2 == total(await parts.inference.submit(step(1)))
+    async with asyncio.timeout(10):
+        while "TIME" not in sent:
+            await asyncio.sleep(0)
+
+    assert sent.index("FCALL") < sent.index("TIME")
+
+
 async def test_steps_sent_together_and_sent_again_together_run_once(
     behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
