@@ -32,6 +32,7 @@ from executor.engine.python.calls import CallAnswer
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import current_process, instance_process
 from executor.engine.python.process.engine import ProcessEngine
+from executor.engine.python.process.environments import environment_of
 from executor.engine.python.process.instance_process import InstanceProcess
 from executor.engine.python.process.messages import CallAnswered
 from shared.contract.errors import LoadError
@@ -671,6 +672,41 @@ def test_an_environment_that_lacks_something_says_what(
     told = r"has no process: the environment of .* has Python 3\.\d+ and lacks numpy \(the executor has Python 3"
     with pytest.raises(LoadError, match=told):
         workshop.load(msgspec.structs.replace(config, parameters=parameters))
+
+
+def bare_environment(folder: Path, **scripts: str) -> Path:
+    """Enough of an environment to be taken for one, and its scripts of activation, by name."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "etc" / "conda" / "activate.d").mkdir(parents=True)
+    for name, text in scripts.items():
+        (folder / "etc" / "conda" / "activate.d" / f"{name}.sh").write_text(text)
+    return folder
+
+
+def test_an_environment_is_activated_with_the_scripts_of_its_packages(tmp_path: Path) -> None:
+    """As Triton does: packages of conda find their data by the variables that their scripts set."""
+    folder = bare_environment(
+        tmp_path / "env",
+        a='echo "some words"; false; export DATA="$CONDA_PREFIX/share"; PRIVATE=1',
+        b='export LINES="$DATA\n=\xe4"; unset TERM; return 1',
+    )
+
+    variables = environment_of({"EXECUTION_ENV_PATH": str(folder)}, tmp_path).variables
+
+    assert f"{folder}/share" == variables["DATA"]
+    assert f"{folder}/share\n=\xe4" == variables["LINES"]
+    assert str(folder) == variables["CONDA_PREFIX"]
+    assert variables["PATH"].startswith(f"{folder}/bin{os.pathsep}")
+    assert not {"PRIVATE", "TERM"} & variables.keys()
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_script_of_activation_that_ends_its_shell_is_named(tmp_path: Path, status: int) -> None:
+    folder = bare_environment(tmp_path / "env", ends=f"exit {status}")
+
+    with pytest.raises(LoadError, match=rf"bash cannot run .*/ends\.sh: one of them ended it with status {status}"):
+        environment_of({"EXECUTION_ENV_PATH": str(folder)}, tmp_path)
 
 
 BACKEND = """

@@ -2,9 +2,10 @@
 
 A path is a folder (a conda environment, unpacked, or a venv) or an archive of one, as `conda-pack` makes it.
 `$$TRITON_MODEL_DIRECTORY` in it is the model's folder. An archive is unpacked once for all instances that use it at the
-same time, into a folder that goes with the last of them.
+same time, into a folder that goes with the last of them. Conda's packages may bring scripts that set variables when
+their environment is activated (`etc/conda/activate.d`): they are run, since Triton activates an environment.
 
-Source: Triton python_backend, README.md ("Creating Custom Execution Environments"), pb_env.cc.
+Source: Triton python_backend, README.md ("Creating Custom Execution Environments"), pb_env.cc, stub_launcher.cc.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
@@ -37,10 +39,15 @@ LENT = ("msgspec", "xxhash")
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Environment:
-    """An interpreter. folder: of its environment; None: the executor's own"""
+    """An interpreter.
+
+    folder     of its environment; None: the executor's own
+    activated  the environment variables of its processes; none: the executor's
+    """
 
     python: str
     folder: Path | None = None
+    activated: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def command(self, module: str, arguments: Sequence[str] = (), answer_socket: int | None = None) -> list[str]:
         """The command line that runs `main` of a module of the executor. answer_socket: see `bootstrap.tell`"""
@@ -57,18 +64,7 @@ class Environment:
     @property
     def variables(self) -> dict[str, str]:
         """The process's environment variables."""
-        own = dict(os.environ)
-        if self.folder is None:
-            return own
-        # What `activate` would set. The executor's own path is no business of a foreign interpreter.
-        for name in ("PYTHONPATH", "PYTHONHOME"):
-            own.pop(name, None)
-        own["PYTHONNOUSERSITE"] = "1"
-        own["VIRTUAL_ENV"] = own["CONDA_PREFIX"] = str(self.folder)
-        own["PATH"] = os.pathsep.join([str(self.folder / "bin"), own.get("PATH", os.defpath)])
-        libraries = [str(self.folder / "lib"), *filter(None, [own.get("LD_LIBRARY_PATH", "")])]
-        own["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
-        return own
+        return dict(self.activated or os.environ)
 
 
 EXECUTORS_OWN = Environment(sys.executable)
@@ -119,7 +115,36 @@ def _in_folder(folder: Path) -> Environment:
     python = folder / "bin" / "python"
     if not os.access(python, os.X_OK):
         raise LoadError(f"parameter '{ENVIRONMENT}': the environment has no interpreter {python}")
-    return Environment(str(python), folder)
+    return Environment(str(python), folder, _activated(folder))
+
+
+def _activated(folder: Path) -> dict[str, str]:
+    """The executor's variables with what `activate` would set. Raises LoadError if its scripts cannot be run."""
+    own = dict(os.environ)
+    # The executor's own path is no business of a foreign interpreter.
+    for name in ("PYTHONPATH", "PYTHONHOME"):
+        own.pop(name, None)
+    own["PYTHONNOUSERSITE"] = "1"
+    own["VIRTUAL_ENV"] = own["CONDA_PREFIX"] = str(folder)
+    own["PATH"] = os.pathsep.join([str(folder / "bin"), own.get("PATH", os.defpath)])
+    libraries = [str(folder / "lib"), *filter(None, [own.get("LD_LIBRARY_PATH", "")])]
+    own["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
+    scripts = sorted(map(str, folder.glob("etc/conda/activate.d/*.sh")))
+    return _after(scripts, own) if scripts else own
+
+
+def _after(scripts: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables as the scripts leave them. As with conda, a command of theirs may fail. Raises LoadError."""
+    command = ["bash", "-c", 'for script; do . "$script" >&2; done; exec env -0', "bash", *scripts]
+    told = f"parameter '{ENVIRONMENT}': bash cannot run {', '.join(scripts)}"
+    try:
+        shell = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise LoadError(f"{told}: {error}") from error
+    if not shell.stdout:
+        raise LoadError(f"{told}: one of them ended it with status {shell.returncode}")
+    said = (os.fsdecode(one).partition("=") for one in shell.stdout.split(b"\0") if one)
+    return {name: value for name, _, value in said}
 
 
 def _folder_of(package: str) -> Path:
