@@ -10,6 +10,7 @@ import struct
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -229,7 +230,8 @@ def test_processes_that_run_nothing_are_replaced_ever_more_slowly() -> None:
     [
         ("/nowhere/env.tar.gz", "names /nowhere/env.tar.gz, and there is no such folder or archive"),
         ("$$TRITON_MODEL_DIRECTORY/empty", "the environment has no interpreter"),
-        ("$$TRITON_MODEL_DIRECTORY/text.tar.gz", "cannot be unpacked"),
+        ("$$TRITON_MODEL_DIRECTORY/text.tar.gz", "text.tar.gz is no tar, .* --format tar.gz makes one"),
+        ("$$TRITON_MODEL_DIRECTORY/env.zip", "env.zip is no tar, .* --format tar.gz makes one"),
         ("$$TRITON_MODEL_DIRECTORY/cut.tar.gz", "cannot be unpacked"),
     ],
 )
@@ -239,6 +241,8 @@ def test_a_path_without_an_environment_says_so(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.tar.gz").write_text("no archive")
+    with zipfile.ZipFile(tmp_path / "env.zip", "w") as other:
+        other.writestr("bin/python", "")
     (tmp_path / "large").write_bytes(os.urandom(1 << 16))
     with tarfile.open(tmp_path / "cut.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "large", "large")

@@ -98,6 +98,11 @@ def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environmen
 def _from_archive(path: Path) -> Environment:
     folder = TemporaryFolder(UNPACKED)
     try:
+        if not tarfile.is_tarfile(path):
+            raise LoadError(
+                f"parameter '{ENVIRONMENT}': {path} is no tar, plain or packed with gzip, bzip2 or xz "
+                "(conda-pack --format tar.gz makes one)"
+            )
         with tarfile.open(path) as archive:
             # An environment is code that runs as the executor: links to an interpreter elsewhere are its own affair.
             archive.extractall(folder.path, filter="tar")
