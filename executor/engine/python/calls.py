@@ -21,6 +21,7 @@ A thread of an instance that waits here is not hung (`waits`).
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 import uuid
@@ -178,10 +179,23 @@ class Execution:
 
 
 class RequestTrace(msgspec.Struct, frozen=True, eq=False):
-    """What `InferenceRequest.trace()` gives: it tells to which request a call belongs, also on other threads."""
+    """What `InferenceRequest.trace()` gives: it tells to which request a call belongs, also on other threads.
 
-    execution: Execution
-    origin: Origin
+    execution  that the request is in; None on threads of the model's own
+    origin     of the request; None: of a row of no request, or the model's code never asks
+    """
+
+    execution: Execution | None
+    origin: Origin | None
+
+    def get_context(self) -> str | None:
+        """The headers that carry the trace, as JSON, for OpenTelemetry to extract; None: the request is not traced.
+
+        source  Triton server, docs/user_guide/trace.md; python_backend, infer_trace.cc
+        """
+        if self.origin is None or not self.origin.traceparent:
+            return None
+        return json.dumps({"traceparent": self.origin.traceparent})
 
 
 class CallError(Exception):
@@ -241,7 +255,7 @@ def complete(call: ModelCall, trace: object) -> ModelCall:
     raises  CallError for a call that could never be answered
     """
     running, origin = execution.get(), None
-    if isinstance(trace, RequestTrace):
+    if isinstance(trace, RequestTrace) and trace.execution is not None and trace.origin is not None:
         running, origin = trace.execution, trace.origin
     elif running is not None:
         origin = running.origin_of(call.correlation_id)

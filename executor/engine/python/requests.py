@@ -41,12 +41,9 @@ class RowRequest(interface.InferenceRequest):
     def preferred_memory(self) -> None:
         return None
 
-    def trace(self) -> calls.RequestTrace | None:
-        """For a call that belongs to this request, whatever else is in the batch."""
-        running = calls.execution.get()
-        if running is None or self._row.origin is None:
-            return None
-        return calls.RequestTrace(running, self._row.origin)
+    def trace(self) -> calls.RequestTrace:
+        """For a call that belongs to this request, whatever else is in the batch, and for spans of the model's own."""
+        return calls.RequestTrace(calls.execution.get(), self._row.origin)
 
     def request_id(self) -> str:
         return self._row.request_id

@@ -276,6 +276,21 @@ def test_calls_of_threads_belong_to_the_request_whose_trace_they_have(workshop: 
     assert (waiting("caller", sequence_id("caller", "", 1)),) == door.calls[1].chain
 
 
+def test_a_request_tells_its_trace_also_to_threads_and_no_request_has_none(workshop: Workshop) -> None:
+    """Models of PyTriton begin their spans with it, and those of whoever followed Triton's page about traces."""
+    body = """
+    told = []
+    thread = threading.Thread(target=lambda: told.extend(one.trace().get_context() for one in requests))
+    thread.start()
+    thread.join()
+    assert told == [one.trace().get_context() for one in requests]
+    assert told == ['{"traceparent": "00-trace"}', None, None], told
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1, traceparent="00-trace"), row(2), msgspec.structs.replace(row(3), origin=None))
+
+
 @pytest.mark.parametrize("head", ["def execute(self, requests):", "async def execute(self, requests):"])
 def test_calls_of_a_decoupled_model_belong_to_its_requests(workshop: Workshop, door: Door, head: str) -> None:
     body = """

@@ -47,6 +47,7 @@ def test_a_model_that_keeps_to_itself_only_computes() -> None:
         "from decimal import setcontext",
         "        np.seterr(divide='raise')",
         "        np.set_printoptions(precision=2)",
+        "        requests[0].trace().get_context()",
         "this is no Python",
     ],
 )
