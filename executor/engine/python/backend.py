@@ -15,7 +15,7 @@ from executor.engine.python.decoupled import in_this_process
 from executor.engine.python.model import model_path
 from executor.engine.python.model_completion import LIMIT_S, completed_apart
 from executor.engine.python.process.engine import ProcessEngine
-from executor.engine.python.process.environments import environment_of
+from executor.engine.python.process.environments import Environment, environment_of
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ class PythonBackend:
         self.name = name
         self._completion_limit_s = completion_limit_s
         self._code = code
+        self._completed_in: dict[Path, Environment] = {}
+        """By the model's folder: what an archive was unpacked to stays until the load that follows."""
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """The configuration as the model's `auto_complete_config` completes it; unchanged if the model has none.
@@ -45,6 +47,8 @@ class PythonBackend:
             return config_json
         parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
         environment = environment_of(parameters, version_dir.parent)
+        if environment.folder is not None:
+            self._completed_in[version_dir.parent] = environment
         return completed_apart(config_json, path, self._completion_limit_s, environment)
 
     def load(self, request: LoadRequest) -> Engine:
@@ -58,5 +62,7 @@ class PythonBackend:
         if self._code is not None:
             request = replace(request, code=self._code)
         if request.config.instance_process:
-            return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))
+            environment = environment_of(request.config.parameters, request.model_dir)
+            self._completed_in.pop(request.model_dir, None)
+            return ProcessEngine(request, environment)
         return in_this_process(request)

@@ -30,7 +30,7 @@ from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.calls import CallAnswer
 from executor.engine.python.model_metrics import custom_families
-from executor.engine.python.process import current_process, instance_process
+from executor.engine.python.process import current_process, environments, instance_process
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.environments import environment_of
 from executor.engine.python.process.instance_process import InstanceProcess
@@ -672,6 +672,63 @@ def test_an_environment_that_lacks_something_says_what(
     told = r"has no process: the environment of .* has Python 3\.\d+ and lacks numpy \(the executor has Python 3"
     with pytest.raises(LoadError, match=told):
         workshop.load(msgspec.structs.replace(config, parameters=parameters))
+
+
+@pytest.fixture
+def unpacked(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The model `foreign` with its environment in an archive; what that is unpacked to, one after the other."""
+    folders: list[Path] = []
+
+    class Told(environments.TemporaryFolder):
+        def __init__(self, prefix: str) -> None:
+            super().__init__(prefix)
+            folders.append(self.path)
+
+    monkeypatch.setattr(environments, "TemporaryFolder", Told)
+    workshop.python("foreign", IN_ENVIRONMENT)
+    folder = workshop.directory / "foreign" / "environment"
+    make_environment(folder, "numpy")
+    with tarfile.open(folder.with_suffix(".tar"), "w") as archive:
+        archive.add(folder, ".")
+    return folders
+
+
+PACKED = {"EXECUTION_ENV_PATH": "$$TRITON_MODEL_DIRECTORY/environment.tar"}
+
+
+def foreign_load(workshop: Workshop) -> LoadRequest:
+    config = plain_config("foreign", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "INT32", (1,))])
+    config = msgspec.structs.replace(config, parameters=PACKED)
+    return LoadRequest(config, "{}", workshop.version_dir("foreign").parent, "1", "foreign_0_0", "cpu", 0)
+
+
+def test_what_an_archive_was_unpacked_to_goes_when_the_last_instance_is_closed(
+    workshop: Workshop, unpacked: list[Path]
+) -> None:
+    """And not when Python's collector happens to come by: environments are large."""
+    first, second = (PythonBackend().load(foreign_load(workshop)) for _ in range(2))
+
+    first.close()
+    (folder,) = unpacked
+    assert folder.exists()
+    second.close()
+    assert not folder.exists()
+
+
+def test_an_archive_is_unpacked_once_for_a_model_that_completes_its_configuration(
+    workshop: Workshop, unpacked: list[Path]
+) -> None:
+    """A large environment takes minutes."""
+    given = {"name": "foreign", "parameters": {name: {"string_value": path} for name, path in PACKED.items()}}
+    backend = PythonBackend()
+
+    for _ in range(2):
+        backend.auto_complete(json.dumps(given), workshop.version_dir("foreign"))
+    engine = backend.load(foreign_load(workshop))
+
+    (folder,) = unpacked
+    engine.close()
+    assert not folder.exists()
 
 
 def bare_environment(folder: Path, **scripts: str) -> Path:

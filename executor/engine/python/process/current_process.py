@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from executor.engine.python.process.environments import Environment
+from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess, ProcessLostError
 from executor.engine.python.process.messages import Answer, Answered, Call, Load, Loaded, Raised
 from executor.engine.python.process.restarts import Restarts
@@ -157,6 +157,8 @@ class CurrentProcess:
         if self.now is not None:
             process, self.now = self.now, None
             process.close()
+        # Engines are circles, and what the environment's archive was unpacked to is not to wait for the collector.
+        self._environment = EXECUTORS_OWN
 
 
 def _checked(answer: Answer) -> Answer:
