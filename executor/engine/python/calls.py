@@ -191,7 +191,7 @@ class RequestTrace(msgspec.Struct, frozen=True, eq=False):
     def get_context(self) -> str | None:
         """The headers that carry the trace, as JSON, for OpenTelemetry to extract; None: the request is not traced.
 
-        source  Triton server, docs/user_guide/trace.md; python_backend, infer_trace.cc
+        source  Triton server, user guide, "Triton Server Trace"; python_backend, infer_trace.cc
         """
         if self.origin is None or not self.origin.traceparent:
             return None
