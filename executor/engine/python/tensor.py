@@ -86,8 +86,10 @@ class ModelTensor:
         if datatype_of(self) == "BYTES":
             raise TritonModelException(f"tensor '{self._name}' is BYTES, which DLPack does not have")
         if self.datatype == "BF16":
-            import torch
-
+            try:
+                import torch
+            except ModuleNotFoundError as error:
+                raise _wants_torch(self._name, "it is BF16") from error
             bits: Any = torch.from_numpy(np.ascontiguousarray(self.array).view(np.int16))
             return bits.view(torch.bfloat16).__dlpack__(**options)
         return cast("Any", self.array).__dlpack__(**options)
@@ -102,8 +104,11 @@ class ModelTensor:
         """
         if _is_plain_host_array(tensor):
             return ModelTensor(name, np.from_dlpack(tensor))
-        import torch
-
+        try:
+            import torch
+        except ModuleNotFoundError:
+            # An environment of the model's own need not have it.
+            return ModelTensor(name, _array_of(name, tensor))
         given: Any = torch.from_dlpack(tensor)
         content = given.cpu().contiguous()
         if content.dtype is torch.bfloat16:
@@ -133,6 +138,34 @@ Column = list[ModelTensor | None]
 def _is_plain_host_array(tensor: Any) -> bool:
     device = getattr(tensor, "__dlpack_device__", None)
     return device is not None and device()[0] == 1 and "bfloat16" not in str(getattr(tensor, "dtype", ""))
+
+
+class _HostCapsule:
+    """A DLPack capsule as an object, which is how numpy takes one."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The host: numpy looks into the capsule, too, and refuses another device."""
+        return (1, 0)
+
+
+def _array_of(name: str, tensor: Any) -> NDArray[Any]:
+    """The content of a capsule, or of an object that gives one. Raises TritonModelException for what numpy lacks."""
+    try:
+        return np.from_dlpack(_HostCapsule(tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor))
+    except (RuntimeError, BufferError) as error:
+        raise _wants_torch(name, str(error)) from error
+
+
+def _wants_torch(name: str, cause: str) -> TritonModelException:
+    return TritonModelException(
+        f"tensor '{name}' cannot go through DLPack without torch ({cause}): install torch in the model's environment"
+    )
 
 
 def datatype_of(tensor: ModelTensor) -> str:

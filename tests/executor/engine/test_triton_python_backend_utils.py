@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from executor.engine.base import Engine
 from executor.engine.python import triton_python_backend_utils as pb_utils
 from executor.engine.python.model_metrics import custom_families
+from executor.engine.python.tensor import TypedTensor
 from shared.contract.errors import LoadError
 from shared.statistics.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
 from tests.executor.engine.model_workshop import Workshop, plain_config
@@ -58,6 +60,21 @@ def test_a_tensor_goes_to_torch_and_back_without_losing_anything() -> None:
     assert numbers.tolist() == torch.from_dlpack(tensor).tolist()
     assert numbers.tolist() == from_capsule.as_numpy().tolist() == from_torch.as_numpy().tolist()
     assert ("c", [2, 3], True) == (from_capsule.name(), from_capsule.shape(), from_capsule.is_cpu())
+
+
+def test_an_environment_without_torch_takes_capsules_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As TensorFlow and older releases of others give them; what numpy lacks is told with the remedy."""
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    halves: Any = torch.ones(2, dtype=torch.bfloat16)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    tensor = pb_utils.Tensor("t", numbers)
+
+    assert numbers.tolist() == pb_utils.Tensor.from_dlpack("c", tensor.to_dlpack()).as_numpy().tolist()
+    for given in (halves, halves.__dlpack__()):
+        with pytest.raises(pb_utils.TritonModelException, match=r"tensor 'h' .* install torch in the model's"):
+            pb_utils.Tensor.from_dlpack("h", given)
+    with pytest.raises(pb_utils.TritonModelException, match=r"tensor 'b' .* install torch in the model's"):
+        TypedTensor("b", np.zeros(1, np.uint16), "BF16").to_dlpack()
 
 
 def test_strings_have_no_dlpack() -> None:
