@@ -254,6 +254,21 @@ def test_a_path_without_an_environment_says_so(
     assert EXECUTORS_OWN is environment_of({}, tmp_path)
 
 
+def test_an_archive_is_unpacked_by_a_python_without_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.11.0 to 3.11.3: Debian 12 has 3.11.2."""
+
+    def of_then(archive: tarfile.TarFile, path: str) -> None:
+        extract(archive, path)
+
+    extract = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", of_then)
+    (tmp_path / "python").symlink_to(sys.executable)
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        archive.add(tmp_path / "python", "bin/python")
+
+    assert Path(environment_of({"EXECUTION_ENV_PATH": str(tmp_path / "env.tar")}, tmp_path).python).name == "python"
+
+
 def test_an_unpacked_environment_outlives_a_killed_executor_until_another_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,9 @@ def _from_archive(path: Path) -> Environment:
             )
         with tarfile.open(path) as archive:
             # An environment is code that runs as the executor: links to an interpreter elsewhere are its own affair.
-            archive.extractall(folder.path, filter="tar")
+            # Python 3.11 knows filters from its fourth release on; Debian 12 has an earlier one.
+            archive.extraction_filter = getattr(tarfile, "tar_filter", None)
+            archive.extractall(folder.path)  # noqa: S202 - with the filter, where there is one
         environment = _in_folder(folder.path)
     except Exception as error:  # a cut archive raises what its compression does: EOFError, zlib.error
         folder.remove()
