@@ -139,6 +139,7 @@ class Responses:
     """The responses to a call with `decoupled`: an iterator, and an asynchronous one.
 
     As in Triton, a response without tensors may be the last one, and once all have come they can be iterated again.
+    Before, a loop goes on where the last one stopped.
     """
 
     def __init__(self, call: ModelCall, stream: AnswerStream) -> None:
@@ -149,7 +150,8 @@ class Responses:
         self._ended = False
 
     def __iter__(self) -> Self:
-        self._at = 0
+        if self._ended:
+            self._at = 0
         return self
 
     def __next__(self) -> InferenceResponse:

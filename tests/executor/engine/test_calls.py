@@ -351,6 +351,29 @@ def test_a_stream_of_responses_can_be_iterated_twice(workshop: Workshop, door: D
     assert not door.cancelled.is_set()
 
 
+@pytest.mark.parametrize(
+    ("head", "taken", "rest"),
+    [
+        ("def execute", "call().exec(decoupled=True)", "[one for one in found]"),
+        ("async def execute", "await call().async_exec(decoupled=True)", "[one async for one in found]"),
+    ],
+)
+def test_a_loop_behind_the_first_response_has_those_that_follow(
+    workshop: Workshop, door: Door, head: str, taken: str, rest: str
+) -> None:
+    """And not the first one again, which its model would count twice."""
+    body = f"""
+    found = {taken}
+    said = [[next(found)], {rest}, {rest}]
+    assert [[1], [0], [1, 0]] == [[len(one.output_tensors()) for one in responses] for responses in said]
+    """
+    workshop.python("caller", model(body, head=f"{head}(self, requests):"))
+
+    run(workshop.load(config()), row(1))
+
+    assert not door.cancelled.is_set()
+
+
 def test_responses_that_nobody_wants_any_more_are_cancelled(workshop: Workshop, door: Door) -> None:
     workshop.python("caller", model("next(iter(call().exec(decoupled=True)))"))
 
