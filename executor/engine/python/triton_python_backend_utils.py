@@ -113,7 +113,10 @@ class InferenceRequest:
     ) -> None:
         self._request_id = request_id
         self._correlation_id = correlation_id
-        self.columns: dict[str, Column] = _Given({tensor.name(): [tensor] for tensor in inputs})
+        self.columns: dict[str, Column] = _Given()
+        for tensor in inputs:
+            # One that is given twice goes on twice: whoever is called refuses it.
+            self.columns.setdefault(tensor.name(), []).append(tensor)
         self.position = 0
         self._requested_output_names = requested_output_names
         self._model_name = model_name

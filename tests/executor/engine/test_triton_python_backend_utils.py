@@ -116,6 +116,13 @@ def test_a_request_of_the_model_s_own() -> None:
     assert pb_utils.get_input_tensor_by_name(request, "x") is request.inputs()[0]
 
 
+def test_an_input_that_a_model_gives_twice_is_not_dropped() -> None:
+    """The mesh refuses such a call, as Triton does. With one of the two the answer would be to another question."""
+    twice = [pb_utils.Tensor("x", np.full(1, value)) for value in (1, 2)]
+
+    assert twice == pb_utils.InferenceRequest(model_name="other", inputs=twice).inputs()
+
+
 @pytest.mark.parametrize("name", ["load_model", "unload_model", "is_model_ready"])
 def test_a_model_does_not_manage_other_models(name: str) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=rf"\({name}\) is not supported by seqmesh"):
