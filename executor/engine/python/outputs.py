@@ -74,6 +74,8 @@ class ResponseReader:
                     f"model '{self._model}' returned output '{name}', which its configuration does not declare; it "
                     f"declares {', '.join(sorted(self._known))}"
                 )
+            if name in given:
+                raise WrongResponseError(f"model '{self._model}' returned output '{name}' twice in one response")
             given[name] = tensor
         return given
 

@@ -555,6 +555,10 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
             "model 'echo' returned output 'q', which its configuration does not declare; it declares y",
         ),
         (
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy()) for _ in range(2)]))",
+            "model 'echo' returned output 'y' twice in one response",
+        ),
+        (
             "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy().astype(np.int8))]))",
             "model 'echo' returned a wrong output 'y': expected FP32 [1,2], got INT8 [1,2]",
         ),
