@@ -192,9 +192,10 @@ class AsyncSequence(OneSequence):
         at_end = False
         with conversation.turn():
             await self._run(conversation.drain())
+        passed_over = conversation.passed_over
         try:
             while True:
-                with conversation.turn():
+                with conversation.turn(passed_over):
                     while answering is None or not answering.done():
                         if reading is None and not at_end and conversation.has_room(ahead):
                             reading = asyncio.create_task(next_of(items))
@@ -231,9 +232,9 @@ class AsyncSequence(OneSequence):
         with conversation.turn():
             await self._run(conversation.drain())
             await self._add(inputs, outputs, timeout, last=last)
-        over = False
+        over, passed_over = False, conversation.passed_over
         while not over:
-            with conversation.turn():
+            with conversation.turn(passed_over):
                 content, over = await self._run(conversation.next_answer())
             if content is not None:
                 yield content

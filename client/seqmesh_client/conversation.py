@@ -103,6 +103,8 @@ class Conversation:
         self._link: StreamLink | None = None
         self._busy = False
         self._left_at = now()
+        self.passed_over = 0
+        """How many answers, or refusals, were taken for a caller that had left before."""
 
     def token(self) -> str:
         delivery = self.delivery
@@ -179,6 +181,7 @@ class Conversation:
         """Waits for an answer of the oldest open step, or its refusal, which nobody asks for any more."""
         # What is raised here left the step open: to wait on would be to hear it again, at once and for ever.
         yield from self.arrival(whole=False)
+        self.passed_over += 1
         with suppress(StepRefused):
             self.delivery.take()
 
@@ -214,14 +217,20 @@ class Conversation:
                 LOG.warning("sequence %s ends when its idle time is over: %s", self.place.sequence, error)
 
     @contextmanager
-    def turn(self) -> Generator[None]:
+    def turn(self, passed_over: int | None = None) -> Generator[None]:
         """One call of the caller. If it fails, open steps are dropped: they have no outcome, their numbers come again.
         The time since its last call is the caller's own, and counts as nobody's silence.
 
-        raises  RuntimeError if another call is under way
+        passed_over  of a caller that goes on: what `passed_over` was when it began
+        raises       RuntimeError if another call is under way, or has taken answers of the one that goes on
         """
         if self._busy:
             raise RuntimeError("a call for this sequence is under way: `steps` sends several steps at once")
+        if passed_over not in (None, self.passed_over):
+            raise RuntimeError(
+                "another call for this sequence came in between, and took the answers of open steps: take all answers "
+                "before the next call, or use ahead=1"
+            )
         self._busy = True
         self.delivery.waited_for_caller(self._now() - self._left_at)
         try:

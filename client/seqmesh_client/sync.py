@@ -175,8 +175,9 @@ class BlockingSequence(OneSequence):
         at_end = False
         with conversation.turn():
             self._run(conversation.drain())
+        passed_over = conversation.passed_over
         while True:
-            with conversation.turn():
+            with conversation.turn(passed_over):
                 while not at_end and conversation.has_room(ahead):
                     item = next(items, None)
                     at_end = item is None
@@ -195,9 +196,9 @@ class BlockingSequence(OneSequence):
         with conversation.turn():
             self._run(conversation.drain())
             self._add(inputs, outputs, timeout, last=last)
-        over = False
+        over, passed_over = False, conversation.passed_over
         while not over:
-            with conversation.turn():
+            with conversation.turn(passed_over):
                 content, over = self._run(conversation.next_answer())
             if content is not None:
                 yield content

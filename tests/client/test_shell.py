@@ -27,6 +27,7 @@ from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
 from seqmesh_client.token import Place
 from seqmesh_client.wire import NUMBERED, pb
 from tests.client.grpc_serving import served
+from tests.client.mesh_in_memory import SumMesh
 
 GATEWAYS = ["localhost:1"]
 
@@ -240,6 +241,58 @@ def test_a_sequence_that_is_left_behind_its_client_stays_until_its_idle_time_is_
         client.close()
 
     assert "sequence 7 ends when its idle time is over: the client was closed" in caplog.text
+
+
+class SumServer(SilentMesh):
+    """Answers each step at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mesh = SumMesh()
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        for one in requests:
+            yield from self.mesh.accept(one)
+
+
+@pytest.fixture
+def sums() -> Iterator[str]:
+    """Where a mesh answers."""
+    with served(SumServer()) as url:
+        yield url
+
+
+ONES = [{"INPUT": np.array([[1]], np.int64)}] * 6
+
+
+async def test_answers_that_another_call_has_taken_are_not_left_out_in_silence(sums: str) -> None:
+    """A step between those of `steps` waits for the open ones first, and nobody would get their answers."""
+    async with AsyncClient([sums]) as client:
+        sequence = client.sequence("sum", id="me")
+        answers = sequence.steps(ONES, ahead=3)
+        await anext(answers)
+        await sequence.step(ONES[0])
+
+        with pytest.raises(RuntimeError, match="came in between"):
+            await anext(answers)
+        assert 4 == sequence.answered
+
+
+def test_answers_that_another_call_has_taken_are_not_left_out_by_the_blocking_client(sums: str) -> None:
+    with Client([sums]) as client:
+        sequence = client.sequence("sum", id="me")
+        with pytest.raises(RuntimeError, match="came in between"):
+            list(zip(sequence.steps(ONES, ahead=3), sequence.steps(ONES, ahead=3), strict=True))
+
+        assert 4 == sequence.answered
+
+
+def test_a_call_that_takes_no_answer_of_others_may_come_between_them(sums: str) -> None:
+    with Client([sums]) as client:
+        sequence = client.sequence("sum", id="me")
+        answers = [(one.single.item(), sequence.step(ONES[0]).single.item()) for one in sequence.steps(ONES, ahead=1)]
+
+    assert [(1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12)] == answers
 
 
 class NoRoomError(Exception):
