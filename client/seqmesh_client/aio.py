@@ -121,6 +121,9 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def caller(self) -> object:
+        return super().caller(), asyncio.get_running_loop()
+
     def _stub(self, gateway: int) -> Any:
         return self.stub(gateway, grpc.aio.insecure_channel, grpc.aio.secure_channel)
 
@@ -145,7 +148,7 @@ class AsyncSequence(OneSequence):
     """
 
     def __init__(self, client: AsyncClient, place: Place) -> None:
-        super().__init__(client.mesh, place)
+        super().__init__(client, place)
         self._client = client
         self._link: AsyncLink | None = None
 
@@ -162,7 +165,7 @@ class AsyncSequence(OneSequence):
                  values that are none of the input's type
         """
         conversation = self._conversation
-        with conversation.turn():
+        with self._turn():
             await self._run(conversation.drain())
             await self._add(inputs, outputs, timeout, last=last)
             return await self._run(conversation.outcome())
@@ -190,12 +193,12 @@ class AsyncSequence(OneSequence):
         reading: asyncio.Task[tuple[Inputs, bool] | None] | None = None
         answering: asyncio.Task[None] | None = None
         at_end = False
-        with conversation.turn():
+        with self._turn():
             await self._run(conversation.drain())
         passed_over = conversation.passed_over
         try:
             while True:
-                with conversation.turn(passed_over):
+                with self._turn(passed_over):
                     while answering is None or not answering.done():
                         if reading is None and not at_end and conversation.has_room(ahead):
                             reading = asyncio.create_task(next_of(items))
@@ -229,12 +232,12 @@ class AsyncSequence(OneSequence):
         If the caller leaves early, the next call waits for the step's end first. Raises as `step`.
         """
         conversation = self._conversation
-        with conversation.turn():
+        with self._turn():
             await self._run(conversation.drain())
             await self._add(inputs, outputs, timeout, last=last)
         over, passed_over = False, conversation.passed_over
         while not over:
-            with conversation.turn(passed_over):
+            with self._turn(passed_over):
                 content, over = await self._run(conversation.next_answer())
             if content is not None:
                 yield content
@@ -247,7 +250,7 @@ class AsyncSequence(OneSequence):
         timeout  seconds, over all attempts; None: the client's `patience`
         raises   NoAnswer; NotEnded if no answer has told the sequence's run: a server without runs, or an ensemble
         """
-        with self._conversation.turn():
+        with self._turn():
             await self._run(self._conversation.end(timeout))
 
     async def __aenter__(self) -> Self:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
 import grpc
@@ -35,6 +37,10 @@ GATEWAY = re.compile(r"[^/\s]+|(dns|unix|unix-abstract|vsock|xds):\S+")
 """host:port, or an address with one of gRPC's own schemes. gRPC would look for any other text as the name of a host."""
 HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 CLOSED = "the client was closed: another one goes on with its sequences, by resume(sequence.token)"
+ELSEWHERE = (
+    "the client belongs to the process, and the event loop, that used it first: make another one here, which goes on "
+    "with its sequences by resume(sequence.token)"
+)
 HEADER_TEXT = re.compile(r"[ -~]*")
 ChannelT = TypeVar("ChannelT")
 
@@ -74,6 +80,18 @@ class GatewayChannels(Generic[ChannelT]):
         self.channels: dict[int, ChannelT] = {}
         self.is_closed = False
         self._credentials = credentials
+        self._home: object = None
+
+    def caller(self) -> object:
+        """Who calls now: gRPC's connections serve nobody else."""
+        return os.getpid()
+
+    def check_caller(self) -> None:
+        """Raises RuntimeError in a forked process, or in another event loop: gRPC would be silent there, or obscure."""
+        caller = self.caller()
+        self._home = self._home or caller
+        if caller != self._home:
+            raise RuntimeError(ELSEWHERE)
 
     def stub(self, gateway: int, insecure: Callable[..., ChannelT], secure: Callable[..., ChannelT]) -> Any:
         """The calls of a gateway. Opens its channel at the first time. Raises RuntimeError if the client was closed."""
@@ -102,8 +120,14 @@ def check_header(name: str, value: str | bytes) -> None:
 class OneSequence:
     """What is known of a sequence without asking the mesh."""
 
-    def __init__(self, mesh: Mesh, place: Place) -> None:
-        self._conversation = Conversation(mesh, place)
+    def __init__(self, client: GatewayChannels[Any], place: Place) -> None:
+        self._channels = client
+        self._conversation = Conversation(client.mesh, place)
+
+    def _turn(self, passed_over: int | None = None) -> AbstractContextManager[None]:
+        """As `Conversation.turn`, for those whom the client's connections serve."""
+        self._channels.check_caller()
+        return self._conversation.turn(passed_over)
 
     @property
     def id(self) -> int | str:

@@ -145,7 +145,7 @@ class BlockingSequence(OneSequence):
     """A sequence of steps of one model, as a context manager: `AsyncSequence` for threads."""
 
     def __init__(self, client: Client, place: Place) -> None:
-        super().__init__(client.mesh, place)
+        super().__init__(client, place)
         self._client = client
         self._link: BlockingLink | None = None
 
@@ -154,7 +154,7 @@ class BlockingSequence(OneSequence):
     ) -> StepOutputs:
         """As `AsyncSequence.step`."""
         conversation = self._conversation
-        with conversation.turn():
+        with self._turn():
             self._run(conversation.drain())
             self._add(inputs, outputs, timeout, last=last)
             return self._run(conversation.outcome())
@@ -173,11 +173,11 @@ class BlockingSequence(OneSequence):
         conversation = self._conversation
         items = with_last(source, end=end)
         at_end = False
-        with conversation.turn():
+        with self._turn():
             self._run(conversation.drain())
         passed_over = conversation.passed_over
         while True:
-            with conversation.turn(passed_over):
+            with self._turn(passed_over):
                 while not at_end and conversation.has_room(ahead):
                     item = next(items, None)
                     at_end = item is None
@@ -193,19 +193,19 @@ class BlockingSequence(OneSequence):
     ) -> Iterator[StepOutputs]:
         """As `AsyncSequence.answers`."""
         conversation = self._conversation
-        with conversation.turn():
+        with self._turn():
             self._run(conversation.drain())
             self._add(inputs, outputs, timeout, last=last)
         over, passed_over = False, conversation.passed_over
         while not over:
-            with conversation.turn(passed_over):
+            with self._turn(passed_over):
                 content, over = self._run(conversation.next_answer())
             if content is not None:
                 yield content
 
     def end(self, *, timeout: float | None = None) -> None:
         """As `AsyncSequence.end`."""
-        with self._conversation.turn():
+        with self._turn():
             self._run(self._conversation.end(timeout))
 
     def __enter__(self) -> Self:

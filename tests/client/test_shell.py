@@ -295,6 +295,30 @@ def test_a_call_that_takes_no_answer_of_others_may_come_between_them(sums: str) 
     assert [(1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12)] == answers
 
 
+def test_an_asynchronous_client_says_in_another_event_loop_that_it_belongs_to_the_first(sums: str) -> None:
+    client = AsyncClient([sums])
+    sequence = client.sequence("sum", id="me")
+    assert 1 == asyncio.run(sequence.step(ONES[0])).single.item()
+
+    for one in (sequence, client.sequence("sum", id="you")):
+        with pytest.raises(RuntimeError, match="event loop, that used it first: make another one here"):
+            asyncio.run(one.step(ONES[0]))
+
+
+def test_a_client_that_was_used_before_a_fork_says_so_behind_it(sums: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's threads are not in the forked process: it would wait for an answer until its time is over."""
+    with Client([sums]) as client:
+        sequence = client.sequence("sum", id="me")
+        assert 1 == sequence.step(ONES[0]).single.item()
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            for one in (sequence, client.sequence("sum", id="you")):
+                with pytest.raises(RuntimeError, match="belongs to the process"):
+                    one.step(ONES[0])
+
+        assert 2 == sequence.step(ONES[0]).single.item()
+
+
 class NoRoomError(Exception):
     """In a test: instead of waiting."""
 
