@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 class AsyncLink:
     """One ModelStreamInfer call. It is broken off also when its sequence is dropped without being closed."""
 
-    def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, stub: Any, headers: Sequence[tuple[str, str | bytes]]) -> None:
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._call: Any = stub.ModelStreamInfer(messages_of(self._outbox), metadata=headers)
         # It holds the call, with gRPC's own task, and nothing of the call holds this link: the link goes first.

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import UnionType
 from typing import Any, Generic, TypeVar, cast
 
 import grpc
@@ -35,6 +36,8 @@ CHANNEL_OPTIONS = (
 )
 GATEWAY = re.compile(r"[^/\s]+|(dns|unix|unix-abstract|vsock|xds):\S+")
 """host:port, or an address with one of gRPC's own schemes. gRPC would look for any other text as the name of a host."""
+PORT = re.compile(r"(?!unix|vsock).*:([0-9]+)")
+MAX_PORT = 65535
 HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 CLOSED = "the client was closed: another one goes on with its sequences, by resume(sequence.token)"
 ELSEWHERE = (
@@ -62,21 +65,20 @@ class GatewayChannels(Generic[ChannelT]):
         patience: Patience = USUAL_PATIENCE,
         strict: bool = True,
         credentials: grpc.ChannelCredentials | None = None,
-        headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]] = (),
     ) -> None:
-        if isinstance(urls, str) or not urls:
+        if not urls or isinstance(urls, str | bytes | int) or not (gateways := tuple(urls)):
             raise ValueError('urls is a list of gateways: ["localhost:8001"]')
-        gateways = tuple(urls)
         for one in gateways:
-            if not GATEWAY.fullmatch(one):
-                raise ValueError(
-                    f"'{one}' is no gateway: give host:port of its gRPC, without a scheme and without a path"
-                )
+            check_gateway(one)
+        check_type("patience", patience, Patience, "Patience(step_s=60)")
+        check_type("credentials", credentials, grpc.ChannelCredentials | None, "grpc.ssl_channel_credentials()")
         self.mesh = Mesh(gateways, patience, strict, {}, {})
-        pairs = headers.items() if isinstance(headers, Mapping) else headers
-        self.headers = tuple((name.lower(), value) for name, value in pairs)
-        for name, value in self.headers:
-            check_header(name, value)
+        try:
+            pairs = [(name, value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
+        except (TypeError, ValueError):
+            raise TypeError('headers is a dict, or pairs: {"seqmesh-tenant": "acme"}') from None
+        self.headers = tuple(header_of(name, value) for name, value in pairs)
         self.channels: dict[int, ChannelT] = {}
         self.is_closed = False
         self._credentials = credentials
@@ -107,14 +109,35 @@ class GatewayChannels(Generic[ChannelT]):
         return cast(Any, service_pb2_grpc).GRPCInferenceServiceStub(self.channels[gateway])
 
 
-def check_header(name: str, value: str | bytes) -> None:
-    """Raises ValueError for a header that gRPC does not send. The value, which may be a secret, is not in the text."""
-    if not HEADER_NAME.fullmatch(name):
+def check_gateway(url: Any) -> None:
+    """Raises ValueError for what gRPC would take for another host, or for another port: it takes ports modulo 65536."""
+    if not isinstance(url, str) or not GATEWAY.fullmatch(url):
+        raise ValueError(f"'{url}' is no gateway: give host:port of its gRPC, without a scheme and without a path")
+    port = PORT.fullmatch(url)
+    if port is not None and int(port[1]) > MAX_PORT:
+        raise ValueError(f"'{url}' is no gateway: there are ports up to {MAX_PORT}")
+
+
+def check_type(name: str, value: object, kind: type | UnionType, example: str) -> None:
+    """Raises TypeError for a value of another kind, with an example of a right one."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}={example} is right, not a value of type {type(value).__name__}")
+
+
+def header_of(name: Any, value: Any) -> tuple[str, str | bytes]:
+    """A header as gRPC sends it, or ValueError, or TypeError. The value, which may be a secret, is not in the text."""
+    if not isinstance(name, str) or not HEADER_NAME.fullmatch(name.lower()):
         raise ValueError(f"'{name}' is no name of a header: letters, digits, '-', '_' and '.'")
-    if isinstance(value, str) and not HEADER_TEXT.fullmatch(value):
+    if not isinstance(value, bytes if name.lower().endswith("-bin") else str | bytes):
+        raise TypeError(
+            f"the value of header '{name}' is of type {type(value).__name__}: give a text, or bytes for a '-bin'"
+        )
+    text = value if isinstance(value, str) else value.decode("latin-1")
+    if not name.lower().endswith("-bin") and not HEADER_TEXT.fullmatch(text):
         raise ValueError(
             f"the value of header '{name}' has a line's end, or another character that is no printable ASCII"
         )
+    return name.lower(), value
 
 
 class OneSequence:

@@ -31,7 +31,7 @@ class BlockingLink:
     A thread reads it, and ends with it. Neither that thread nor the call holds this link: the link goes first.
     """
 
-    def __init__(self, stub: Any, headers: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, stub: Any, headers: Sequence[tuple[str, str | bytes]]) -> None:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._room = threading.Semaphore(READ_AHEAD)

@@ -40,27 +40,72 @@ def test_headers_are_given_as_to_tritonclient_or_in_pairs_and_sent_as_grpc_takes
 
 
 @pytest.mark.parametrize(
-    "url", ["http://localhost:1", "grpc://localhost:1", "https://localhost", "localhost:1/", " localhost:1", ""]
+    "url",
+    [
+        "http://localhost:1",
+        "grpc://localhost:1",
+        "https://localhost",
+        "localhost:1/",
+        " localhost:1",
+        "",
+        8001,
+        ("a", 1),
+    ],
 )
-def test_what_is_no_address_of_a_gateway_is_refused_before_anything_is_sent(url: str) -> None:
+def test_what_is_no_address_of_a_gateway_is_refused_before_anything_is_sent(url: Any) -> None:
     with pytest.raises(ValueError, match="give host:port"):
         Client(["localhost:1", url])
 
 
-@pytest.mark.parametrize("urls", ["localhost:1", []])
-def test_what_is_no_list_of_gateways_is_refused(urls: list[str]) -> None:
+@pytest.mark.parametrize("url", ["localhost:65536", "[::1]:74537", "ipv4:127.0.0.1:74537", "dns:///a:74537"])
+def test_a_port_that_there_is_not_is_refused_because_grpc_would_take_another(url: str) -> None:
+    with pytest.raises(ValueError, match="there are ports up to 65535"):
+        Client([url])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("patience", 60), ("patience", None), ("credentials", True), ("credentials", "ca.pem")]
+    + [("headers", value) for value in (None, "seqmesh-tenant: acme", ("seqmesh-tenant", "acme"))],
+)
+def test_an_argument_of_a_wrong_type_is_refused_where_it_is_given_with_a_right_one(name: str, value: Any) -> None:
+    arguments: dict[str, Any] = {name: value}
+    with pytest.raises(TypeError, match=f"{name}(=.* is right, not a value of type| is a dict, or pairs)"):
+        Client(GATEWAYS, **arguments)
+
+
+@pytest.mark.parametrize("urls", ["localhost:1", [], b"localhost:1", 8001])
+def test_what_is_no_list_of_gateways_is_refused(urls: Any) -> None:
     with pytest.raises(ValueError, match="urls is a list of gateways"):
         Client(urls)
 
 
-@pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:1", "[::1]:1", "ipv4:127.0.0.1:1", "dns:///a:1", "unix:/a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:1",
+        "127.0.0.1:1",
+        "[::1]:1",
+        "ipv4:127.0.0.1:1",
+        "dns:///a:1",
+        "unix:/a",
+        "unix:/a:70000",
+        "vsock:2:70000",
+    ],
+)
 def test_addresses_of_grpc_are_taken(url: str) -> None:
     assert (url,) == Client([url]).mesh.gateways
 
 
-@pytest.mark.parametrize("header", [("a b", "x"), ("", "x"), ("a", "secret\n"), ("a", "secret\u00e4")])
-def test_a_header_that_grpc_does_not_send_is_refused_and_its_value_is_not_told(header: tuple[str, str]) -> None:
-    with pytest.raises(ValueError, match="header") as refused:
+@pytest.mark.parametrize(
+    "header",
+    [
+        *[("a b", "x"), ("", "x"), (5, "x"), ("a", 5), ("a", None), ("a-bin", "secret")],
+        *[("a", "secret\n"), ("a", "secret\u00e4"), ("a", b"secret\n")],
+    ],
+)
+def test_a_header_that_grpc_does_not_send_is_refused_and_its_value_is_not_told(header: tuple[Any, Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match="header") as refused:
         Client(GATEWAYS, headers=[header])
     assert "secret" not in str(refused.value)
 
