@@ -324,9 +324,13 @@ def named_array(name: str, value: Any, datatype: str | None) -> Array:
         raise kind(f"input '{name}' is {datatype or 'unknown to the model'}: {error}") from error
 
 
+TRUTHS = (int, np.integer, np.bool_)
+"""Python's bool is an int."""
+
+
 def as_array(value: Any, datatype: str | None) -> Array:
     """Arrays as they are; anything else as an array of the declared type. Raises TypeError for fractions among
-    integers, ValueError for lists of different lengths, and OverflowError."""
+    integers and what is no value of the type, ValueError for lists of different lengths, and OverflowError."""
     if isinstance(value, np.ndarray) or datatype is None:
         return np.asarray(cast(Any, value))
     # As objects: numpy's own texts end before their last NUL, and its integers beyond int64 become floats.
@@ -341,6 +345,10 @@ def as_array(value: Any, datatype: str | None) -> Array:
     wanted = np.dtype(cast(Any, utils).triton_to_np_dtype(datatype))
     if wanted.kind in "biu" and any(issubclass(kind, float | np.floating) for kind in kinds):
         raise TypeError("the values have fractions: give an array of the right type")
+    # numpy makes NaN of None, and True of every text that is not empty.
+    strange = {one for one in kinds if one is type(None) or (wanted.kind == "b" and not issubclass(one, TRUTHS))}
+    if others := sorted(one.__name__ for one in strange):
+        raise TypeError(f"there are values of type {others[0]}: give values of type {datatype}")
     return array.astype(wanted)
 
 

@@ -650,6 +650,10 @@ def test_lists_become_arrays_of_exactly_what_they_hold(values: Any, datatype: st
     [
         ([1.5], "INT64", TypeError),
         ([0], "BYTES", TypeError),
+        ([[1.5], [None]], "FP32", TypeError),
+        ([None], "FP64", TypeError),
+        ([None], "BOOL", TypeError),
+        (["False"], "BOOL", TypeError),
         ([["a"], ["b", "c"]], "BYTES", ValueError),
         ([[1], [2, 3]], "INT32", ValueError),
         ([1 << 64], "UINT64", OverflowError),
