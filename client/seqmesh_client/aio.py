@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
@@ -19,7 +18,6 @@ from seqmesh_client.conversation import (
     Inputs,
     Program,
     Wish,
-    sequence_id,
 )
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import GatewayChannels, OneSequence
@@ -100,7 +98,7 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
         id     its correlation id; None: a random number. A model whose CORRID control is text needs a text
         after  > 0: the sequence has begun elsewhere, and that many of its steps have an outcome
         """
-        return AsyncSequence(self, Place(model, version, sequence_id(id), operator.index(after)))
+        return AsyncSequence(self, Place.of(model, version, id, after))
 
     def resume(self, token: str) -> AsyncSequence:
         """The sequence whose token this is, behind its last step with an outcome. Raises WrongToken."""

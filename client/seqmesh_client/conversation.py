@@ -7,7 +7,6 @@ close one never waits, so programs do that themselves.
 from __future__ import annotations
 
 import logging
-import operator
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -112,6 +111,7 @@ class Conversation:
 
     def give(self, inputs: Inputs, outputs: Sequence[str], timeout_s: float | None, *, last: bool) -> Program[None]:
         """The next step, as a caller gives it. Its time begins here. Raises as `arrays` and `Delivery.add`."""
+        check_timeout(timeout_s)
         began = self._now()
         arrays = yield from self.arrays(inputs, timeout_s)
         self.add(StepRequest(arrays, outputs, last), timeout_s, began)
@@ -192,6 +192,7 @@ class Conversation:
 
         raises  NotEnded if the mesh may have the sequence, and has not told which run it is
         """
+        check_timeout(timeout_s)
         while self.delivery.owes_outcome:
             yield from self._pass_over()
         place, delivery = self.place, self.delivery
@@ -314,6 +315,11 @@ class Conversation:
             yield Quiet(min(until, self._now() + min(patience.pause_s * attempt, 1.0)))
 
 
+def check_timeout(timeout_s: Any) -> None:
+    if timeout_s is not None and not isinstance(timeout_s, int | float | np.number):
+        raise TypeError(f"timeout is a number of seconds, not a value of type {type(timeout_s).__name__}")
+
+
 def named_array(name: str, value: Any, datatype: str | None) -> Array:
     """As `as_array`, whose error gets the name of the input."""
     try:
@@ -350,23 +356,3 @@ def as_array(value: Any, datatype: str | None) -> Array:
     if others := sorted(one.__name__ for one in strange):
         raise TypeError(f"there are values of type {others[0]}: give values of type {datatype}")
     return array.astype(wanted)
-
-
-def sequence_id(id: int | str | None) -> int | str:
-    """The id that a caller gives. None: one that no other client takes, of 63 bits, from 1; models whose CORRID control
-    is text need one of their own.
-
-    raises  ValueError for an integer beyond 64 bits, which would be sent as that of another sequence; TypeError for
-            what is neither a text nor an integer
-    """
-    if id is None:
-        return secrets.randbelow((1 << 63) - 1) + 1
-    if isinstance(id, str):
-        return id
-    try:
-        number = int(operator.index(id))
-    except TypeError:
-        raise TypeError(f"a sequence's id is a text or an integer, not a value of type {type(id).__name__}") from None
-    if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"a sequence's id has at most 64 bits: {number} has more")
-    return number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import queue
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from seqmesh_client.conversation import Ask, Inputs, Program, Wish, sequence_id
+from seqmesh_client.conversation import Ask, Inputs, Program, Wish
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import CLOSED, GatewayChannels, OneSequence
 from seqmesh_client.token import Place
@@ -92,7 +91,7 @@ class Client(GatewayChannels[grpc.Channel]):
         self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0
     ) -> BlockingSequence:
         """As `AsyncClient.sequence`."""
-        return BlockingSequence(self, Place(model, version, sequence_id(id), operator.index(after)))
+        return BlockingSequence(self, Place.of(model, version, id, after))
 
     def resume(self, token: str) -> BlockingSequence:
         """As `AsyncClient.resume`."""

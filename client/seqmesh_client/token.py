@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
+import secrets
 import zlib
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from seqmesh_client.errors import WrongToken
 
@@ -35,6 +38,20 @@ class Place:
         return f"{VERSION}.{base64.urlsafe_b64encode(zlib.crc32(text).to_bytes(4) + text).decode().rstrip('=')}"
 
     @classmethod
+    def of(cls, model: Any, version: Any, id: Any, after: Any) -> Place:
+        """The place that a program names: `AsyncClient.sequence`. Raises TypeError or ValueError for what is none."""
+        for name, value in (("model", model), ("version", version)):
+            if not isinstance(value, str):
+                raise TypeError(f"a sequence's {name} is a text, not a value of type {type(value).__name__}")
+        try:
+            answered = operator.index(after)
+        except TypeError:
+            raise TypeError(f"after is a number of steps, not a value of type {type(after).__name__}") from None
+        if not 0 <= answered < 1 << 63:
+            raise ValueError(f"after says how many steps have an outcome, 0 or more: {answered} is no such number")
+        return cls(model, version, sequence_id(id), answered)
+
+    @classmethod
     def of_token(cls, token: str) -> Place:
         """The place that a token names. Raises WrongToken."""
         if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what a program kept for a token
@@ -50,3 +67,23 @@ class Place:
         except ValueError as error:
             raise WrongToken(f"the token cannot be read: {error}") from None
         return cls(str(model), str(model_version), sequence, int(answered), str(run), bool(over))
+
+
+def sequence_id(id: int | str | None) -> int | str:
+    """The id that a caller gives. None: one that no other client takes, of 63 bits, from 1; models whose CORRID control
+    is text need one of their own.
+
+    raises  ValueError for an integer beyond 64 bits, which would be sent as that of another sequence; TypeError for
+            what is neither a text nor an integer
+    """
+    if id is None:
+        return secrets.randbelow((1 << 63) - 1) + 1
+    if isinstance(id, str):
+        return id
+    try:
+        number = int(operator.index(id))
+    except TypeError:
+        raise TypeError(f"a sequence's id is a text or an integer, not a value of type {type(id).__name__}") from None
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"a sequence's id has at most 64 bits: {number} has more")
+    return number

@@ -102,7 +102,8 @@ def message_of(step: StepRequest, *, model: str, version: str, sequence: int | s
 
     number  since the sequence's first step, which is 1 and begins it; also the request id, by which the mesh notices
             other inputs under the same number
-    raises  TypeError for an array that has no Triton type; ValueError for a text that is no UTF-8
+    raises  TypeError for an array that has no Triton type, and for outputs that are one text; ValueError for a text
+            that is no UTF-8
     """
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=str(number))
     for name, array in step.inputs.items():
@@ -116,6 +117,8 @@ def message_of(step: StepRequest, *, model: str, version: str, sequence: int | s
             message.raw_input_contents.append(raw_bytes(array, datatype))
         except UnicodeEncodeError as error:
             raise ValueError(f"input '{name}' has a text that is no UTF-8: {error}") from error
+    if isinstance(step.outputs, str):
+        raise TypeError(f"outputs is a list of names: [{step.outputs!r}]")
     for name in step.outputs:
         message.outputs.add(name=name)
     own = {

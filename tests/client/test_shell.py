@@ -122,6 +122,33 @@ def test_what_is_no_id_is_refused_as_one(id: Any) -> None:
         Client(GATEWAYS).sequence("sum", id=id)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"model": 5}, "a sequence's model is a text, not a value of type int"),
+        ({"model": b"sum"}, "a sequence's model is a text, not a value of type bytes"),
+        ({"version": 1}, "a sequence's version is a text, not a value of type int"),
+        ({"version": None}, "a sequence's version is a text, not a value of type NoneType"),
+        ({"after": "3"}, "after is a number of steps, not a value of type str"),
+        ({"after": -1}, "after says how many steps have an outcome"),
+        ({"after": 1 << 63}, "after says how many steps have an outcome"),
+    ],
+)
+def test_what_names_no_sequence_is_refused_before_anything_is_sent(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        Client(GATEWAYS).sequence(**{"model": cast(Any, "sum")} | arguments)
+
+
+def test_a_time_that_is_no_number_and_outputs_that_are_one_text_are_refused_by_name() -> None:
+    sequence = Client(GATEWAYS).sequence("sum")
+    timeout: Any = "5"
+    for call in (lambda: sequence.step(STEP, timeout=timeout), lambda: sequence.end(timeout=timeout)):
+        with pytest.raises(TypeError, match="timeout is a number of seconds, not a value of type str"):
+            call()
+    with pytest.raises(TypeError, match=r"outputs is a list of names: \['OUTPUT'\]"):
+        sequence.step(STEP, outputs="OUTPUT")
+
+
 def test_numbers_of_numpy_are_as_good_as_those_of_python() -> None:
     token = Client(GATEWAYS).sequence("sum", id=cast(Any, np.int64(7)), after=cast(Any, np.int64(2))).token
 
