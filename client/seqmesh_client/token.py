@@ -7,7 +7,7 @@ import json
 import operator
 import secrets
 import zlib
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from seqmesh_client.errors import WrongToken
@@ -56,7 +56,8 @@ class Place:
         """The place that a token names. Raises WrongToken."""
         if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what a program kept for a token
             raise WrongToken(f"a token is a text, and this is of type {type(token).__name__}")
-        version, dot, body = token.partition(".")
+        # What was kept in a file has a line's end behind it.
+        version, dot, body = token.strip().partition(".")
         if not dot or version != VERSION:
             raise WrongToken(f"'{token[:20]}' is no token of this release: it does not begin with '{VERSION}.'")
         try:
@@ -64,9 +65,11 @@ class Place:
             if zlib.crc32(raw[4:]).to_bytes(4) != raw[:4]:
                 raise ValueError("its checksum is wrong")
             model, model_version, sequence, answered, run, over = json.loads(raw[4:])
-        except ValueError as error:
+            if sequence is None:
+                raise ValueError("it names no sequence")
+            return replace(cls.of(model, model_version, sequence, answered), run=str(run), over=bool(over))
+        except (ValueError, TypeError, RecursionError) as error:
             raise WrongToken(f"the token cannot be read: {error}") from None
-        return cls(str(model), str(model_version), sequence, int(answered), str(run), bool(over))
 
 
 def sequence_id(id: int | str | None) -> int | str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from typing import Any
 
 import ml_dtypes
@@ -111,6 +114,26 @@ def test_a_token_that_was_changed_or_cut_is_refused(place: Place, data: st.DataO
 def test_what_is_no_token_is_refused(token: Any) -> None:
     with pytest.raises(WrongToken, match="token"):
         Place.of_token(token)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["5", "[[", "[" * 100_000, '["sum"]']
+    + [json.dumps(["sum", "", sequence, 1, "", False]) for sequence in (None, 1.5, ["me"], 1 << 64)]
+    + [json.dumps(["sum", "", "me", answered, "", False]) for answered in (None, "one", 1.5, [1], -1)]
+    + ['[5, "", "me", 1, "", false]', '["sum", null, "me", 1, "", false]'],
+)
+def test_a_token_whose_checksum_is_right_and_that_names_no_place_is_refused_as_one(text: str) -> None:
+    raw = zlib.crc32(text.encode()).to_bytes(4) + text.encode()
+
+    with pytest.raises(WrongToken, match="the token cannot be read"):
+        Place.of_token("sm1." + base64.urlsafe_b64encode(raw).decode().rstrip("="))
+
+
+def test_a_token_that_was_read_from_a_file_with_its_line_s_end_is_as_good() -> None:
+    place = Place("sum", "", "me", 1)
+
+    assert place == Place.of_token(f"{place.token()}\r\n")
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
