@@ -236,7 +236,10 @@ class Conversation:
         self.delivery.waited_for_caller(self._now() - self._left_at)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                # The model may have been loaded anew, with other inputs.
+                self._mesh.inputs.pop((self.place.model, self.place.version), None)
             self.delivery.forget()
             self.hang_up()
             raise

@@ -690,6 +690,19 @@ def test_a_value_that_does_not_fit_is_told_with_the_name_of_its_input() -> None:
         conversation.add(StepRequest({"INPUT": np.array(["\ud800"])}), None)
 
 
+def test_a_model_that_was_loaded_with_other_inputs_is_asked_for_them_when_a_step_has_failed() -> None:
+    """Otherwise a client that lives for long would refuse what is right, until its program is started again."""
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    shell.about.inputs["sum", ""] = {"TEXT": "BYTES"}
+    conversation = shell.conversation(PLACE)
+    with pytest.raises(TypeError, match="give strings or bytes"), conversation.turn():
+        shell.run(conversation.give([[7]], (), None, last=False))
+
+    with conversation.turn():
+        shell.run(conversation.give([[7]], (), None, last=False))
+        assert 7 == shell.run(conversation.outcome()).single.item()
+
+
 @pytest.mark.parametrize("timeout", [3.0, float("nan")])
 def test_a_step_whose_model_nobody_describes_is_over_in_its_time_and_told_as_not_sent(timeout: float) -> None:
     shell = BrittleShell(SumMesh(), random.Random(1), mishaps=1.0)
