@@ -152,7 +152,7 @@ class StepMismatch(StepRefused):
 
 
 class SequenceExists(StepMismatch):
-    """A sequence of this id is open and beyond its first step."""
+    """A sequence of this id is open. Its first step had other inputs, or its reply is kept no longer."""
 
     reason = "exists"
     remedy = "Take another id, or go on: client.sequence(model, id=..., after=error.last_step)."
