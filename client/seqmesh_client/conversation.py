@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 from tritonclient import utils
 
-from seqmesh_client.delivery import Connect, Delivery, Listen, Patience, Quiet
+from seqmesh_client.delivery import Connect, Delivery, Listen, Patience, Quiet, check_seconds
 from seqmesh_client.errors import NoAnswer, NotDescribed, NotEnded, NotNumbered, StepRefused
 from seqmesh_client.token import Place
 from seqmesh_client.wire import (
@@ -111,7 +111,7 @@ class Conversation:
 
     def give(self, inputs: Inputs, outputs: Sequence[str], timeout_s: float | None, *, last: bool) -> Program[None]:
         """The next step, as a caller gives it. Its time begins here. Raises as `arrays` and `Delivery.add`."""
-        check_timeout(timeout_s)
+        check_seconds("timeout", 0 if timeout_s is None else timeout_s)
         began = self._now()
         arrays = yield from self.arrays(inputs, timeout_s)
         self.add(StepRequest(arrays, outputs, last), timeout_s, began)
@@ -192,7 +192,7 @@ class Conversation:
 
         raises  NotEnded if the mesh may have the sequence, and has not told which run it is
         """
-        check_timeout(timeout_s)
+        check_seconds("timeout", 0 if timeout_s is None else timeout_s)
         while self.delivery.owes_outcome:
             yield from self._pass_over()
         place, delivery = self.place, self.delivery
@@ -316,11 +316,6 @@ class Conversation:
                     raise error(f"{failure}: {broken}") from None
             attempt += 1
             yield Quiet(min(until, self._now() + min(patience.pause_s * attempt, 1.0)))
-
-
-def check_timeout(timeout_s: Any) -> None:
-    if timeout_s is not None and not isinstance(timeout_s, int | float | np.number):
-        raise TypeError(f"timeout is a number of seconds, not a value of type {type(timeout_s).__name__}")
 
 
 def named_array(name: str, value: Any, datatype: str | None) -> Array:

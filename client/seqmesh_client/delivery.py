@@ -14,8 +14,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from seqmesh_client.errors import NoAnswer, OutcomeUnknown, SequenceEnded, StepRefused, TryLater, WrongAnswer
 from seqmesh_client.wire import StepOutputs, StepRequest, Told, from_answer
@@ -43,6 +45,19 @@ class Patience:
     silence_s: float = 10.0
     pause_s: float = 0.05
     pause_max_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for what is no time."""
+        for name, value in asdict(self).items():
+            check_seconds(name, value)
+            if value < 0:
+                raise ValueError(f"{name} is a number of seconds, 0 or more, not {value}")
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raises TypeError for what is no number."""
+    if not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is a number of seconds, not a value of type {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

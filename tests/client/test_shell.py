@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from seqmesh_client import AsyncClient, Client, StepRefused
+from seqmesh_client import AsyncClient, Client, Patience, StepRefused
 from seqmesh_client.conversation import Ask
 from seqmesh_client.shell import SILENT_S
 from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
@@ -147,6 +147,15 @@ def test_a_time_that_is_no_number_and_outputs_that_are_one_text_are_refused_by_n
             call()
     with pytest.raises(TypeError, match=r"outputs is a list of names: \['OUTPUT'\]"):
         sequence.step(STEP, outputs="OUTPUT")
+
+
+@pytest.mark.parametrize("name", ["step_s", "silence_s", "pause_s", "pause_max_s"])
+def test_patience_that_is_no_time_is_refused_by_name(name: str) -> None:
+    text: dict[str, Any] = {name: "60"}
+    with pytest.raises(TypeError, match=f"{name} is a number of seconds, not a value of type str"):
+        Patience(**text)
+    with pytest.raises(ValueError, match=f"{name} is a number of seconds, 0 or more, not -1"):
+        Patience(**{name: -1})
 
 
 def test_numbers_of_numpy_are_as_good_as_those_of_python() -> None:
