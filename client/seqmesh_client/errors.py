@@ -31,8 +31,11 @@ class SeqmeshError(Exception):
     remedy: ClassVar[str] = ""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"{text.rstrip()} ({self.remedy})" if self.remedy else text)
+        super().__init__(text)
         self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.text.rstrip()} ({self.remedy})" if self.remedy else self.text
 
 
 class NoAnswer(SeqmeshError, TimeoutError):

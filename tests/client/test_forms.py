@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import zlib
 from typing import Any
 
@@ -17,7 +18,7 @@ import seqmesh_client
 from gateway.grpc.codec import decode_request, encode_stream_error
 from gateway.grpc.metadata import CallMetadata
 from gateway.requests.regions import NO_REGIONS
-from seqmesh_client import REASONS, SeqmeshError, SequenceGone, StepRefused, TryLater, WrongToken
+from seqmesh_client import REASONS, NeverSeen, NoAnswer, SeqmeshError, SequenceGone, StepRefused, TryLater, WrongToken
 from seqmesh_client.token import Place
 from seqmesh_client.wire import Array, StepRequest, from_answer, message_of, told_by
 from shared.contract.errors import OUTCOMES, Code, Reason, Retry, SequenceError, UnavailableError
@@ -70,6 +71,15 @@ def test_a_failure_of_an_accepted_request_counts_and_is_not_repeated() -> None:
     assert isinstance(told, StepRefused)
     assert told.counted
     assert not isinstance(told, TryLater)
+
+
+@pytest.mark.parametrize("error", [NoAnswer("nobody spoke"), NeverSeen("who?", code="INVALID_ARG", last_step=3)])
+def test_an_error_is_the_same_behind_a_pool_of_processes(error: SeqmeshError) -> None:
+    """Pools pickle what their workers raise."""
+    read = pickle.loads(pickle.dumps(error))
+
+    assert (str(error), vars(error)) == (str(read), vars(read))
+    assert 1 == str(read).count(error.remedy)
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
