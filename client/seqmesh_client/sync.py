@@ -1,4 +1,4 @@
-"""The blocking shell: fulfils the wishes of `conversation` with grpc, and one thread for each open stream."""
+"""The blocking shell: fulfils the wishes of `conversation` with grpc, a thread for each stream, and one to end them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,17 +28,22 @@ READ_AHEAD = 16
 class BlockingLink:
     """One ModelStreamInfer call. It is broken off also when its sequence is dropped without being closed.
 
-    A thread reads it, and ends with it. Neither that thread nor the call holds this link: the link goes first.
+    A thread opens and reads it, and ends with it; a thread of the client breaks it off. The caller's thread takes none
+    of gRPC's locks: Ctrl-C, which Python raises anywhere, would leave one taken for ever. No thread holds this link,
+    which goes first.
     """
 
-    def __init__(self, stub: Any, headers: Sequence[tuple[str, str | bytes]]) -> None:
+    def __init__(self, stub: Any, headers: Sequence[tuple[str, str | bytes]], leaving: Leaving) -> None:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._room = threading.Semaphore(READ_AHEAD)
-        call = stub.ModelStreamInfer(iter(self._outbox.get, None), metadata=headers)
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(READ_AHEAD):
+            self._room.put(None)
+        opened: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        open_call = partial(stub.ModelStreamInfer, metadata=headers)
         boxes = self._inbox, self._outbox, self._room
-        threading.Thread(target=read, args=(call, *boxes), daemon=True, name="seqmesh-client").start()
-        self._broken_off = weakref.finalize(self, break_off, call, self._room)
+        threading.Thread(target=read, args=(open_call, opened, *boxes), daemon=True, name="seqmesh-client").start()
+        self._broken_off = weakref.finalize(self, break_off, opened, self._room, leaving)
         self._broken_off.atexit = False
 
     def send(self, message: Any) -> None:
@@ -53,28 +59,62 @@ class BlockingLink:
             message = self._inbox.get(timeout=min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
         except queue.Empty:
             raise LinkBroken("no answer came in time") from None
-        self._room.release()
+        self._room.put(None)
         if isinstance(message, Exception):
             raise message
         return message
 
 
-def break_off(call: Any, room: threading.Semaphore) -> None:
-    call.cancel()
-    # The thread that reads it may wait for room.
-    room.release()
+class Leaving:
+    """Breaks calls off, in a thread that ends when neither a client nor a link has this any more."""
+
+    def __init__(self) -> None:
+        self.left: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        weakref.finalize(self, self.left.put, None).atexit = False
+        threading.Thread(target=break_off_left, args=(self.left,), daemon=True, name="seqmesh-client-left").start()
 
 
-def read(call: Any, inbox: queue.SimpleQueue[Any], outbox: queue.SimpleQueue[Any], room: threading.Semaphore) -> None:
-    """Hands over what a call says, and its end. room: for messages that nobody has asked for"""
+def break_off(opened: queue.SimpleQueue[Any], room: queue.SimpleQueue[None], leaving: Leaving) -> None:
+    leaving.left.put((opened, room))
+
+
+def break_off_left(left: queue.SimpleQueue[Any]) -> None:
+    """Breaks calls off, until there comes None."""
+    while (one := left.get()) is not None:
+        opened, room = one
+        if (call := opened.get()) is not None:
+            call.cancel()
+        # The thread that reads it may wait for room.
+        room.put(None)
+
+
+def read(
+    open_call: Callable[[Iterator[Any]], Any],
+    opened: queue.SimpleQueue[Any],
+    inbox: queue.SimpleQueue[Any],
+    outbox: queue.SimpleQueue[Any],
+    room: queue.SimpleQueue[None],
+) -> None:
+    """Opens a call, and hands over what it says, and its end.
+
+    opened  gets the call, or None
+    room    for messages that nobody has asked for
+    """
+    call = None
     try:
+        call = open_call(iter(outbox.get, None))
+        opened.put(call)
         for message in call:
             inbox.put(message)
-            room.acquire()
+            room.get()
     except grpc.RpcError as error:
         inbox.put(broken_by(error))
+    except Exception as error:  # noqa: BLE001  the caller judges it
+        inbox.put(error)
     else:
         inbox.put(broken_by(None))
+    if call is None:
+        opened.put(None)
     # gRPC's own thread waits for the next message to send.
     outbox.put(None)
 
@@ -86,6 +126,7 @@ class Client(GatewayChannels[grpc.Channel]):
     """
 
     _lock = threading.Lock()
+    _leaving: Leaving | None = None
 
     def sequence(
         self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0
@@ -102,6 +143,7 @@ class Client(GatewayChannels[grpc.Channel]):
         with self._lock:
             self.is_closed = True
             channels, self.channels = self.channels, {}
+            self._leaving = None
         for channel in channels.values():
             channel.close()
 
@@ -117,20 +159,22 @@ class Client(GatewayChannels[grpc.Channel]):
 
     def connect(self, gateway: int) -> BlockingLink:
         """A new stream to a gateway."""
-        with self._calling():
-            return BlockingLink(self._stub(gateway), self.headers)
+        stub = self._stub(gateway)
+        with self._lock:
+            self._leaving = leaving = self._leaving or Leaving()
+        return BlockingLink(stub, self.headers, leaving)
 
     def ask(self, wish: Ask) -> Any:
         """The response of a unary call. Raises LinkBroken, or an error that no other gateway can mend."""
         method = getattr(self._stub(wish.gateway), wish.method)
         try:
-            with self._calling():
+            with self.calling():
                 return method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
         except grpc.RpcError as error:
             raise broken_by(error) from None
 
     @contextmanager
-    def _calling(self) -> Generator[None]:
+    def calling(self) -> Generator[None]:
         """Another thread may close the client between a stub and its call: gRPC's error becomes that of `stub`."""
         try:
             yield
@@ -248,7 +292,8 @@ class BlockingSequence(OneSequence):
                 return self._client.ask(wish)
             case Listen():
                 assert self._link is not None
-                return self._link.receive(wish.until)
+                with self._client.calling():
+                    return self._link.receive(wish.until)
 
 
 def with_last(source: Iterable[Inputs], *, end: bool) -> Iterator[tuple[Inputs, bool]]:

@@ -22,10 +22,11 @@ from tritonclient.grpc import service_pb2_grpc
 
 from seqmesh_client import AsyncClient, Client, Patience, StepRefused
 from seqmesh_client.conversation import Ask
+from seqmesh_client.delivery import Connect, Listen
 from seqmesh_client.shell import SILENT_S
-from seqmesh_client.sync import READ_AHEAD, BlockingLink, read
+from seqmesh_client.sync import READ_AHEAD, BlockingLink, Leaving, read
 from seqmesh_client.token import Place
-from seqmesh_client.wire import NUMBERED, pb
+from seqmesh_client.wire import NUMBERED, LinkBroken, pb
 from tests.client.grpc_serving import served
 from tests.client.mesh_in_memory import SumMesh
 
@@ -202,10 +203,9 @@ def test_a_stream_is_not_read_beyond_what_its_caller_will_take_soon() -> None:
     told, room = [pb.ModelStreamInferResponse() for _ in range(5)], Room(3)
     inbox, outbox = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
 
-    with pytest.raises(NoRoomError):
-        read(iter(told), inbox, outbox, cast(Any, room))
+    read(lambda _: iter(told), queue.SimpleQueue(), inbox, outbox, cast(Any, room))
 
-    assert 4 == inbox.qsize()
+    assert [type(told[0])] * 4 + [NoRoomError] == [type(inbox.get()) for _ in range(inbox.qsize())]
 
 
 async def test_the_thread_of_a_stream_that_is_full_ends_with_it_and_no_time_is_too_long_for_it() -> None:
@@ -227,8 +227,8 @@ async def test_the_thread_of_a_stream_that_is_full_ends_with_it_and_no_time_is_t
             return Call()
 
     before = set(threading.enumerate())
-    link = BlockingLink(Stub(), ())
-    (thread,) = set(threading.enumerate()) - before
+    link = BlockingLink(Stub(), (), Leaving())
+    (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "seqmesh-client")
     for _ in range(2 * READ_AHEAD):
         link.receive(math.inf)
 
@@ -309,9 +309,53 @@ def test_a_client_that_is_closed_between_a_stub_and_its_call_says_so(
         return stub
 
     monkeypatch.setattr(client, "_stub", then_closed)
-    arguments = {"connect": 0, "ask": Ask(0, "ServerLive", pb.ServerLiveRequest(), time.monotonic() + 60)}
+    until = time.monotonic() + 60
+    wishes = {
+        "connect": (Connect(0, until), Listen(until)),
+        "ask": (Ask(0, "ServerLive", pb.ServerLiveRequest(), until),),
+    }
+    *before, last = wishes[call]
+    sequence = client.sequence("sum")
+    for wish in before:
+        sequence._fulfil(wish)
+
     with pytest.raises(RuntimeError, match="the client was closed"):
-        getattr(client, call)(arguments[call])
+        sequence._fulfil(last)
+
+
+def test_the_thread_of_a_caller_opens_and_breaks_off_no_call() -> None:
+    """Ctrl-C within gRPC's Python code leaves a lock taken for ever: the process then hung, whatever it was told."""
+    threads: list[str] = []
+
+    class Call:
+        def cancel(self) -> None:
+            threads.append(threading.current_thread().name)
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from ()
+
+    class Stub:
+        def ModelStreamInfer(self, _requests: Any, metadata: Any) -> Call:  # noqa: N802  the call's name
+            del metadata
+            threads.append(threading.current_thread().name)
+            return Call()
+
+    def stub_of(gateway: int) -> Any:
+        del gateway
+        return Stub()
+
+    before = set(threading.enumerate())
+    with Client(GATEWAYS) as client:
+        client._stub = stub_of
+        link = client.connect(0)
+        with pytest.raises(LinkBroken):
+            link.receive(math.inf)
+        link.close()
+        started = set(threading.enumerate()) - before
+    for one in started:
+        one.join(60)
+
+    assert ["seqmesh-client", "seqmesh-client-left"] == threads
 
 
 def test_a_sequence_that_is_left_behind_its_client_stays_until_its_idle_time_is_over(
@@ -408,7 +452,7 @@ class Room:
     def __init__(self, free: int) -> None:
         self._free = free
 
-    def acquire(self) -> None:
+    def get(self) -> None:
         self._free -= 1
         if self._free < 0:
             raise NoRoomError
