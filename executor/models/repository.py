@@ -8,6 +8,7 @@ thread; nothing here knows of Redis.
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -224,8 +225,8 @@ class ModelRepository:
         self.unloaded.setdefault(name, set())
 
     async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
-        """Finalizes the engines of retired versions that are not in use, one version beside the other. What has been
-        begun goes on to its end, though the caller is cancelled: its lease may end meanwhile.
+        """Finalizes the engines of retired versions that are not in use, one version beside the other, and frees what
+        they held. What has been begun goes on to its end, though the caller is cancelled: its lease may end meanwhile.
         """
         begun: list[asyncio.Task[None]] = []
         for served in [served for served in self.retired if served not in in_use]:
@@ -234,6 +235,9 @@ class ModelRepository:
             begun.append(asyncio.create_task(self._close(served), name=f"end of {served.config.name}"))
             self._closing[served] = begun[-1]
         await asyncio.shield(asyncio.gather(*begun))
+        if begun:
+            # A model may be in a circle of references, with all its weights. Not at once: this call still refers to it.
+            asyncio.get_running_loop().call_soon(gc.collect)
 
     async def _close(self, served: ServedVersion) -> None:
         await close(served)

@@ -87,6 +87,8 @@ class EngineThread:
         self.stop()
         ended, _ = await asyncio.wait([last], timeout=limit_s)
         if ended:
+            # What the last call referred to is free then.
+            self._thread.join()
             await last
         return bool(ended)
 

@@ -128,7 +128,8 @@ def test_one_that_cannot_be_loaded_says_why_and_leaves_nothing(tmp_path: Path, t
         BatchStrategy(put(tmp_path / "own.py", text), PLAIN)
 
     assert reason in caught.value.message
-    assert before == set(sys.modules)
+    # Those of tests before may go meanwhile.
+    assert set(sys.modules) <= before
 
 
 def test_the_strategy_of_the_guide_bounds_a_batch_by_its_bytes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -273,6 +274,31 @@ async def test_models_are_finalized_side_by_side(repository: ModelRepository, fo
         await repository.close()
 
     assert 2 == len(list(tmp_path.glob("*.ends")))
+
+
+async def test_what_a_model_held_is_free_when_it_is_unloaded(
+    repository: ModelRepository, folder: Path, tmp_path: Path
+) -> None:
+    """Also of one that refers to itself, which Python would keep until it has made many new objects."""
+    initialize = f"""
+    def initialize(self, args):
+        import pathlib, weakref
+        self.itself = self
+        weakref.finalize(self, pathlib.Path({str(tmp_path / "free")!r}).touch)
+
+    def execute("""
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE.replace("    def execute(", initialize))
+    gc.disable()
+    try:
+        repository.load("running_sum")
+        repository.unload("running_sum")
+        await repository.close_retired()
+        await asyncio.sleep(0)
+        is_free = (tmp_path / "free").exists()
+    finally:
+        gc.enable()
+
+    assert is_free
 
 
 async def test_polling_follows_the_folders(repository: ModelRepository, loader: Loader, folder: Path) -> None:
