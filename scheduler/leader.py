@@ -20,7 +20,7 @@ from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
 from scheduler.rebuild import raise_fence, rebuilt, recall
 from scheduler.sweep import sweep
-from shared.contract.ids import ShardId, Term
+from shared.contract.ids import ExecutorId, ShardId, Term
 from shared.contract.record import LOST
 from shared.process import logs
 
@@ -162,14 +162,16 @@ class Leader:
 
     async def _rebuild(self) -> None:
         mesh = self._mesh
+        owners: set[ExecutorId] = set()
         await raise_fence(mesh.scripts, mesh.keys, self.model, self.term)
         if self._sweep:
             # A leader may have ended in the midst of a takeover: a step that still lies in another inbox is not lost.
             poll, _ = await mesh.polls.next()
             await self._performer.perform([Drain(executor) for executor in poll.offers(self.model)])
-            await sweep(mesh, self.model, self.term)
+            owners = await sweep(mesh, self.model, self.term)
         poll, now_ms = await mesh.polls.next()
-        self._offers, self._now_ms = poll.offers(self.model), now_ms
+        # An owner that is not registered, because the registrations were lost, is lost as one whose lease has ended.
+        self._offers, self._now_ms = {**dict.fromkeys(owners), **poll.offers(self.model)}, now_ms
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()

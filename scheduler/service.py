@@ -230,7 +230,8 @@ class Scheduler:
 
     async def _watch(self) -> None:
         if await self._spoilt.found():
-            self._to_sweep = set(self._leading)
+            # Also those that another scheduler leads: whoever leads next may not have looked over them.
+            self._to_sweep = set(self._models)
             for leader in self.leaders.values():
                 leader.close()
         # Taken before the poll: what the poll returns is not older than this.

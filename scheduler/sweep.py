@@ -1,7 +1,8 @@
 """Repairs the mesh after a key that many sequences share could not be read, from the sequences' own records.
 
 Such keys are: an inbox with steps on their way, the streams and sets that say which sequences wait and which executor
-owns them, and the deadlines of idle sequences. A key of the wrong type is removed by the process or script that meets
+owns them, the deadlines of idle sequences, and the list of executors: of one that is not in it nobody would take
+sequences over. A key of the wrong type is removed by the process or script that meets
 it (`shared.store.mending`, common.lua), and counted. The sequences' records hold all that was in it, except the steps.
 
 A scheduler watches these counts. When one has grown, the leaders go over every sequence of their models (`sweep.lua`),
@@ -13,14 +14,15 @@ from __future__ import annotations
 import time
 
 from scheduler.effects import MeshAccess
-from shared.contract.ids import SequenceId, Term
+from shared.contract.ids import ExecutorId, SequenceId, Term
 from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.contract.record import LIVE, OWNER, STATE
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts, text_of
 
-SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked")
+SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "executors")
 """Kinds of keys that many sequences share."""
 PAUSE_S = 5.0
 """Shortest pause between two sweeps, each of which goes over every key of the mesh."""
@@ -44,9 +46,12 @@ class SpoiltKeys:
         return before is not None and before != self._seen
 
 
-async def sweep(mesh: MeshAccess, model: str, term: Term) -> None:
-    """Goes over every sequence of a model. Raises ResponseError FENCED, or one of `CONNECTION_LOST`."""
+async def sweep(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
+    """Goes over every sequence of a model. Returns their owners. Raises ResponseError FENCED, or one of
+    `CONNECTION_LOST`.
+    """
     looked_at = 0
+    owners: set[ExecutorId] = set()
     for shard in mesh.keys.shard_ids():
         prefix = f"{mesh.keys.base(shard)}seq:"
         found = mesh.redis.scan_iter(match=f"{escaped(prefix + model)}|*", count=KEYS_PER_SCAN)
@@ -54,7 +59,10 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> None:
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
             chunk = sequences[begin : begin + SCRIPT_STEPS_MAX]
             looked_at += sum(await mesh.scripts.run(mesh.scripts.sweep(chunk, shard=shard, model=model, term=term)))
+            asked = [("HMGET", mesh.keys.sequence(sequence).record, STATE, OWNER) for sequence in chunk]
+            owners |= {ExecutorId(text_of(owner)) for state, owner in await mesh.links.ask(asked) if state == LIVE}
     logs.warning("sequences looked over after keys were unreadable", model=model, sequences=looked_at)
+    return owners
 
 
 def escaped(text: str) -> str:

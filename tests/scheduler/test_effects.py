@@ -114,6 +114,23 @@ async def test_a_sweep_in_the_midst_of_a_takeover_loses_no_step(stage: Stage, *,
 
 
 @pytest.mark.leaves_sequences
+async def test_after_a_sweep_an_owner_that_is_registered_no_more_is_lost(stage: Stage) -> None:
+    """The list of executors was lost, and the leader that had seen it."""
+    await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(7, start=True)
+        await stage.live(7)
+    term = await stage.term()
+    await stage.commands.delete(stage.keys.executors)
+    leader = Leader(stage.mesh, MODEL, Term(term + 1), policy=Policy(), tombstone_ms=10_000, sweep=True)
+
+    await leader._rebuild()
+
+    assert "m" == (await stage.record(7))["st"]
+    assert 1 == await stage.commands.xlen(stage.keys.sequence(SEVEN).parked)
+
+
+@pytest.mark.leaves_sequences
 async def test_a_slot_that_is_asked_for_while_a_step_runs_is_given_up_when_the_step_is_done(stage: Stage) -> None:
     """However soon that is: otherwise who waits for the slot waits until it is asked for again."""
     e1 = await stage.join("e1")
