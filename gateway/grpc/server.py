@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2
 
@@ -38,6 +39,9 @@ HEALTH_PERIOD_S = 0.25
 LITTLE_BYTES = 16 << 10
 """A call that keeps less than this is left alone when memory is short: its share of the bound allows for it
 (`gateway.settings.RPC_BYTES`)."""
+
+
+KeeperT = TypeVar("KeeperT")
 
 
 class GrpcServer(PortServer[GrpcConnection]):
@@ -81,30 +85,19 @@ class GrpcServer(PortServer[GrpcConnection]):
     def relieve(self, excess: int) -> int:
         """Gives memory of what is on its way back: ends the calls that keep most of messages, however many connections
         they are spread over, then the connections that keep most of headers. Returns how many bytes that is."""
-        rpcs = [rpc for connection in self._connections() for rpc in connection.rpcs.values()]
-        large = [rpc for rpc in rpcs if rpc.messages.kept_bytes >= LITTLE_BYTES]
-        given = count = 0
-        for rpc in sorted(large, key=lambda rpc: -rpc.messages.kept_bytes):
-            if given >= excess:
-                break
-            given += rpc.give_up()
-            count += 1
-        if count:
-            logs.warning("memory is short, calls are ended", calls=count, waiting_bytes=given)
-        return given + self._relieve_of_headers(excess - given)
-
-    def _relieve_of_headers(self, excess: int) -> int:
-        sizes = {connection: connection.unfinished_bytes for connection in self._connections()}
-        given = count = 0
-        for connection in sorted(sizes, key=lambda connection: -sizes[connection]):
-            if given >= excess or sizes[connection] < LITTLE_BYTES:
-                break
+        kept = {rpc: rpc.messages.kept_bytes for one in self._connections() for rpc in one.rpcs.values()}
+        calls = largest(kept, excess)
+        given = sum([rpc.give_up() for rpc in calls])
+        if calls:
+            logs.warning("memory is short, calls are ended", calls=len(calls), waiting_bytes=given)
+        unfinished = {connection: connection.unfinished_bytes for connection in self._connections()}
+        connections = largest(unfinished, excess - given)
+        for connection in connections:
             connection.cut()
-            given += sizes[connection]
-            count += 1
-        if count:
-            logs.warning("memory is short, connections are closed", connections=count, waiting_bytes=given)
-        return given
+        headers = sum([unfinished[connection] for connection in connections])
+        if connections:
+            logs.warning("memory is short, connections are closed", connections=len(connections), waiting_bytes=headers)
+        return given + headers
 
     def _connection(self, share: Share, seat: Seat) -> GrpcConnection:
         del share
@@ -171,3 +164,14 @@ def grpc_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
         return None
     cert, key, ca = settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
     return tls_context(GRPC_PORT, cert, key, ca, protocol="h2", asks_clients=settings.grpc_use_ssl_mutual)
+
+
+def largest(sizes: Mapping[KeeperT, int], excess: int) -> list[KeeperT]:
+    """Those that keep most, as many as keep so many bytes together; none that keeps less than LITTLE_BYTES."""
+    chosen: list[KeeperT] = []
+    for keeper in sorted(sizes, key=lambda keeper: -sizes[keeper]):
+        if excess <= 0 or sizes[keeper] < LITTLE_BYTES:
+            break
+        chosen.append(keeper)
+        excess -= sizes[keeper]
+    return chosen
