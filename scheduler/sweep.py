@@ -2,8 +2,8 @@
 
 Such keys are: an inbox with steps on their way, the streams and sets that say which sequences wait and which executor
 owns them, the deadlines of idle sequences, and the list of executors: of one that is not in it nobody would take
-sequences over. A key of the wrong type is removed by the process or script that meets
-it (`shared.store.mending`, common.lua), and counted. The sequences' records hold all that was in it, except the steps.
+sequences over. A key of the wrong type is removed by the process or script that meets it (`shared.store.mending`,
+common.lua), and counted. The sequences' records hold all that was in it, except the steps.
 
 A scheduler watches these counts. When one has grown, the leaders go over every sequence of their models (`sweep.lua`),
 and rebuild their state from Redis.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def text_of_error(error: BaseException) -> str:
-    """Its text."""
+    """The text of an error, whatever comes of asking it."""
     try:
         return str(error)
     except BaseException:  # noqa: BLE001 - its `__str__` is somebody's code
