@@ -48,8 +48,8 @@ class Measured(msgspec.Struct, frozen=True):
     """What one setting gave: medians over the rounds.
 
     noise    how far the rounds' throughputs lie apart, as a share of it: half of largest minus smallest
-    problem  why the figures do not count: it could not be loaded, or answered with errors; "" if they do. Then
-             steps_per_s is the one figure that is there: 0 if no step was answered
+    problem  why the figures do not count: it could not be loaded, or answered with errors; "" if they do. With a
+             problem only steps_per_s is there: 0 if no step was answered
     """
 
     steps_per_s: float = 0.0
