@@ -29,8 +29,8 @@ from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
 from deploy.chaos.report import Report, count_failures, exit_code, failures_of, judge, markdown, report_of
 from deploy.chaos.run import run
-from deploy.local.addresses import host_and_port, is_number
 from deploy.local.endings import ending_by_verdict, results_in
+from shared.process.addresses import host_and_port, is_number
 from shared.process.machine import is_running
 from shared.settings import NumberRange
 

@@ -14,8 +14,8 @@ from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, TargetMesh, strike_process
-from deploy.local.addresses import host_and_port
 from deploy.local.readiness import NO_EXECUTOR, unreadiness
+from shared.process.addresses import host_and_port
 from shared.process.machine import is_running
 
 SLOTS = 64

@@ -21,12 +21,12 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
-from deploy.local.addresses import host_and_port
 from deploy.local.data_directory import LauncherError, MeshState, read_state
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from deploy.local.terminal import styled
 from seqmesh_client import AsyncClient, StepOutputs
+from shared.process.addresses import host_and_port
 from shared.process.machine import is_running
 
 MODEL = "text_lstm"

@@ -10,8 +10,8 @@ import click
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
-from deploy.local.addresses import host_and_port
 from seqmesh_client import AsyncClient, SeqmeshError
+from shared.process.addresses import host_and_port
 
 OWNER_INTERVAL_S = 0.2
 ANSWER_S = 5.0
