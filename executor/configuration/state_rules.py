@@ -89,7 +89,7 @@ def _check_initial_dims(state: Part, initial: Part) -> None:
     for dim, declared in zip(initial.dims, state.dims, strict=True):
         if dim == -1:
             raise ConfigError(f"'initial_state' field for state input name '{name}' contains variable dimensions.")
-        if declared not in (-1, dim) or dim < 1:
+        if declared not in (-1, dim) or dim < 0:
             raise ConfigError(
                 f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
                 f"{dim} != {declared}"

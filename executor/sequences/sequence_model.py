@@ -342,6 +342,7 @@ class SequenceModel:
         """The lease is over, and with it every ownership. The engines stay for the next registration."""
         for instance in self._instances:
             instance.loads.clear()
+            instance.commits.written.forget_all()
             index = instance.worker.index
             instance.worker.release_all([slot for at, slot in self.state.by_slot if at == index])
 
@@ -366,7 +367,9 @@ class SequenceModel:
                     self._load_soon(action)
                 case Release():
                     self._open.drop(action.sequence)
-                    self._instances[action.instance].worker.release(action.sequence, action.slot)
+                    instance = self._instances[action.instance]
+                    instance.worker.release(action.sequence, action.slot)
+                    instance.commits.written.forget(action.sequence)
                 case Describe():
                     self._describe(action)
                 case Remove():

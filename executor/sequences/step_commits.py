@@ -12,9 +12,10 @@ from executor.engine.base import BatchResult, RowError, RowResult
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.checkpoints import begins_anew, checkpoint_fields
 from executor.sequences.rows import RowMaker
+from executor.sequences.written_states import WrittenStates
 from executor.workers.answers import answer, cancelled_answer, given_up_answer, void_answer
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import StepFlag
+from shared.contract.messages import START, StepFlag
 from shared.contract.model_config import ModelConfig
 from shared.process import logs
 from shared.statistics.tally import FailureReason, Response, added, packed, unpacked
@@ -59,6 +60,7 @@ class StepCommits:
         self._executor = executor
         self._answer_bytes_max = answer_bytes_max
         self._executed = b""
+        self.written = WrittenStates(config.states)
 
     def of(self, commit: Commit, batch: FinishedBatch | None) -> list[StepCommit]:
         """The commits of answered steps. batch: which the model ran, if it ran any of them"""
@@ -160,6 +162,10 @@ class StepCommits:
     ) -> StepCommit:
         """row: what the model made of the step, if it was asked"""
         step, message, change = given.queued.step, given.queued.message, given.change
+        if step.flags & START:
+            self.written.forget(step.sequence)
+        if isinstance(row, RowResult):
+            row = self.written.cut(step.sequence, row)
         return StepCommit(
             sequence=step.sequence,
             epoch=step.epoch,

@@ -25,6 +25,10 @@ PART_FIELD = "g:"
 MODEL_FIELD = "m"
 """The field of what a model's own method gave. No state's name: a model may have a state that is called so."""
 
+PART_BYTES = 1024
+"""Bytes that a part has at least, but the last. Redis takes about 80 for each part beside its bytes. A step whose
+positions are smaller writes one part again, so it writes at most so many bytes more than it added."""
+
 
 class Parts(msgspec.Struct, frozen=True):
     """A state that lies in parts. Encoded as a map: no reader can take it for a tensor, which is an array.
@@ -39,6 +43,12 @@ class Parts(msgspec.Struct, frozen=True):
     datatype: str
     shape: tuple[int, ...]
 
+    @classmethod
+    def along(cls, axis: int, datatype: str, shape: tuple[int, ...]) -> Parts:
+        """The parts of a state of this shape, as they are written today. A checkpoint may hold others."""
+        positions = cls(axis, 1, datatype, shape)
+        return msgspec.structs.replace(positions, length=-(-PART_BYTES // positions.position_bytes))
+
     @property
     def count(self) -> int:
         return -(-self.shape[self.axis] // self.length)
@@ -48,6 +58,11 @@ class Parts(msgspec.Struct, frozen=True):
         """Bytes of one position along the axis."""
         others = element_count([*self.shape[: self.axis], *self.shape[self.axis + 1 :]])
         return others * ELEMENT_BYTES[self.datatype]
+
+    def cut(self, raw: bytes | memoryview) -> list[bytes]:
+        """Parts of positions that lie one after the other, from the beginning of a part on."""
+        size = self.length * self.position_bytes
+        return [bytes(raw[at : at + size]) for at in range(0, len(raw), size)]
 
 
 class TensorInParts(Tensor, frozen=True):

@@ -25,8 +25,34 @@ from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, seqme
 MAKE_MODEL = Path(__file__).resolve().parents[2] / "examples" / "attention" / "make_model.py"
 RARELY = "rarely_saved"
 """The same model with few slots, so that texts are paged, and a checkpoint with every fourth step."""
+IN_PYTHON, IN_PROCESS = "in_python", "in_process"
+"""The same model as a `model.py`, on a thread of its executor and in a process of its own. A text begins with an empty
+cache.
+"""
+MODELS = ("attention", RARELY, IN_PYTHON, IN_PROCESS)
 POSITION_BYTES = 1024
 """Of the cache, for each character."""
+
+MODEL_PY = """
+import pathlib
+
+import torch
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.attention = torch.jit.load(pathlib.Path(__file__).parent / "model.pt")
+
+    def execute(self, requests):
+        return [self.read(request) for request in requests]
+
+    def read(self, request):
+        given = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("TEXT", "CACHE_IN")]
+        with torch.inference_mode():
+            made = self.attention(*map(torch.from_numpy, given))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, made[name].numpy()) for name in made])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +66,25 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = config.replace("max_candidate_sequences: 32", "max_candidate_sequences: 3")
     config += 'parameters { key: "checkpoint_interval" value { string_value: "4" } }\n'
     (rarely / "config.pbtxt").write_text(config)
+    for name in (IN_PYTHON, IN_PROCESS):
+        _add_python_model(repository, name)
     return repository
+
+
+def _add_python_model(repository: Path, name: str) -> None:
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.pt").symlink_to(repository / "attention" / "1" / "model.pt")
+    (version / "model.py").write_text(MODEL_PY)
+    config = (repository / "attention" / "config.pbtxt").read_text().replace('"attention"', f'"{name}"')
+    config = config.replace('"pytorch"', '"python"').replace(
+        "use_growable_memory: true",
+        "use_growable_memory: true\n"
+        '    initial_state { name: "empty" data_type: TYPE_FP32 dims: [ 4, 4, 0, 16 ] zero_data: true }',
+    )
+    if name == IN_PROCESS:
+        config += 'parameters { key: "instance_process" value { string_value: "true" } }\n'
+    (version.parent / "config.pbtxt").write_text(config)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +135,9 @@ def pieces_of(seed: int, count: int) -> list[str]:
 
 @pytest.mark.timeout(300)  # on a busy machine two executors need a minute to import torch
 async def test_texts_go_on_as_if_undisturbed_though_executors_are_killed(mesh: RunningMesh) -> None:
-    texts = {(model, seed): pieces_of(seed, 20) for model in ("attention", RARELY) for seed in range(6)}
+    texts = {(model, seed): pieces_of(seed, 20) for model in MODELS for seed in range(6)}
     async with http_aio.InferenceServerClient(mesh.http(), conn_limit=64) as client:
-        readers = {model: Reader(client, model) for model in ("attention", RARELY)}
+        readers = {model: Reader(client, model) for model in MODELS}
 
         async def read(name: str) -> dict[tuple[str, int], list[bytes]]:
             """Reads all texts at once."""
@@ -135,7 +179,10 @@ async def test_a_copy_and_a_moved_text_go_on_as_the_text_does(mesh: RunningMesh)
     assert any("CACHE_IN" in line and size <= int(line.split()[-2]) < size + 100 for line in shown.splitlines()), shown
 
 
-async def test_a_step_of_a_long_text_sends_redis_no_more_than_one_of_a_short_text(mesh: RunningMesh) -> None:
+@pytest.mark.parametrize("model", ["attention", IN_PYTHON, IN_PROCESS])
+async def test_a_step_of_a_long_text_sends_redis_no_more_than_one_of_a_short_text(
+    mesh: RunningMesh, model: str
+) -> None:
     async def bytes_per_step(reader: Reader, name: str, steps: int) -> float:
         before = mesh.redis.info("stats")["total_net_input_bytes"]
         for _ in range(steps):
@@ -143,7 +190,7 @@ async def test_a_step_of_a_long_text_sends_redis_no_more_than_one_of_a_short_tex
         return (mesh.redis.info("stats")["total_net_input_bytes"] - before) / steps
 
     async with http_aio.InferenceServerClient(mesh.http()) as client:
-        reader = Reader(client)
+        reader = Reader(client, model)
         measured: dict[int, float] = {}
         for length in (16, 1500):
             await reader.step(f"of {length}", "b" * length, sequence_start=True)

@@ -28,10 +28,6 @@ from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState, Parts, TensorInParts
 from shared.contract.tensors import Tensor
 
-PART_BYTES = 1024
-"""Bytes that a part has at least, but the last. Redis takes about 80 for each part beside its bytes. A step whose
-positions are smaller writes one part again, so it writes at most so many bytes more than it added."""
-
 BITS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the same size: equal numbers may differ in their bits (zeros), and equal bits may be no number (NaN)."""
 
@@ -65,8 +61,7 @@ class GrowingState:
         self._device = device
         self._bytes_max = bytes_max
         self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
-        position_bytes = Parts(axis, 1, spec.datatype, tuple(spec.dims)).position_bytes
-        self._part_length = -(-PART_BYTES // position_bytes)
+        self._part_length = Parts.along(axis, spec.datatype, spec.dims).length
         self._slots: dict[int, _Grown] = {}
 
     @property
@@ -138,11 +133,10 @@ class GrowingState:
         return min(self._slots[places.writes[row]].unchanged, self._kept(places, value)[row])
 
     def _grown(self, form: Parts, state: torch.Tensor, unchanged: int, *, anew: bool) -> GrownState:
-        first, size = unchanged // form.length, form.length * form.position_bytes
+        first = unchanged // form.length
         begin = first * form.length
         raw = raw_of(state.narrow(form.axis, begin, form.shape[form.axis] - begin).movedim(form.axis, 0))
-        parts = [bytes(raw[at : at + size]) for at in range(0, len(raw), size)]
-        return GrownState(self.spec.input_name, form, first, parts, anew)
+        return GrownState(self.spec.input_name, form, first, form.cut(raw), anew)
 
     # --- changes
 

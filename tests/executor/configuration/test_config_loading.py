@@ -144,6 +144,17 @@ def test_state_grows_along_one_dimension_or_is_kept_whole_with_a_note(
     assert (spec.growth_axis is None) == any(told in note for note in loaded.config.notes)
 
 
+def test_a_state_may_begin_empty(load_text: LoadText) -> None:
+    """As in Triton 2.51: an attention cache has no position before the first step."""
+    empty = 'initial_state { name: "e" data_type: TYPE_FP32 dims: [2, 0] zero_data: true }'
+    state = f'state {{ input_name: "h" output_name: "g" data_type: TYPE_FP32 dims: [2, -1] {empty} }}'
+
+    loaded = load_text(f"{IO} sequence_batching {{ {state} }}")
+
+    (spec,) = sequence_of(loaded).states
+    assert (2, 0) == spec.initial_dims
+
+
 # Instances
 
 

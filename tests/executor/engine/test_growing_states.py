@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from executor.engine.base import MeasuresMemory, Row, RowResult
-from executor.engine.pytorch import growing
-from executor.sequences.checkpoints import begins_anew, checkpoint_fields
+from shared.contract import state_fields
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.state_fields import checkpointed_states
 from shared.contract.tensors import ELEMENT_BYTES, Tensor
 from tests.executor.engine import onnx_models, torch_modules
 from tests.executor.engine.model_workshop import Workshop, array, error, raws, results, sequence_config, wire
+from tests.executor.kept_checkpoint import Kept
 
 STATE = "seen"
 OTHERS = 6
@@ -50,25 +50,6 @@ def step(
     )
 
 
-class Kept:
-    """A checkpoint as Redis holds it."""
-
-    def __init__(self) -> None:
-        self.fields: dict[bytes, bytes] = {}
-
-    def write(self, result: RowResult) -> int:
-        """Takes the checkpoint of a step; returns how many bytes of states were written."""
-        if begins_anew(result):
-            self.fields.clear()
-        written = checkpoint_fields(result, "")
-        self.fields.update((name.encode(), value) for name, value in written)
-        return sum(len(value) for name, value in written if name.startswith("g:"))
-
-    @property
-    def states(self) -> dict[str, Tensor]:
-        return checkpointed_states(self.fields)
-
-
 def same(whole: RowResult, kept: Kept) -> bool:
     mine, theirs = whole.states[STATE], kept.states[STATE]
     return (mine.shape, mine.datatype, mine.raw) == (theirs.shape, theirs.datatype, theirs.raw)
@@ -81,7 +62,7 @@ def test_what_checkpoints_have_written_is_the_state(
 ) -> None:
     """Whatever the model does to it: beside an engine that writes the whole state with each checkpoint; with steps that
     are not checkpointed, steps that fail, takeovers, and bytes that are no numbers."""
-    monkeypatch.setattr(growing, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(state_fields, "PART_BYTES", part_bytes)
     workshop.script(f"edited_{axis}", torch_modules.Edited(axis))
     plain, config = workshop.load(edited(axis, datatype, growable=False)), edited(axis, datatype)
     engine, kept, length = workshop.load(config), Kept(), 1
@@ -119,7 +100,7 @@ def test_a_step_writes_no_more_in_a_long_sequence(workshop: Workshop) -> None:
     ]
 
     assert max(written[:100]) == max(written)
-    assert max(written) < growing.PART_BYTES + 2 * OTHERS * 4
+    assert max(written) < state_fields.PART_BYTES + 2 * OTHERS * 4
     assert np.mean(written[:1000]) == pytest.approx(np.mean(written[-1000:]), rel=0.1)
 
 
@@ -154,7 +135,7 @@ def test_after_a_takeover_too_only_what_is_added_is_written(workshop: Workshop) 
     added = kept.write(results(second, [step(0, 1000, 1, 8, slot=3)])[0])
 
     assert 1000 * OTHERS * 4 == whole
-    assert added <= growing.PART_BYTES + OTHERS * 4
+    assert added <= state_fields.PART_BYTES + OTHERS * 4
 
 
 def test_a_state_that_was_not_in_parts_is_written_in_parts_once(workshop: Workshop) -> None:

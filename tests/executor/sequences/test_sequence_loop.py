@@ -47,6 +47,7 @@ from shared.contract.model_config import (
     ModelConfig,
     Oldest,
     SequenceBatching,
+    StateSpec,
     TensorSpec,
 )
 from shared.contract.tensors import Tensor, to_numpy
@@ -1016,6 +1017,57 @@ class TestManyStates:
             await asyncio.sleep(0)
 
             assert [] == on.engines[0].loaded
+
+
+class TestGrowingState:
+    """An engine hands a state that grows out whole, and checkpoints hold the difference."""
+
+    @staticmethod
+    def model() -> ModelConfig:
+        plain = config(Oldest(4))
+        assert plain.sequence_batching is not None
+        state = StateSpec("S", "S_OUT", "UINT8", (-1, 1024), growable=True)
+        return msgspec.structs.replace(
+            plain, sequence_batching=msgspec.structs.replace(plain.sequence_batching, states=(state,))
+        )
+
+    @staticmethod
+    def grown(row: Row) -> RowResult:
+        """Steps of three positions, then four, then five."""
+        positions = len(to_numpy(row.inputs["INPUT"])[0])
+        return RowResult((), {"S": Tensor("S", "UINT8", (positions, 1024), b"s" * (positions * 1024))})
+
+    async def parts(self, on: Stage, *steps: tuple[int, StepFlag, int, int]) -> list[tuple[list[str], bool]]:
+        """Runs steps (number, flags, positions, epoch) one after the other: the parts that each of them writes, and
+        whether nothing may stay of the checkpoint before.
+        """
+        on.engines[0].let_go(len(steps))
+        for number, flags, positions, epoch in steps:
+            on.step(number, flags, shape=(1, positions), epoch=epoch)
+            await until(lambda number=number: on.commits.outcome(number) is not None)
+        fields = [[name for name, _ in step.checkpoint if name.startswith("g:")] for step in on.commits.steps]
+        return list(zip(fields, [step.anew for step in on.commits.steps], strict=True))
+
+    async def test_a_step_writes_what_it_added_and_a_start_writes_all(self) -> None:
+        async with stage(self.model(), self.grown) as on:
+            written = await self.parts(on, (1, START, 3, 1), (2, NONE, 4, 1), (3, START, 2, 1), (4, NONE, 3, 1))
+
+        whole = (["g:0:S", "g:1:S", "g:2:S"], True)
+        assert [whole, (["g:3:S"], False), (whole[0][:2], True), (["g:2:S"], False)] == written
+
+    async def test_nothing_is_known_of_a_checkpoint_when_a_sequence_has_been_elsewhere(self) -> None:
+        async with stage(self.model(), self.grown) as on:
+            await self.parts(on, (1, START, 3, 1))
+            on.model.handle(OwnershipOver(sequence_id("m", "", 7), Epoch(1)))
+            on.step(2, epoch=2, shape=(1, 4))
+            (owned,) = on.fetched()
+            found = checkpoint(epoch=2, checkpointed=1, committed=1)
+            on.restore(owned, replace(found, states={"S": Tensor("S", "UINT8", (3, 1024), b"s" * 3072)}))
+            on.engines[0].let_go(1)
+            await until(lambda: on.commits.outcome(2) is not None)
+
+            assert on.commits.steps[-1].anew
+            assert 5 == len(on.commits.steps[-1].checkpoint)
 
 
 class TestStaging:
