@@ -1,4 +1,5 @@
-"""Writes a model repository with a small transformer whose attention cache is the state of a sequence.
+"""Writes a model repository with a small transformer whose attention cache is the state of a sequence: `attention`
+reads a text, `chat` replies to one.
 
     python examples/attention/make_model.py build/attention
     seqmesh up --models build/attention --executors 2
@@ -84,19 +85,22 @@ class Attention(nn.Module):
         }
 
 
-def make_model(repository: Path) -> None:
-    """Writes the model's folder into a repository."""
+def make_models(repository: Path) -> None:
+    """Writes the folders of both models into a repository."""
     torch.manual_seed(1865)
-    version = repository / "attention" / "1"
-    version.mkdir(parents=True, exist_ok=True)
-    torch.jit.script(Attention().eval()).save(str(version / "model.pt"))
-    shutil.copy(Path(__file__).with_name("config.pbtxt"), version.parent)
+    attention, here = torch.jit.script(Attention().eval()), Path(__file__).parent
+    for name, source in (("attention", here), ("chat", here / "chat")):
+        version = repository / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        attention.save(str(version / "model.pt"))
+        shutil.copy(source / "config.pbtxt", version.parent)
+    shutil.copy(here / "chat" / "model.py", repository / "chat" / "1")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("repository", type=Path, help="folder that is to hold the model")
-    make_model(parser.parse_args().repository)
+    parser.add_argument("repository", type=Path, help="folder that is to hold the models")
+    make_models(parser.parse_args().repository)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 
 from shared.contract.ids import sequence_id
@@ -30,6 +31,8 @@ IN_PYTHON, IN_PROCESS = "in_python", "in_process"
 cache.
 """
 MODELS = ("attention", RARELY, IN_PYTHON, IN_PROCESS)
+REPLY_CHARACTERS = 400
+"""Of the chat's replies: so many that an executor can be killed in the middle of one."""
 POSITION_BYTES = 1024
 """Of the cache, for each character."""
 
@@ -68,6 +71,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (rarely / "config.pbtxt").write_text(config)
     for name in (IN_PYTHON, IN_PROCESS):
         _add_python_model(repository, name)
+    chat = repository / "chat" / "1" / "model.py"
+    chat.write_text(chat.read_text().replace("REPLY_CHARACTERS = 24", f"REPLY_CHARACTERS = {REPLY_CHARACTERS}"))
     return repository
 
 
@@ -128,6 +133,34 @@ class Reader:
             await asyncio.sleep(0.01)
 
 
+async def replies(mesh: RunningMesh, name: str, said: Sequence[str], heard: list[int]) -> list[list[int]]:
+    """A conversation with the chat: the characters of each reply. heard: gets each character as it comes"""
+    found: list[list[int]] = []
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for number, text in enumerate(said):
+            while len(found) < number:
+                await asyncio.sleep(0.01)
+            piece = grpc_aio.InferInput("TEXT", [1, len(text)], "UINT8")
+            piece.set_data_from_numpy(np.frombuffer(text.encode(), np.uint8)[None])
+            flags = {"sequence_start": number == 0, "sequence_end": number == len(said) - 1}
+            yield {"model_name": "chat", "inputs": [piece], "sequence_id": name, **flags}
+
+    connected: Any = grpc_aio.InferenceServerClient(mesh.grpc())
+    async with connected as client:
+        reply: list[int] = []
+        async for answer, error in client.stream_infer(requests()):
+            assert error is None, error
+            reply.append(answer.as_numpy("NEXT").item())
+            heard.append(reply[-1])
+            if len(reply) == REPLY_CHARACTERS:
+                found.append(reply)
+                reply = []
+            if len(found) == len(said):
+                break
+    return found
+
+
 def pieces_of(seed: int, count: int) -> list[str]:
     chance = random.Random(seed)
     return ["".join(chance.choices("abcdefgh ", k=chance.choice([1, 1, 1, 2, 5, 40]))) for _ in range(count)]
@@ -156,6 +189,24 @@ async def test_texts_go_on_as_if_undisturbed_though_executors_are_killed(mesh: R
             await mesh.kill_executor(executor)
 
         assert undisturbed == await disturbed
+
+
+@pytest.mark.timeout(300)
+async def test_a_reply_goes_on_where_its_executor_was_killed(mesh: RunningMesh) -> None:
+    """Every character comes once and in its order, and the next reply knows what was said before."""
+    said = ["Alice ", "was beginning ", "to get very tired"]
+    undisturbed = await replies(mesh, "undisturbed", said, [])
+    heard: list[int] = []
+    disturbed = asyncio.create_task(replies(mesh, "disturbed", said, heard))
+    async with asyncio.TaskGroup() as kills:
+        for replied in (0.3, 1.3):
+            while len(heard) < replied * REPLY_CHARACTERS:
+                await asyncio.sleep(0.001)
+            owner = mesh.record(sequence_id("chat", "", "disturbed"))["ow"].rpartition("-")[0]
+            kills.create_task(mesh.kill_executor(owner))
+
+    assert undisturbed == await disturbed
+    assert len({tuple(reply) for reply in undisturbed}) == len(said)
 
 
 async def test_a_copy_and_a_moved_text_go_on_as_the_text_does(mesh: RunningMesh) -> None:
