@@ -329,7 +329,7 @@ class EffectPerformer:
     async def _dismiss(self, sequence: SequenceId, entry: Entry) -> None:
         """Removes the entry of a wish that is fulfilled, or that nothing can be done about."""
         shard = self._keys.shard_of(sequence)
-        await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
+        await self._run([self._removal(shard, self._keys.starts(shard, self._model), [entry.id])])
 
     # -- takeover -------------------------------------------------------------------------------------------------
 
@@ -548,13 +548,9 @@ def _kind(action: Action) -> type[Action]:
 
 def _assignment(assign: Assign) -> Assignment:
     slot = assign.place
-    return Assignment(assign.sequence, _entry_id(assign.entry), slot.executor, slot.instance, slot.slot)
-
-
-def _entry_id(entry: Entry) -> str:
-    return f"{entry.ms}-{entry.number}"
+    return Assignment(assign.sequence, assign.entry.id, slot.executor, slot.instance, slot.slot)
 
 
 def _rejection(reject: Reject) -> Rejection:
     reply = encode(ReplyMessage(reject.version, error_code=Code.UNAVAILABLE, error=reject.message))
-    return Rejection(reject.sequence, _entry_id(reject.entry), reply)
+    return Rejection(reject.sequence, reject.entry.id, reply)

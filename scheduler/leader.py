@@ -13,15 +13,15 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from scheduler.core import invariants
 from scheduler.core.actions import Action, Drain
 from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due
-from scheduler.core.events import ClockRead, Event, SequenceOver, SharesSeen, Tick, VersionsWithdrawn
+from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
-from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
+from scheduler.core.state import CONFIRMED, ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
 from scheduler.rebuild import raise_fence, rebuilt, recall
 from scheduler.sweep import sweep
-from shared.contract.ids import ExecutorId, ShardId, Term
-from shared.contract.record import LOST
+from shared.contract.ids import ExecutorId, SequenceId, ShardId, Term
+from shared.contract.record import LOST, WAIT_ENTRY
 from shared.process import logs
 
 DONE_MAX = 64
@@ -200,6 +200,7 @@ class Leader:
         if now_ms < self.state.now_ms - SET_BACK_MS:
             raise ClockSetBackError(f"by {self.state.now_ms - now_ms} ms")
         events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
+        events = await self._without_left_over(events)
         self._tell_lost(events)
         if (shares := self._shares()) != self.state.shares:
             events = [SharesSeen(shares, "settings"), *events]
@@ -222,6 +223,29 @@ class Leader:
             await self._performer.acknowledge()
         if self._check:
             invariants.check(self.state)
+
+    async def _without_left_over(self, events: list[Event]) -> list[Event]:
+        """Leaves out, and has removed, what the vanished record of an earlier life of an id has left in the line.
+
+        A sequence that was found in its slot has no entry there, by which the core could tell the older from the newer.
+        """
+        over = {event.sequence for event in events if isinstance(event, SequenceOver)}
+        waits = [
+            event
+            for event in events
+            if isinstance(event, SequenceWaits) and self._is_found(event.sequence) and event.sequence not in over
+        ]
+        if not waits:
+            return events
+        asked = [("HGET", self._mesh.keys.sequence(event.sequence).record, WAIT_ENTRY) for event in waits]
+        answers = zip(waits, await self._mesh.links.ask(asked), strict=True)
+        left = [event for event, entry in answers if entry != event.entry.id.encode()]
+        self._performer.done(((event.entry.shard, event.entry.id.encode()) for event in left), StreamKind.STARTS)
+        return [event for event in events if event not in left]
+
+    def _is_found(self, sequence: SequenceId) -> bool:
+        known = self.state.sequences.get(sequence)
+        return known is not None and known.phase in CONFIRMED and known.entry is None
 
     def _tell_lost(self, events: Iterable[Event]) -> None:
         """Names the sequences whose state is gone: their clients have to begin again."""

@@ -26,8 +26,13 @@ class Entry(NamedTuple):
     number: int
     shard: ShardId
 
+    @property
+    def id(self) -> str:
+        """Its name in its stream."""
+        return f"{self.ms}-{self.number}"
+
     def __str__(self) -> str:
-        return f"{self.ms}-{self.number}@{self.shard}"
+        return f"{self.id}@{self.shard}"
 
 
 class BacklogEntry(NamedTuple):

@@ -245,3 +245,33 @@ async def test_a_look_ends_although_the_clock_of_redis_is_behind_its_time(
         await leader.perform([LookForExpired(await redis_now_ms(stage.redis) + 3_600_000)])
 
     assert ["l"] * 5 == [(await stage.record(number))["st"] for number in range(1, 6)]
+
+
+@pytest.mark.leaves_sequences
+async def test_what_a_vanished_record_leaves_in_the_line_takes_no_slot_from_a_later_life(stage: Stage) -> None:
+    """A later leader finds the later life live, before it reads the entry of the earlier one."""
+    async with stage.scheduler(spare_slots=0) as scheduler:
+        await stage.submit(7, start=True)
+        await stage.commands.delete(*stage.keys.sequence(SEVEN))
+        await stage.submit(7, start=True)
+        later = (await stage.record(7))["be"]
+
+        async def is_heard() -> bool:
+            leader = scheduler.leaders.get(MODEL)
+            known = leader and leader.state.sequences.get(SEVEN)
+            return bool(known and str(known.entry).startswith(f"{later}@"))
+
+        await stage.until(is_heard)
+        await stage.join("e1", slots=2)
+        (record,) = await stage.live(7)
+    assert 1 == await stage.backlog_length()
+
+    async def is_removed() -> bool:
+        return await stage.backlog_length() == 0
+
+    async with stage.scheduler(spare_slots=0):
+        await stage.until(is_removed)
+        await stage.submit(8, start=True)
+        (other,) = await stage.live(8)
+
+    assert record["sl"] != other["sl"]
