@@ -135,6 +135,14 @@ class Leader:
             self._polled = True
             self._wake.set()
 
+    @property
+    def owes_sweep(self) -> bool:
+        """Whether the next leader has to sweep: this one has not done it, or takes sequences from an executor that is
+        registered no more, so that nobody else knows of it.
+        """
+        registered = self._mesh.polls.latest.offers(self.model)
+        return self._sweep or any(executor not in registered for executor in in_takeover(self.state))
+
     def close(self) -> None:
         """Ends the leader after its present turn, even if its task's cancellation gets lost."""
         self._closed = True
@@ -182,6 +190,7 @@ class Leader:
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])
             await asyncio.sleep(0)
         await self._carry_out([*actions, *drain_all(self.state)])
+        self._sweep = False
         logs.info(
             "leading",
             model=self.model,

@@ -319,6 +319,8 @@ class Scheduler:
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
             finally:
                 reader.drop(leader)
+                if leader.owes_sweep:
+                    self._to_sweep.add(model)
                 # A cancelled task may end after its successor has begun and put its own leader there.
                 if self.leaders.get(model) is leader:
                     del self.leaders[model]

@@ -27,6 +27,7 @@ from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.rebuild import epochs_found, raise_fence
 from scheduler.service import Scheduler
+from scheduler.sweep import sweep
 from shared.contract.ids import (
     ExecutorId,
     InstanceIndex,
@@ -573,6 +574,55 @@ async def test_a_leader_that_lost_redis_leads_on_in_a_new_term(stage: Stage) -> 
 
         await stage.until(partial(is_led, scheduler, before.term))
         await stage.live(1)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_sweep_that_failed_is_the_next_leaders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = list[Term]()
+
+    async def fail_once(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
+        swept.append(term)
+        if len(swept) == 1:
+            raise RedisConnectionError
+        return await sweep(mesh, model, term)
+
+    monkeypatch.setattr("scheduler.leader.sweep", fail_once)
+    await stage.join("e1")
+    await stage.submit(1, start=True)
+    async with stage.scheduler() as scheduler:
+        scheduler._to_sweep.add(MODEL)
+        await stage.live(1)
+        await stage.until(partial(is_led, scheduler, swept[0]))
+
+    assert [Term(swept[0] + 1)] == swept[1:], "once, by the next one"
+
+
+@pytest.mark.leaves_sequences
+async def test_a_takeover_is_the_next_leaders_though_its_executor_is_registered_no_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of executors was lost, and the leader that had seen it ends in the midst of the takeover."""
+    failed, really_take = list[ExecutorId](), EffectPerformer._reclaim_part
+
+    async def fail_once(performer: EffectPerformer, executor: ExecutorId) -> bool:
+        if not failed:
+            failed.append(executor)
+            raise RedisConnectionError
+        return await really_take(performer, executor)
+
+    monkeypatch.setattr(EffectPerformer, "_reclaim_part", fail_once)
+    e1 = await stage.join("e1")
+    await stage.submit(1, start=True)
+    async with stage.scheduler():
+        await stage.live(1)
+        await stage.commands.delete(stage.keys.executors)
+
+        async def is_taken() -> bool:
+            return (await stage.record(1))["st"] == "m"
+
+        await stage.until(is_taken)
+
+    assert [e1] == failed
 
 
 async def is_led(scheduler: Scheduler, after: Term) -> bool:
