@@ -3,6 +3,7 @@
     contend   renews the leases of the models that it leads, asks for the others; starts and stops leaders
     server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
     watch     every tick: polls the executors and the time in Redis for the leaders
+    owners    every few minutes: looks for sequences whose owner nobody knows
     read      for a few leaders: one blocking read (`scheduler.reader`)
     lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from redis.exceptions import ResponseError
@@ -26,7 +27,7 @@ from scheduler.leader import LOST_NAMED_MAX, ClockSetBackError, Leader
 from scheduler.leadership import Leadership
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
-from scheduler.sweep import SpoiltKeys
+from scheduler.sweep import SpoiltKeys, stranded
 from shared.contract.ids import SchedulerId, Term
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
@@ -54,6 +55,8 @@ REBUILDS_MAX = 16
 """Leaders that rebuild at the same time. Hundreds at once, after a start, would keep the loop that renews the leases
 from its turn for longer than a lease.
 """
+OWNERS_INTERVAL_S = 300.0
+"""Pause between two looks for owners that nobody knows, each of which goes over the name of every key of the mesh."""
 FORGET_LEASES = 2
 """How long an empty executor's registration stays, in leases: by then every leader has seen the executor's end."""
 
@@ -157,6 +160,8 @@ class Scheduler:
         self._loops.append(self._tasks.start(self._tenants.run(), name="tenants"))
         for name, turn, pause_s in (("contend", self._contend, period_s), ("watch", self._watch, tick_s)):
             self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
+        looking = self._repeat("owners", self._look_for_owners, OWNERS_INTERVAL_S, block_s=OWNERS_INTERVAL_S)
+        self._loops.append(self._tasks.start(looking, name="owners"))
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
 
     async def stop(self) -> None:
@@ -231,9 +236,7 @@ class Scheduler:
     async def _watch(self) -> None:
         if await self._spoilt.found():
             # Also those that another scheduler leads: whoever leads next may not have looked over them.
-            self._to_sweep = set(self._models)
-            for leader in self.leaders.values():
-                leader.close()
+            self._have_swept(self._models)
         # Taken before the poll: what the poll returns is not older than this.
         asked_at = self._clock()
         if not self.leaders:
@@ -248,6 +251,16 @@ class Scheduler:
                 await self._take_leads()
         for leader in list(self.leaders.values()):
             leader.observe(poll, now_ms, asked_at)
+
+    async def _look_for_owners(self) -> None:
+        self._have_swept(await stranded(self._mesh))
+
+    def _have_swept(self, models: Iterable[str]) -> None:
+        """The next leader of each of these models sweeps; one that leads it now ends."""
+        for model in models:
+            self._to_sweep.add(model)
+            if model in self.leaders:
+                self.leaders[model].close()
 
     def _reader_for(self, leader: Leader) -> StreamReader:
         """A reader that reads for this leader from now on."""

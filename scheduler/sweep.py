@@ -6,20 +6,22 @@ sequences over. A key of the wrong type is removed by the process or script that
 common.lua), and counted. The sequences' records hold all that was in it, except the steps.
 
 A scheduler watches these counts. When one has grown, the leaders go over every sequence of their models (`sweep.lua`),
-and rebuild their state from Redis.
+and rebuild their state from Redis. So do those of models of which an executor owns sequences that is in no list: the
+list was removed by hand, or before this scheduler began, and the leader that had seen the executor is no more.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 
 from scheduler.effects import MeshAccess
-from shared.contract.ids import ExecutorId, SequenceId, Term
+from shared.contract.ids import ExecutorId, SequenceId, Term, model_of
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.record import LIVE, OWNER, STATE
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
+from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.reading import read_counts, text_of
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "executors")
@@ -46,12 +48,27 @@ class SpoiltKeys:
         return before is not None and before != self._seen
 
 
+async def stranded(mesh: MeshAccess) -> dict[str, set[ExecutorId]]:
+    """Executors that own sequences and are not registered, by model. Raises one of `CONNECTION_LOST`."""
+    names = f"{escaped(mesh.keys.prefix)}:{SCHEMA_VERSION}:{{*}}:owned:*"
+    owned = [text_of(key) async for key in mesh.redis.scan_iter(match=names, count=KEYS_PER_SCAN)]
+    # Read last: an executor is registered before it owns anything, and until it owns nothing any more.
+    registered = tuple(f"{member.registration.executor}:" for member in await mesh.membership.members())
+    asked = [key for key in owned if not key.partition("}:owned:")[2].startswith(registered)]
+    found = defaultdict[str, set[ExecutorId]](set)
+    for key, member in zip(asked, await mesh.links.ask([("SRANDMEMBER", key) for key in asked]), strict=True):
+        if member is not None:
+            model = model_of(SequenceId(text_of(member)))
+            found[model].add(ExecutorId(key.partition("}:owned:")[2].removesuffix(f":{model}")))
+    return found
+
+
 async def sweep(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
-    """Goes over every sequence of a model. Returns their owners. Raises ResponseError FENCED, or one of
-    `CONNECTION_LOST`.
+    """Goes over every sequence of a model. Returns the executors that own some, by the records or by their own sets.
+    Raises ResponseError FENCED, or one of `CONNECTION_LOST`.
     """
     looked_at = 0
-    owners: set[ExecutorId] = set()
+    owners = (await stranded(mesh)).get(model, set[ExecutorId]())
     for shard in mesh.keys.shard_ids():
         prefix = f"{mesh.keys.base(shard)}seq:"
         found = mesh.redis.scan_iter(match=f"{escaped(prefix + model)}|*", count=KEYS_PER_SCAN)

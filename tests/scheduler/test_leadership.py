@@ -625,6 +625,27 @@ async def test_a_takeover_is_the_next_leaders_though_its_executor_is_registered_
     assert [e1] == failed
 
 
+@pytest.mark.leaves_sequences
+async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no_list(stage: Stage) -> None:
+    """The list was lost, the executor died, and no leader lives that had seen either."""
+    await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.live(1)
+    await stage.commands.delete(stage.keys.executors)
+    await stage.join("e2")
+    # What a record has left there that is gone is removed, too: otherwise each look would find it again.
+    left_over = stage.keys.owned(ShardId(0), ExecutorId("e0"), MODEL)
+    await stage.commands.sadd(left_over, sequence_id(MODEL, "", 2))
+
+    async with stage.scheduler():
+
+        async def is_taken() -> bool:
+            return (await stage.record(1)).get("ow") == "e2" and await stage.commands.exists(left_over) == 0
+
+        await stage.until(is_taken)
+
+
 async def is_led(scheduler: Scheduler, after: Term) -> bool:
     """Whether a leader of a later term leads."""
     leader = scheduler.leaders.get(MODEL)
