@@ -81,7 +81,7 @@ class Ledger:
         self, story: Story, keys: Keyspace, *, idle_s: float, tombstone_s: float, declared: bool, paged: bool
     ) -> None:
         self.story = story
-        self._keys = keys
+        self.keys = keys
         self._idle_s = idle_s
         self._tombstone_s = tombstone_s
         self._declared = declared
@@ -173,7 +173,7 @@ class Ledger:
         return call
 
     def _record(self, sequence: SequenceId) -> Record:
-        value = self.store.value(self._keys.sequence(sequence).record.encode())
+        value = self.store.value(self.keys.sequence(sequence).record.encode())
         return dict(value) if isinstance(value, HashValue) else {}
 
     # -- an operator ------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Ledger:
 
     def _check_journal(self, step: StepCommit, birth: bytes) -> None:
         """step: the last one of its call that the model ran"""
-        value, life = self.store.value(self._keys.journal(step.sequence).encode()), self._lives[step.sequence, birth]
+        value, life = self.store.value(self.keys.journal(step.sequence).encode()), self._lives[step.sequence, birth]
         journal = dict(value) if isinstance(value, HashValue) else {}
         # The START of the run that is committed; another one may have been accepted since.
         starts = [n for n, (_, flags) in life.inputs.items() if n == 1 or StepFlag.START in flags]

@@ -156,6 +156,17 @@ class Store:
 
     cmd_unlink = cmd_del
 
+    def cmd_rename(self, args: Args) -> Reply:
+        value, deadline = self._value(args[0]), self._deadlines.get(args[0])
+        if value is None:
+            raise StoreError("ERR no such key")
+        self._remove(args[0])
+        self._remove(args[1])
+        self._values[args[1]] = value
+        if deadline is not None:
+            self._deadlines[args[1]] = deadline
+        return OK
+
     def cmd_exists(self, args: Args) -> Reply:
         return sum(self._value(key) is not None for key in args)
 
@@ -343,6 +354,8 @@ class Store:
 
     def cmd_srandmember(self, args: Args) -> Reply:
         members = self.cmd_smembers(args)
+        if len(args) == 1:
+            return self.chance.choice(members) if members else None
         return self.chance.sample(members, min(len(members), _integer(args[1])))
 
     def cmd_spop(self, args: Args) -> Reply:
@@ -435,6 +448,17 @@ class Store:
         self._remove_if_empty(args[0], elements)
         return taken
 
+    def cmd_lmove(self, args: Args) -> Reply:
+        """From the begin of one list to the end of another one."""
+        if [option.upper() for option in args[2:]] != [b"LEFT", b"RIGHT"]:
+            raise StoreError("ERR the twin moves from LEFT to RIGHT only")
+        if not self.cmd_llen(args[:1]):
+            return None
+        self._typed(args[1], ListValue)
+        element = self.cmd_lpop(args[:1])
+        self.cmd_rpush([args[1], element])
+        return element
+
     def cmd_llen(self, args: Args) -> Reply:
         return len(self._typed(args[0], ListValue) or ())
 
@@ -465,11 +489,16 @@ class Store:
             index += 1
             if self._typed(key, Stream) is None:
                 return None
-        if args[index] != b"*" or len(args) - index < 3 or (len(args) - index) % 2 == 0:
-            raise StoreError("ERR the twin knows XADD with * and fields only")
-        stream = self._made(key, Stream)
+        if len(args) - index < 3 or (len(args) - index) % 2 == 0:
+            raise StoreError("ERR the twin knows XADD with an id and fields only")
+        stream, fields = self._made(key, Stream), list(args[index + 1 :])
+        if args[index] == b"*":
+            self.grown.append(key)
+            return entry_text(stream.append(self.now_ms(), fields))
+        if (entry := _entry(args[index], 0)) <= stream.last:
+            raise StoreError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
         self.grown.append(key)
-        return entry_text(stream.append(self.now_ms(), list(args[index + 1 :])))
+        return entry_text(stream.append_as(entry, fields))
 
     def cmd_xlen(self, args: Args) -> Reply:
         return len(self._typed(args[0], Stream) or ())
@@ -552,6 +581,15 @@ class Store:
             return self._run(self, source, args[0], args[2 : 2 + count], args[2 + count :])
         finally:
             self._frozen_us = None
+
+    def cmd_eval(self, args: Args) -> Reply:
+        """As a function of a library of its own."""
+        source = b"#!lua\nredis.register_function('eval', function(KEYS, ARGV) %b end)" % args[0]
+        self._libraries[LIBRARIES.encode() + b"eval"] = source
+        try:
+            return self.cmd_fcall([b"eval", *args[1:]])
+        finally:
+            del self._libraries[LIBRARIES.encode() + b"eval"]
 
     # -- the server -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.operator import operated
+from tests.simulation.resharding import resharded
 from tests.simulation.world import simulate, simulate_answers
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,14 @@ def test_an_operator_in_the_middle_of_it_loses_nothing_either(first: int) -> Non
 
     assert [] == [summary(result) for result in results if result.violations]
     assert any("has paused" in line for result in results for line in result.lines)
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_mesh_that_has_other_shards_in_the_middle_of_it_loses_nothing_either(first: int) -> None:
+    results = [resharded(seed) for seed in range(first, first + 3)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert all(any("are divided" in line for line in result.lines) for result in results)
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,14 @@ class Stream:
     def append(self, now_ms: int, fields: list[bytes]) -> EntryId:
         """Adds an entry under an id made of the time."""
         ms, number = self.last
-        self.last = (now_ms, 0) if now_ms > ms else (ms, number + 1)
-        self.ids.append(self.last)
-        self.fields[self.last] = fields
-        return self.last
+        return self.append_as((now_ms, 0) if now_ms > ms else (ms, number + 1), fields)
+
+    def append_as(self, entry: EntryId, fields: list[bytes]) -> EntryId:
+        """Adds an entry under an id, which must be greater than the last one."""
+        self.last = entry
+        self.ids.append(entry)
+        self.fields[entry] = fields
+        return entry
 
     def remove(self, entry: EntryId) -> bool:
         """False when it is not there."""

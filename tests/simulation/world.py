@@ -323,16 +323,25 @@ class World:
     # -- processes --------------------------------------------------------------------------------------------------
 
     def _executor(self, name: str) -> Callable[[Life], Awaitable[int]]:
-        settings = ExecutorSettings(models=(Path(),), lease_ms=LEASE_MS, **self._common(name))
-        return lambda life: lifecycle.outcome(partial(executor.service.serve, settings), life.stop)
+        def main(life: Life) -> Awaitable[int]:
+            settings = ExecutorSettings(models=(Path(),), lease_ms=LEASE_MS, **self._common(name))
+            return lifecycle.outcome(partial(executor.service.serve, settings), life.stop)
+
+        return main
 
     def _scheduler(self, name: str) -> Callable[[Life], Awaitable[int]]:
-        settings = SchedulerSettings(lease_ms=LEASE_MS, tick_ms=TICK_MS, check_invariants=True, **self._common(name))
-        return lambda life: lifecycle.outcome(partial(scheduler.service.serve, settings), life.stop)
+        def main(life: Life) -> Awaitable[int]:
+            common = self._common(name)
+            settings = SchedulerSettings(lease_ms=LEASE_MS, tick_ms=TICK_MS, check_invariants=True, **common)
+            return lifecycle.outcome(partial(scheduler.service.serve, settings), life.stop)
+
+        return main
 
     def _gateway(self, name: str) -> Callable[[Life], Awaitable[int]]:
-        settings = GatewaySettings(**self._common(name))
-        return lambda life: lifecycle.outcome(partial(gateway.service.serve, settings), life.stop)
+        def main(life: Life) -> Awaitable[int]:
+            return lifecycle.outcome(partial(gateway.service.serve, GatewaySettings(**self._common(name))), life.stop)
+
+        return main
 
     async def serve_ports(self, settings: GatewaySettings, parts: GatewayParts, *_: object) -> None:
         """In the place of `gateway.service._serve_ports`: clients come in by a `GatewayDoor`."""
@@ -351,7 +360,7 @@ class World:
         return {
             "redis_url": URL,
             "key_prefix": PREFIX,
-            "shards": self.plan.shards,
+            "shards": self.keys.shards,
             "name": name,
             "tombstone_seconds": TOMBSTONE_S,
         }
