@@ -83,7 +83,7 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
         case Assigned():
             return assigned(state, event)
         case SequenceOver():
-            return sequence_over(state, event)
+            return [*superseded_over(state, event), *sequence_over(state, event)]
         case SpareTaken():
             return spare_taken(state, event)
         case RecallSent():
@@ -224,6 +224,16 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     return end(state, sequence, "paged" if is_paged else "over", event.cause, is_spare=event.is_spare)
 
 
+def superseded_over(state: LeaderState, event: SequenceOver) -> list[Action]:
+    """Gives a slot to the next in the backlog that was believed spare since a later sequence of the id had come."""
+    place = state.superseded.pop((event.sequence, event.epoch), None)
+    table = state.ring(place.version).tables.get(place.executor) if place is not None else None
+    if place is None or table is None or event.is_spare:
+        return []
+    table.withdraw(place, shard_of(event.sequence, state.policy.shards))
+    return serve(state, place.version, event.cause)
+
+
 def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
     """A sequence that has begun, or returned, has a slot that was spare. Otherwise as `sequence_found`."""
     # It was found when the state was rebuilt, or is over. Its slot may be laid out again by now.
@@ -354,6 +364,9 @@ def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) 
 
 def supersede(state: LeaderState, sequence: Sequence, cause: str) -> list[Action]:
     """Forgets a sequence that is over, as a later one of its id has come. Its slot may be spare by now."""
+    place = sequence.place if sequence.phase in CONFIRMED else None
+    if place is not None and state.executors[place.executor].has_spares:
+        state.superseded[sequence.sequence, sequence.epoch] = place
     return end(state, sequence, "superseded", cause, is_spare=True)
 
 
@@ -425,6 +438,7 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
     # Sequences that waited for its spare slots may get others.
     wanted = versions_of(executor) if executor.recalls else []
     executor.versions = ()
+    spares.forget_superseded(state, event.executor)
     clear(state, executor, event.cause)
     return [ReclaimPart(executor.executor, event.cause), *serve_all(state, wanted, event.cause)]
 

@@ -106,6 +106,12 @@ class InstanceSlots:
             del self.spare[slot]
             heappush(self._given_back, slot)
 
+    def withdraw(self, slot: SlotIndex, shard: ShardId) -> None:
+        """A slot is free, if it counts as spare in that shard."""
+        if self.spare.get(slot) == shard:
+            del self.spare[slot]
+            heappush(self._given_back, slot)
+
     def release(self, slot: SlotIndex, sequence: SequenceId, spare_in: ShardId | None) -> None:
         """Takes a slot back from the sequence that holds it. spare_in: the shard in which it is spare now; None: it is
         free
@@ -204,6 +210,11 @@ class SlotTable:
         """The slots that are spare in a shard are free."""
         for instance in self.instances:
             instance.recall(shard)
+
+    def withdraw(self, place: SlotAddress, shard: ShardId) -> None:
+        """A slot is free, if there is such a slot that counts as spare in that shard."""
+        if self.is_slot(place):
+            self.instances[place.instance].withdraw(place.slot, shard)
 
     def holder(self, place: SlotAddress) -> SequenceId | None:
         """The sequence that holds a slot; None if nobody does, or there is no such slot."""

@@ -18,7 +18,7 @@ from scheduler.core.events import RecallSent, SparesRecalled
 from scheduler.core.placement import Ring
 from scheduler.core.slots import SlotTable
 from scheduler.core.state import NO_EPOCH, Executor, ExecutorPhase, LeaderState
-from shared.contract.ids import ExecutorId, ShardId
+from shared.contract.ids import ExecutorId, ShardId, shard_of
 
 
 def lay_out(state: LeaderState, versions: Iterable[str], cause: str) -> list[Action]:
@@ -103,6 +103,16 @@ def recalled(state: LeaderState, event: SparesRecalled) -> Executor | None:
     for table in state.tables(event.executor):
         table.recall(event.shard)
         state.recalled.add(table.served.version)
+    forget_superseded(state, event.executor, event.shard)
     del executor.recalls[event.shard]
     executor.has_spares = bool(executor.recalls)
     return executor
+
+
+def forget_superseded(state: LeaderState, executor: ExecutorId, *shards: ShardId) -> None:
+    """Nothing comes of ends any more that the feed is still to tell of, or has told before: the slots in these shards
+    are no spare ones now. No shards: in any.
+    """
+    for held, place in list(state.superseded.items()):
+        if place.executor == executor and (not shards or shard_of(held[0], state.policy.shards) in shards):
+            del state.superseded[held]

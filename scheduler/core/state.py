@@ -215,6 +215,7 @@ class LeaderState:
     freed            by version
     found_until      epochs up to which sequences were found when the state was rebuilt, by shard
     used             versions that have had sequences
+    superseded       sequences of whose end the feed is still to tell, by epoch -> the slot, which counts as spare
     recalled         versions whose spare slots were recalled: some are laid out again when nobody waits
     shares           of tenants; 1 for one that is not named
     forecast_until_ms, forecast_next_ms  until when forecasts are wanted, and when the next one is due
@@ -235,6 +236,9 @@ class LeaderState:
     freed: dict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
     found_until: Mapping[ShardId, Epoch] = field(default_factory=dict[ShardId, Epoch])
     used: set[str] = field(default_factory=set[str])
+    superseded: dict[tuple[SequenceId, Epoch], SlotAddress] = field(
+        default_factory=dict[tuple[SequenceId, Epoch], SlotAddress]
+    )
     recalled: set[str] = field(default_factory=set[str])
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
     forecast_until_ms: int = 0

@@ -609,8 +609,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         # Of those whose cancellation the feed had no room for, it learns when their turn comes.
         spares = {place for table in self.state.ring("1").tables.values() for place, _ in table.spares()}
         laid_out = {place for places in self.twin.spares.values() for place in places}
-        # The slot of a sequence that another life superseded may be spare: it counts as such until it is recalled.
-        assert laid_out <= spares, (laid_out, spares)
+        assert laid_out == spares
         assert {} == {sequence: held for sequence, held in live.items() if held[0] in spares}
         believed = {sequence for _, sequence, _ in view(self.state).waiting}
         assert waiting == {s for s in believed if self.state.sequences[s].entry not in self.twin.untold}

@@ -10,6 +10,7 @@ from scheduler.core.events import (
     Event,
     ExecutorSeen,
     RecallSent,
+    SequenceOver,
     SequenceWaits,
     SparesRecalled,
     SpareTaken,
@@ -110,3 +111,19 @@ def test_a_slot_is_not_given_to_others_that_a_sequence_has_taken_whose_wait_ende
 
     assert [] == placed(take(state, waits("c", 3000)))
     check(state)
+
+
+def test_a_slot_is_given_to_others_that_was_believed_spare_as_soon_as_the_feed_tells_how_its_sequence_ended() -> None:
+    """The leader has heard of the next life of the id first."""
+    state = LeaderState(Policy(spare_slots=2))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 3),)), waits("a", 1))
+    take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)), Tick(1000))
+    assert [Recall(E1)] == take(state, waits("a", 2000))
+
+    assert ["a"] == placed(take(state, SequenceOver(SequenceId("a"), Epoch(1))))
+    check(state)
+
+    # Told again, or after the recall, it frees nothing.
+    assert [] == take(state, SequenceOver(SequenceId("a"), Epoch(1)))
+    take(state, RecallSent(E1, ONE, 7), SparesRecalled(E1, ONE, 7))
+    assert not state.superseded
