@@ -52,6 +52,7 @@ from scheduler.core.events import (
     SequenceFound,
     SequenceOver,
     SequenceWaits,
+    SharesSeen,
     SparesRecalled,
     SpareTaken,
     Tick,
@@ -64,6 +65,8 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from tests.scheduler.state_view import view
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
+TENANTS = dict(zip(SEQUENCES, ("", "acme", "acme", "blue"), strict=True))
+"""Whose the sequences are."""
 SHARD = ShardId(0)
 Fed = SequenceOver | WaitEnded | SpareTaken | SparesRecalled
 TIMEOUT_MS = 50
@@ -129,6 +132,7 @@ class Twin:
                 moving=record.moving,
                 timeout_us=record.timeout_us,
                 returning=record.paged,
+                tenant=TENANTS[sequence],
             )
         )
 
@@ -160,7 +164,7 @@ class Twin:
         record.begun, record.paged, record.busy = True, False, True
         # Not in the ms in which it came into the line that it has left since.
         self.now_ms += 1
-        self.feed.append(SpareTaken(sequence, place, Epoch(self.epoch), taken_ms=self.now_ms))
+        self.feed.append(SpareTaken(sequence, place, Epoch(self.epoch), TENANTS[sequence], taken_ms=self.now_ms))
 
     def lay_out(self, action: LayOut) -> None:
         """lay_out.lua, with the checks of a strict world."""
@@ -409,6 +413,10 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.twin.wishes[entry] = MoveWished(sequence, ExecutorId(to) if to else None, entry)
         self.tell(self.twin.wishes[entry])
 
+    @rule(shares=st.dictionaries(st.sampled_from(["", "acme", "blue"]), st.integers(1, 3)))
+    def operator_gives_tenants_other_shares(self, shares: dict[str, int]) -> None:
+        self.tell(SharesSeen(shares))
+
     @rule()
     def a_long_time_passes_in_the_leaders_sight(self) -> None:
         for _ in range(3):
@@ -498,7 +506,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 self.tell(ExecutorSeen(executor, (served,)))
         for sequence, record in sorted(self.twin.records.items()):
             if record.place is not None:
-                self.tell(SequenceFound(sequence, record.place, record.epoch))
+                self.tell(SequenceFound(sequence, record.place, record.epoch, tenant=TENANTS[sequence]))
         for executor in sorted(self.twin.dead & set(self.twin.executors)):
             self.tell(ExecutorLost(executor))
         self.known = set(self.twin.executors)
