@@ -22,7 +22,7 @@ from executor.lease.control import Control
 from executor.lease.draining import Draining
 from executor.lease.hung_calls import HungCallError
 from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostError, OlderDataError, Registration
-from executor.models.loader import Loader
+from executor.models.loader import SLOW_S, Loader
 from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.models.sources import OVERRIDE, open_sources
@@ -125,7 +125,7 @@ async def _serve(
     await reach(repository, stop)
     if await asyncio.to_thread(repository.mentions, "fixed_shape"):
         ask_for_fixed_products()
-    loader = Loader(repository, connections, settings.name, stop)
+    loader = Loader(repository, connections, settings.name, stop, tasks, changed)
     # Redis may be restarted during loads, which may take minutes.
     following = asyncio.create_task(connections.follow(), name="server")
     try:
@@ -207,7 +207,7 @@ async def load_models(
     repository: ModelRepository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
 ) -> None:
     """Loads every model, or in explicit mode the named ones and those that they need. A model that fails is logged, and
-    the index names the reason.
+    the index names the reason. With `--exit-on-error` every load is waited for, however long it takes.
 
     but     models to leave alone
     raises  MeshError (see `refuse_start`)
@@ -219,7 +219,7 @@ async def load_models(
             continue
         logs.info("loading model", model=name)
         try:
-            loaded = await loader.load(name)
+            loaded = await loader.load(name, limit_s=None if settings.exit_on_error else SLOW_S)
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
             if isinstance(error, NoSuchModelError):
@@ -244,7 +244,7 @@ def refuse_start(repository: ModelRepository, settings: ExecutorSettings) -> Non
     if settings.exit_on_error and failed:
         reasons = "; ".join(f"{name}: {repository.failures[name].reason}" for name in failed)
         raise MeshError(f"failed to load all models: {reasons}")
-    if failed and not repository.loaded and settings.model_control_mode == "none":
+    if failed and not repository.loaded and not repository.loading and settings.model_control_mode == "none":
         raise MeshError(f"none of the {len(failed)} models in {', '.join(map(str, settings.models))} could be loaded")
 
 

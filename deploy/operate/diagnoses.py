@@ -231,7 +231,7 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
 
 
 def _failed(usable: Sequence[Member]) -> Iterator[Diagnosis]:
-    """Models whose load failed, each once with the executors that say the same of it."""
+    """Models whose load failed, or has not ended, each once with the executors that say the same of it."""
     executors: dict[RepositoryEntry, list[str]] = {}
     for member in usable:
         for entry in member.registration.repository:
@@ -241,6 +241,9 @@ def _failed(usable: Sequence[Member]) -> Iterator[Diagnosis]:
         if _has_failed(entry):
             where = f"version {entry.version} on {who}" if entry.version else who
             yield fail(f"model {entry.model}", f"is not loaded ({where})", entry.reason)
+        elif entry.state == "LOADING":
+            remedy = "wait; if its load hangs, mend it and start the executor anew"
+            yield warn(f"model {entry.model}", f"is being loaded {entry.reason} ({who})", remedy)
         elif entry.state == "READY" and entry.reason:
             yield warn(f"model {entry.model}", f"is not what its files are ({who})", entry.reason)
 
@@ -252,7 +255,7 @@ def _has_failed(entry: RepositoryEntry) -> bool:
 def _remedy_of_none(usable: Sequence[Member]) -> str:
     """What to do where executors serve no model, by what their repositories hold."""
     entries = [entry for member in usable for entry in member.registration.repository]
-    idle = sorted({entry.model for entry in entries if not _has_failed(entry)})
+    idle = sorted({entry.model for entry in entries if not _has_failed(entry) and entry.state != "LOADING"})
     if idle:
         return f"ask a gateway to load one of {', '.join(idle)}: POST /v2/repository/models/{idle[0]}/load"
     return "mend those above" if entries else "give the executors a repository with models (--models)"

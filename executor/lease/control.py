@@ -16,13 +16,14 @@ that changes nothing does nothing.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import msgspec
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.registration import Applied
-from executor.models.loader import Loader
+from executor.models.loader import SLOW_S, Loader
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.sequences.inbox import BEGINNING
 from shared.contract.errors import Code, MeshError
@@ -32,6 +33,8 @@ from shared.store.reading import noted, text_of, value_of
 from shared.store.redis_client import LOST_OR_REFUSED
 
 BLOCK_MS = 1000
+ASKED_S = 240.0
+"""How long a load on request holds up the next command: less than the 300 s for which the gateway that asked waits."""
 FAILURES_MAX = 32
 """Failures that a registration tells: the gateway that asked looks ten times a second."""
 
@@ -113,7 +116,7 @@ class Control:
         if message is None or message.model != model:
             return LoadFailure(entry, model, Code.INTERNAL, f"what was asked of '{model}' cannot be read: ask again")
         try:
-            done = await self._do(message)
+            done = await self._do(message, ASKED_S if key == self._keys.wanted else SLOW_S)
         except MeshError as error:
             logs.error("model not loaded", model=message.model, cause=error.message)
             found = not isinstance(error, NoSuchModelError)
@@ -122,17 +125,21 @@ class Control:
             await insist("keeping a load", lambda: self._keep(done))
         return None
 
-    async def _do(self, message: ControlMessage) -> ControlMessage:
-        """Loads or unloads. Returns the command by which an executor that starts later gets the same result."""
+    async def _do(self, message: ControlMessage, limit_s: float) -> ControlMessage:
+        """Loads, within the limit, or unloads. Returns the command by which an executor that starts later gets the same
+        result.
+        """
         if message.action not in ("load", "unload"):
             raise MeshError(f"this executor cannot '{message.action}' a model: upgrade it", Code.UNSUPPORTED)
         if message.action == "unload":
-            self._repository.unload(message.model)
+            self._loader.unload(message.model)
             self._repository.never_loaded(message.model)
             return message
-        self._repository.loading.add(message.model)
+        self._repository.loading.setdefault(message.model, time.time())
         self._changed.set()
-        loaded = await self._loader.load(message.model, message.config_json, message.files, message.generation)
+        loaded = await self._loader.load(
+            message.model, message.config_json, message.files, message.generation, limit_s=limit_s
+        )
         # A load that changed nothing keeps the generation of the load before.
         return msgspec.structs.replace(message, generation=loaded.record.generation)
 

@@ -14,6 +14,10 @@ tried for `MEMORY_S`. Once the load has succeeded on any executor, only an execu
 sick machine does not take a model from the others. A process that is told to stop removes its notes at once, because it
 may be killed before its loads end; a process that ends because its GPU is lost does not.
 
+A load that takes long goes on beside the loads that come after it: whoever asked for it is told so, and it is
+announced when it has ended. So a model that hangs while it is loaded keeps one thread, and no other model from its
+load.
+
 Without Redis no load begins. If Redis refuses the note (no memory, a foreign value under the key), the load is made
 uncounted: to serve is worth more than to count.
 """
@@ -36,14 +40,17 @@ from executor.connections import RedisConnections, insist
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel
 from executor.workers.devices import DeviceLostError
-from shared.contract.errors import Code, LoadError, sendable
+from executor.workers.engine_thread import EngineThread
+from shared.contract.errors import Code, LoadError, MeshError, sendable
 from shared.process import logs
-from shared.process.lifecycle import Stop, end
+from shared.process.lifecycle import Stop, Tasks, end
 from shared.process.machine import is_running
 from shared.store.commands import Redis
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 
+SLOW_S = 30.0
+"""How long a load holds up the loads behind it."""
 ROUNDS_MAX = 3
 """Rounds after which a load is given up. One or two kills from outside are no proof against a model."""
 SILENT_MS = 30_000
@@ -91,9 +98,26 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Loader:
-    """Loads models for one process. executor: its name."""
+    """Loads models for one process.
 
-    def __init__(self, repository: ModelRepository, connections: RedisConnections, executor: str, stop: Stop) -> None:
+    executor  its name
+    tasks     own the loads that go on beside others
+    changed   set when one of these has ended
+    """
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        connections: RedisConnections,
+        executor: str,
+        stop: Stop,
+        tasks: Tasks,
+        changed: asyncio.Event,
+    ) -> None:
+        self._tasks = tasks
+        self._changed = changed
+        self._late: dict[str, asyncio.Task[LoadedModel]] = {}
+        self._unwanted: set[str] = set()
         self._repository = repository
         self._connections = connections
         self._executor = executor
@@ -106,8 +130,52 @@ class Loader:
         override_json: str | None = None,
         files: Mapping[str, bytes] | None = None,
         generation: str = UNNAMED,
+        *,
+        limit_s: float | None = SLOW_S,
     ) -> LoadedModel:
-        """Loads a model (see `ModelRepository.load`). Raises LoadError also for a load that is given up."""
+        """Loads a model (see `ModelRepository.load`), after an earlier load of it that goes on. Raises LoadError also
+        for a load that is given up, and for one that takes longer than the limit and goes on.
+        """
+        self._unwanted.discard(name)
+        earlier = self._late.get(name)
+        if earlier is None or await _has_ended(earlier, limit_s):
+            loading = asyncio.create_task(self._load(name, override_json, files, generation), name=f"load of {name}")
+            try:
+                if await _has_ended(loading, limit_s):
+                    return await loading
+            except asyncio.CancelledError:
+                await end((loading,))
+                raise
+            self._late[name] = loading
+            self._tasks.start(self._follow(name, loading), name=f"end of the load of {name}")
+        raise LoadError(
+            f"'{name}' has been loading for {limit_s:g} s and goes on: it is served when that ends. If it hangs, mend "
+            f"it and start executor '{self._executor}' anew, because a thread cannot be stopped",
+            Code.UNAVAILABLE,
+        )
+
+    def unload(self, name: str) -> None:
+        """Takes a model out of service (see `ModelRepository.unload`), and also what a load that goes on will bring."""
+        self._repository.unload(name)
+        if name in self._late:
+            self._unwanted.add(name)
+
+    async def _follow(self, name: str, late: asyncio.Task[LoadedModel]) -> None:
+        """Has it announced how a load that went on has ended."""
+        try:
+            await late
+        except MeshError as error:
+            logs.error("model not loaded", model=name, cause=error.message)
+        finally:
+            del self._late[name]
+        if name in self._unwanted:
+            self._unwanted.discard(name)
+            self._repository.unload(name)
+        self._changed.set()
+
+    async def _load(
+        self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
+    ) -> LoadedModel:
         load = generation if generation != UNNAMED else await asyncio.to_thread(self._files_of, name)
         key = self._connections.keys.load_attempts(sendable(name), load)
         field = secrets.token_bytes(8)
@@ -117,7 +185,11 @@ class Loader:
             raise self._given_up(name, len(evidence.attempts))
         speaking = asyncio.create_task(self._speak_for(key, field, evidence.next_round), name=f"load of {name}")
         try:
-            loaded = await asyncio.to_thread(self._repository.load, name, override_json, files, generation)
+            # A thread of its own: loads that hang must not use up the event loop's threads.
+            thread = EngineThread(f"load of {name}")
+            loading = thread.start(self._repository.load, name, override_json, files, generation)
+            thread.stop()
+            loaded = await loading
         except DeviceLostError:
             # The process ends, as by a segmentation fault: the attempt stays.
             await end((speaking,))
@@ -219,6 +291,11 @@ class Loader:
             pipe.hset(key, SUCCESS, now_ms)
             pipe.expire(key, MEMORY_S)
             await pipe.execute()
+
+
+async def _has_ended(task: asyncio.Task[Any], limit_s: float | None) -> bool:
+    ended, _ = await asyncio.wait([task], timeout=limit_s)
+    return bool(ended)
 
 
 def is_recent(when: bytes, now_ms: int) -> bool:

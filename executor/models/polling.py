@@ -44,7 +44,7 @@ class Polling:
         now = await asyncio.to_thread(self._fingerprints)
         before, self._seen = self._seen, dict(now)
         for name in sorted(before.keys() - now.keys()):
-            self._repository.unload(name)
+            self._loader.unload(name)
             self._changed.set()
         changed = [name for name, state in sorted(now.items()) if before.get(name) != state]
         for name in changed:

@@ -82,7 +82,7 @@ class ModelRepository:
     failures  by name: why the last load failed
     unloaded  by name: versions that were taken out of service
     retired   versions that were unloaded or replaced, to be closed once nothing runs on them any more
-    loading   names that are being loaded now
+    loading   by name: since when it is being loaded, seconds since 1970
     backend_dirs  folders that hold, in a folder of each backend's name, the backend's batch strategy, or the `model.py`
                   that is the backend
     config_name    name of the configurations that are read in place of config.pbtxt
@@ -110,7 +110,7 @@ class ModelRepository:
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     retired: list[ServedVersion] = field(default_factory=list[ServedVersion])
-    loading: set[str] = field(default_factory=set[str])
+    loading: dict[str, float] = field(default_factory=dict[str, float])
 
     _sources: Sequence[ModelSource] = field(init=False)
     _closing: dict[ServedVersion, asyncio.Task[None]] = field(
@@ -177,7 +177,7 @@ class ModelRepository:
         raises      LoadError with Triton's words; its reason stays in `failures`. DeviceLostError: this process can
                     load nothing more
         """
-        self.loading.add(name)
+        self.loading.setdefault(name, time.time())
         try:
             return self._load(name, override_json or None, files, generation)
         except NoSuchModelError:
@@ -196,11 +196,11 @@ class ModelRepository:
             message = f"failed to load '{name}', failed to poll from model repository: {error}"
             raise LoadError(message, Code.INTERNAL) from error
         finally:
-            self.loading.discard(name)
+            self.loading.pop(name, None)
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes that a load is not even tried. The versions served before go on."""
-        self.loading.discard(name)
+        self.loading.pop(name, None)
         self.failures[name] = Failure("", reason)
         logs.error("model given up", model=name, cause=reason)
 
@@ -275,6 +275,9 @@ class ModelRepository:
         problem = str(source.problem or "") if source is not None else ""
         if failure is not None and not problem:
             problem = f"the last load failed, what was loaded before is served: {failure.reason}"
+        since = _since(self.loading.get(name))
+        if since and not problem:
+            problem = f"is being loaded anew {since}, what was loaded before is served"
         ready = model.record.versions if model else ()
         lines = [RepositoryEntry(name, version, "READY", problem) for version in ready]
         for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
@@ -282,8 +285,8 @@ class ModelRepository:
             lines.append(RepositoryEntry(name, version, state, UNLOADED if state == "UNAVAILABLE" else ""))
         if ready:
             return lines
-        if name in self.loading:
-            return [*lines, RepositoryEntry(name, "", "LOADING")]
+        if since:
+            return [*lines, RepositoryEntry(name, "", "LOADING", since)]
         if failure is not None:
             others = [line for line in lines if line.version != failure.version]
             return [*others, RepositoryEntry(name, failure.version, "UNAVAILABLE", failure.reason)]
@@ -507,6 +510,10 @@ def _counted_under(served: ServedVersion, generation: str) -> ServedVersion:
     if load.generation == generation:
         return served
     return replace(served, statistics=served.statistics.of(msgspec.structs.replace(load, generation=generation)))
+
+
+def _since(began_s: float | None) -> str:
+    return time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime(began_s)) if began_s is not None else ""
 
 
 def _tell(model: LoadedModel, *, seconds: float) -> None:

@@ -182,6 +182,17 @@ def test_models_that_are_not_loaded_say_why() -> None:
     ]
 
 
+def test_a_model_that_is_being_loaded_is_named_with_the_time_since_when() -> None:
+    since = "since 2026-11-29 03:00:00 UTC"
+    index = (RepositoryEntry("m", "", "LOADING", since),)
+
+    registration = ExecutorRegistration(ExecutorId("a-1"), "executor-1", "host", 1, 0, (), index)
+
+    found = of_models([Member(registration, alive=True)], {})
+
+    assert ("model m", f"is being loaded {since} (executor-1)") in [(one.subject, one.text) for one in found]
+
+
 def test_a_failure_that_executors_share_is_told_once() -> None:
     names = ("executor-1", "executor-2", "executor-3")
     members = [member(name, failed="no weights" if name == "executor-3" else "dims") for name in names]

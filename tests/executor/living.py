@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from executor.connections import RedisConnections
 from executor.lease.registration import Applied, Registration
@@ -16,7 +17,7 @@ from executor.models.repository import ModelRepository
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
 from shared.contract.ids import ExecutorId
-from shared.process.lifecycle import Stop
+from shared.process.lifecycle import Stop, Tasks
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -58,7 +59,10 @@ async def loading(
 ) -> AsyncGenerator[Loader]:
     """What loads the models of an executor of that name."""
     connections = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, SHARDS))
-    yield Loader(repository, connections, name, stop or Stop())
+    # The event loop is the group that owns what goes on.
+    tasks = Tasks(cast("Any", asyncio))
+    yield Loader(repository, connections, name, stop or Stop(), tasks, asyncio.Event())
+    await tasks.end_all()
     await connections.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from executor import service
 from executor.connections import RedisConnections
 from executor.models.loader import Loader
 from executor.models.repository import ModelRepository
+from executor.models.served import LoadedModel
 from executor.service import load_models, start_models
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
@@ -58,6 +60,30 @@ async def test_a_broken_model_stands_in_the_index_and_the_others_serve(
     (line,) = [line for line in repository.index(repository.listed(readable_alone=True)) if line.model == "broken"]
     assert ("1", "UNAVAILABLE") == (line.version, line.state)
     assert "it is broken" in line.reason
+
+
+async def test_a_model_that_hangs_at_the_start_keeps_no_other_from_being_served(
+    repository: ModelRepository, loader: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, really_load = threading.Event(), ModelRepository.load
+
+    def load(self: ModelRepository, name: str, *more: Any) -> LoadedModel:
+        if name == "broken":
+            assert gate.wait(60)
+        return really_load(self, name, *more)
+
+    async def has_ended(task: asyncio.Task[Any], _: float | None) -> bool:
+        """Patient with all but the one that hangs."""
+        if "broken" not in task.get_name():
+            await asyncio.wait([task])
+        return task.done()
+
+    monkeypatch.setattr(ModelRepository, "load", load)
+    monkeypatch.setattr("executor.models.loader._has_ended", has_ended)
+    await load_models(repository, loader, ExecutorSettings(models=(tmp_path,)))
+
+    assert ["good"] == list(repository.loaded)
+    gate.set()
 
 
 async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(

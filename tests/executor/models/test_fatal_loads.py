@@ -18,7 +18,7 @@ from executor.connections import RedisConnections
 from executor.models.loader import ROUNDS_MAX, SILENT_MS, SUCCESS, LoadAttempt, Loader
 from executor.workers.devices import DeviceLostError
 from shared.contract.errors import LoadError
-from shared.process.lifecycle import Stop
+from shared.process.lifecycle import Stop, Tasks
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
@@ -36,6 +36,7 @@ class Models:
     gate: threading.Event | None = None
     loads: int = 0
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    unloaded: list[str] = field(default_factory=list[str])
 
     def load(self, name: str, *_: object) -> str:
         self.loads += 1
@@ -48,6 +49,9 @@ class Models:
     def refuse(self, name: str, reason: str) -> None:
         self.refused[name] = reason
 
+    def unload(self, name: str) -> None:
+        self.unloaded.append(name)
+
     def folder(self, _name: str) -> None: ...
 
 
@@ -57,7 +61,9 @@ class Host:
     def __init__(self, connections: RedisConnections, models: Models, name: str) -> None:
         self.models = models
         self.stop = Stop()
-        self.loader = Loader(cast("Any", models), connections, name, self.stop)
+        self.changed = asyncio.Event()
+        tasks = Tasks(cast("Any", asyncio))
+        self.loader = Loader(cast("Any", models), connections, name, self.stop, tasks, self.changed)
 
     async def load(self, generation: str = "g1") -> None:
         await self.loader.load("m", generation=generation)
@@ -211,6 +217,47 @@ async def test_who_is_told_to_stop_may_be_killed_before_its_load_ends(
     assert not loading.done()
     host.models.gate.set()
     await loading
+
+
+async def test_a_load_that_hangs_holds_up_no_other_model_and_is_announced_when_it_ends(host: Host) -> None:
+    gate = host.models.gate = threading.Event()
+    for _ in range(2):
+        with pytest.raises(LoadError, match=r"'m' has been loading for 0 s and goes on.* start executor 'a' anew"):
+            await host.loader.load("m", generation="g1", limit_s=0.0)
+    while not host.models.loads:
+        await asyncio.sleep(0.01)
+    host.models.gate = None
+    await host.loader.load("other", generation="g2")
+    assert not host.changed.is_set()
+
+    gate.set()
+    await host.changed.wait()
+    assert [] == host.models.unloaded
+    await host.load("g3")
+    # Of the model that hung, one load at a time.
+    assert 3 == host.models.loads
+
+
+async def test_what_was_unloaded_while_its_load_went_on_is_not_served_when_that_ends(host: Host) -> None:
+    host.models.gate = threading.Event()
+    with pytest.raises(LoadError, match="goes on"):
+        await host.loader.load("m", generation="g1", limit_s=0.0)
+
+    host.loader.unload("m")
+    host.models.gate.set()
+    await host.changed.wait()
+
+    assert ["m", "m"] == host.models.unloaded
+
+
+async def test_a_load_that_went_on_and_failed_is_logged(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.models.error = LoadError("no such file")
+    with pytest.raises(LoadError, match="goes on"):
+        await host.loader.load("m", generation="g1", limit_s=0.0)
+
+    await host.changed.wait()
+
+    assert "model not loaded" in caplog.messages
 
 
 async def test_what_is_no_attempt_counts_for_nothing(host: Host, connections: RedisConnections, redis: Redis) -> None:

@@ -140,6 +140,16 @@ async def test_versions_come_and_go_by_the_policy_and_those_that_stay_are_left_a
     }["1"]
 
 
+async def test_the_index_says_since_when_a_model_is_being_loaded(repository: ModelRepository) -> None:
+    repository.loading["running_sum"] = 0.0
+    since = "since 1970-01-01 00:00:00 UTC"
+    assert {"": ("LOADING", since)} == states(repository)
+
+    repository.load("running_sum")
+    repository.loading["running_sum"] = 0.0
+    assert {"1": ("READY", f"is being loaded anew {since}, what was loaded before is served")} == states(repository)
+
+
 async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: ModelRepository, folder: Path) -> None:
     (one,) = repository.load("running_sum").versions
     (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
@@ -382,7 +392,7 @@ async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
 
     assert raised.value.code is Code.INTERNAL
     assert "embedded null" in repository.failures[name].reason
-    assert set() == repository.loading
+    assert {} == repository.loading
 
 
 async def test_a_model_that_changes_the_working_directory_takes_no_relative_repository_away(
