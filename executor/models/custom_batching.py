@@ -9,13 +9,15 @@ Triton loads a shared library with five hooks; here they are five functions of a
     model_batcher_finalize(batcher)                               the model is unloaded
 
 The strategy adds to the rules of the dynamic batcher and replaces none. It is asked for the first request too, so that
-it can measure it, but a single request always runs. While a batch waits for more requests, it is formed again from its
+it can measure it, but a single request always runs. So while a hook hangs (`--batch-limit-s`), requests run one by one.
+While a batch waits for more requests, it is formed again from its
 first request on each time. All that a strategy does, it does on one thread of its own, one hook at a time: it may keep
 what belongs to the thread that made it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import itertools
 import sys
@@ -89,9 +91,15 @@ class BatchRequest:
 class BatchStrategy:
     """The loaded strategy of one model version."""
 
-    def __init__(self, path: Path, config: ModelConfig) -> None:
-        """Loads the file and initializes its batcher. Blocks. Raises LoadError with the reason."""
+    def __init__(self, path: Path, config: ModelConfig, limit_s: float = 0.0) -> None:
+        """Loads the file and initializes its batcher. Blocks. Raises LoadError with the reason.
+
+        limit_s  how long the hooks for one batch may take; 0: any time
+        """
         self.path = path
+        self._limit_s = limit_s
+        self._hangs = False
+        self._hook = ""
         self._model = config.name
         self._thread = EngineThread(f"{config.name} strategy")
         self._module_name = f"seqmesh_batch_strategy_{next(_modules)}"
@@ -105,8 +113,25 @@ class BatchStrategy:
     async def decide(
         self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool = False
     ) -> int | Wait:
-        """How many requests of the front run now (see `BatchRules.decide`). Raises StrategyError."""
-        return await self._thread.start(self._decide, rules, front, messages, was_busy=was_busy)
+        """How many requests of the front run now (see `BatchRules.decide`): one, while a hook hangs. Raises
+        StrategyError.
+        """
+        self._hangs = self._hangs and not self._thread.is_idle
+        if self._hangs:
+            return 1
+        try:
+            async with asyncio.timeout(self._limit_s or None):
+                return await self._thread.start(self._decide, rules, front, messages, was_busy=was_busy)
+        except TimeoutError:
+            self._hangs = True
+            logs.error(
+                "batch strategy hangs",
+                model=self._model,
+                hook=self._hook,
+                seconds=self._limit_s,
+                remedy="requests run one by one until it returns: mend it, and start the executor anew",
+            )
+            return 1
 
     async def close(self) -> None:
         """Finalizes the batcher. A failure of that is logged, and so is one that takes too long: it is left behind."""
@@ -149,12 +174,14 @@ class BatchStrategy:
     @contextmanager
     def _asked(self, hook: str, request: RequestId) -> Generator[Callable[..., Any]]:
         """A hook, and a block for its work on a request. What is raised there fails the request."""
+        self._hook = hook
         try:
             yield self._hooks[hook]
         except BaseException as failure:
             raise StrategyError(f"{self._blame(hook)}: {class_and_text(failure)}", request) from failure
 
     def _quietly(self, hook: str, argument: Any) -> None:
+        self._hook = hook
         try:
             self._hooks[hook](argument)
         except BaseException as failure:  # noqa: BLE001 - no request depends on this hook; the operator is told
@@ -192,7 +219,7 @@ class BatchStrategy:
 
 
 def find_strategy(
-    config: ModelConfig, model_dir: Path, version: str, backend_dirs: Sequence[Path] = ()
+    config: ModelConfig, model_dir: Path, version: str, backend_dirs: Sequence[Path] = (), limit_s: float = 0.0
 ) -> BatchStrategy | None:
     """A model version's batch strategy, loaded; None when it has none. Blocks. Raises LoadError.
 
@@ -200,6 +227,8 @@ def find_strategy(
     or a backend directory: a load request may bring the parameter, but no code from elsewhere. Else `batchstrategy.py`
     is looked for in the version's, the model's and the backend's directory (`<backend dir>/<backend>`), in this order.
     That of a sequence model, or of a model without `dynamic_batching`, is logged as an error and ignored, as in Triton.
+
+    limit_s  how long its hooks may take for one batch (`BatchStrategy`)
     """
     named = config.parameters.get(STRATEGY)
     own = (model_dir / version, model_dir)
@@ -214,13 +243,13 @@ def find_strategy(
         path = (model_dir / named).resolve()
         if not any(path.is_relative_to(root.resolve()) for root in (model_dir.parent, model_dir, *backend_dirs)):
             raise LoadError(f"batch strategy '{named}' of model '{config.name}' is not in the model repository")
-        return BatchStrategy(path, config)
+        return BatchStrategy(path, config, limit_s)
     folders = (*own, *(folder / config.backend for folder in backend_dirs))
     found = next((path for folder in folders if (path := folder / FILE_NAME).is_file()), None)
     if found is None:
         return None
     logs.info("batch strategy", model=config.name, version=version, file=str(found))
-    return BatchStrategy(found, config)
+    return BatchStrategy(found, config, limit_s)
 
 
 def _request(seen: Seen, message: InferMessage) -> BatchRequest:

@@ -91,7 +91,7 @@ class ModelRepository:
     metrics        which latencies are counted
     value_bytes_max  largest state tensor of one sequence
     state_bytes_max  bytes of the states that an instance holds, where they decide about its slots (`slots_within`)
-    call_limit_s     how long a call may take, for engines that end late calls themselves
+    call_limit_s     how long a call may take, for engines that end late calls themselves, and for batch strategies
     reloads        models may be loaded again; if not, no state can come from another load
     """
 
@@ -483,7 +483,7 @@ class ModelRepository:
                     EngineWorker(engines[-1], config.name, name, index, self.devices, thread, self.call_limit_s)
                 )
             config = with_methods(config, engines)
-            strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
+            strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs, self.call_limit_s)
         except BaseException:
             for (name, _), engine, thread in zip(self.devices.places(config), engines, threads, strict=False):
                 with finalizing(config.name, name):

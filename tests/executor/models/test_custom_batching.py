@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,29 @@ async def test_a_batcher_whose_finalize_does_not_return_is_left_behind(
     gate.set()
 
     assert ["batch strategy not finalized"] == caplog.messages
+
+
+async def test_while_a_hook_hangs_requests_run_one_by_one_and_the_log_names_the_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, gate = BatchStrategy(put(tmp_path / "own.py"), PLAIN, 0.01), threading.Event()
+    waiting = Front(2, None, 0, tuple(Seen(RequestId(id), 1, 0, "") for id in "78"))
+    messages = {seen.id: InferMessage("m", "1", seen.id, 0, ()) for seen in waiting.front}
+    decide = partial(strategy.decide, BatchRules(4, 4, (), 0), waiting, messages)
+
+    def hangs(_request: object, _batch: object) -> bool:
+        return gate.wait(60)
+
+    monkeypatch.setitem(strategy._hooks, "model_batch_include_request", hangs)
+    assert [1, 1] == [await decide(), await decide()]
+    assert ["batch strategy hangs"] == caplog.messages
+    assert "model_batch_include_request" == vars(caplog.records[0])["fields"]["hook"]
+
+    gate.set()
+    async with asyncio.timeout(60):
+        while await decide() != 2:
+            await asyncio.sleep(0.01)
+    await strategy.close()
 
 
 def test_hooks_that_nobody_waits_for_may_leave_the_process_without_ending_it(
