@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor.engine import shapes
 from executor.engine.base import Row, RowError, RowResult
@@ -18,6 +19,7 @@ from executor.engine.python.tensor import ModelTensor, datatype_of, raw_content
 from executor.engine.python.texts import plain_text
 from executor.engine.state_tensors import size_problem
 from shared.contract.errors import Code, code_of
+from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import Tensor, shape_text
 
@@ -143,7 +145,8 @@ class OutputCheck:
                 self._seen_type, self._seen_shape, self._seen_count = array.dtype, array.shape, count
         if self._spec.datatype == "BYTES":
             return Tensor(self.name, "BYTES", self._client_shape, raw_content(tensor))
-        return Tensor(self.name, self._spec.datatype, self._client_shape, array.tobytes())
+        raw = array.tobytes() if array.nbytes <= VALUE_BYTES_MAX else _lent(array)
+        return Tensor(self.name, self._spec.datatype, self._client_shape, raw)
 
     def _check(self, tensor: ModelTensor, count: int) -> None:
         datatype, shape = datatype_of(tensor), tensor.array.shape
@@ -157,6 +160,13 @@ class OutputCheck:
                 f"{shape_text(expected)}, got {datatype} {shape_text(shape)}"
             )
         self._client_shape = (*leading, *shapes.for_client(self._spec, row_shape))
+
+
+def _lent(array: NDArray[Any]) -> Any:
+    """An array's bytes, for what is refused by its size: a copy would keep the interpreter, and so the lease, for a
+    second a GiB.
+    """
+    return np.ascontiguousarray(array).reshape(-1).data.cast("B")
 
 
 def _as_output(state: StateSpec) -> TensorSpec:

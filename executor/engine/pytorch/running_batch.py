@@ -17,6 +17,7 @@ import torch
 
 from executor.engine.base import Timings
 from executor.engine.pytorch.datatypes import raw_of
+from shared.contract.limits import VALUE_BYTES_MAX
 
 Spans = Iterable[tuple[int, int]]
 """Which rows of a tensor each piece has: the first one, and the one behind the last."""
@@ -84,10 +85,12 @@ class HostBatch:
 
 
 def _copied(tensor: torch.Tensor, rows: int, spans: Spans) -> list[bytes]:
-    # The module may write to its own tensors in the next call.
+    # The module may write to its own tensors in the next call. But what is refused by its size is not copied: that
+    # would keep the interpreter, and so the lease, for a second a GiB.
     raw = raw_of(tensor)
     size = len(raw) // rows
-    return [bytes(raw[begin * size : end * size]) for begin, end in spans]
+    parts: list[Any] = [raw[begin * size : end * size] for begin, end in spans]
+    return [bytes(part) if len(part) <= VALUE_BYTES_MAX else part for part in parts]
 
 
 class GpuStreams:

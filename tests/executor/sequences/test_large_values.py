@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from executor.engine.python import outputs
 from executor.engine.python.slot_states import SlotStates
+from executor.engine.python.tensor import ModelTensor
+from executor.engine.pytorch import running_batch
 from executor.engine.pytorch.arena import StateArena
+from executor.engine.pytorch.running_batch import HostBatch
 from shared.contract.errors import Code, LoadError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import ReplyMessage, StepFlag
-from shared.contract.model_config import StateSpec
+from shared.contract.model_config import StateSpec, TensorSpec
 from shared.contract.tensors import to_numpy
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import ENVELOPE_BYTES, connect, value_bytes_max
@@ -141,6 +145,23 @@ def test_a_state_of_variable_size_is_measured_before_it_is_kept(tmp_path: Path, 
 
     assert fits.problem(row, 1) is None
     assert f"it has {size} bytes" in str(narrow.problem(row, 1))
+
+
+def test_what_is_refused_by_its_size_is_not_copied_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of some GiB keeps the interpreter for longer than the lease lasts."""
+    for module in (outputs, running_batch):
+        monkeypatch.setattr(module, "VALUE_BYTES_MAX", 8)
+    array = np.arange(6, dtype=np.float32).reshape(3, 2)
+    check = outputs.OutputCheck("m", TensorSpec("OUT", "FP32", (2,)), batched=True)
+
+    given = [check.wire(ModelTensor("OUT", rows), len(rows)).raw for rows in (array[:1], array, array[::2])]
+    cut = HostBatch().pieces(torch.from_numpy(array), 3, [(0, 1), (0, 3)])
+
+    assert [bytes, memoryview, memoryview] == [type(raw) for raw in given]
+    assert [bytes, memoryview] == [type(raw) for raw in cut]
+    assert [rows.tobytes() for rows in (array[:1], array, array[::2])] == [bytes(raw) for raw in given]
+    array[:] = 0
+    assert array.tobytes() == bytes(given[1]) == bytes(cut[1])
 
 
 async def test_a_server_that_may_not_be_asked_counts_as_usual(redis: Any, private_server: EmbeddedRedis) -> None:
