@@ -136,8 +136,6 @@ async def _serve(
     period_s = settings.lease_ms / 1000 / RENEWALS_PER_LEASE
     draining = Draining(connections.membership, settings.name, period_s=period_s)
     while await _is_wanted(connections, draining, stop):
-        # Of the registration before this one nothing runs any more.
-        await repository.close_retired()
         registration = Registration(
             settings, connections, repository, tracing, applied(), changed, calls=lambda: client.edges
         )

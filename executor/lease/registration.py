@@ -131,6 +131,8 @@ class Registration:
         self._started_ms = time.time_ns() // 1_000_000
         self._listed: Mapping[str, ModelSource] = {}
         self._retired = asyncio.Event()
+        # Of the registration before this one nothing runs any more.
+        self._retired.set()
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
@@ -216,7 +218,9 @@ class Registration:
         self._retired.set()
 
     async def _close_retired(self) -> None:
-        """Closes what is not in use any more. A slow `finalize` holds up no other model: that is loaded meanwhile."""
+        """Closes what is not in use any more. A slow `finalize` holds up neither another model, which is loaded
+        meanwhile, nor a registration.
+        """
         while True:
             await self._retired.wait()
             self._retired.clear()

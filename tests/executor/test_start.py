@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.keyspace import Keyspace
-from shared.store.membership import Membership
+from shared.store.membership import Member, Membership
 from shared.store.redis_client import connect
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
@@ -149,6 +150,26 @@ async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_anothe
     assert ["broken"] == list(repository.failures)
 
 
+@asynccontextmanager
+async def served(url: str, keys: Keyspace, repository: ModelRepository) -> AsyncGenerator[list[Member]]:
+    """Runs an executor that loads `good`, which is registered. Afterwards it has stopped."""
+    stop, no_calls = Stop(), SimpleNamespace(edges=())
+    settings = ExecutorSettings(model_control_mode="explicit", load_model=("good",), name="a")
+    connections = RedisConnections(lambda run: connect(url, retries=0, run=run), keys)
+    async with asyncio.TaskGroup() as group:
+        tasks = Tasks(group)
+        serving = service._serve(settings, connections, repository, Tracing(None), cast(Any, no_calls), tasks, stop)
+        task = tasks.start(serving, name="executor")
+        async with asyncio.timeout(30), connect(url) as redis:
+            while not (members := await Membership(redis, keys).members()) and not task.done():
+                await asyncio.sleep(0.01)
+        yield members
+        stop.request("the end of the test")
+        await task
+        await tasks.end_all()
+    await connections.close()
+
+
 async def test_a_redis_that_is_restarted_while_models_load_does_not_end_the_start(
     repository: ModelRepository, private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,22 +181,23 @@ async def test_a_redis_that_is_restarted_while_models_load_does_not_end_the_star
         await load_models(*args)
 
     monkeypatch.setattr(service, "load_models", load_over_a_restart)
-    keys, stop, no_calls = Keyspace("restarted", SHARDS), Stop(), SimpleNamespace(edges=())
-    settings = ExecutorSettings(model_control_mode="explicit", load_model=("good",), name="a")
-    connections = RedisConnections(lambda run: connect(private_server.url, retries=0, run=run), keys)
-    async with asyncio.TaskGroup() as group:
-        tasks = Tasks(group)
-        serving = service._serve(settings, connections, repository, Tracing(None), cast(Any, no_calls), tasks, stop)
-        task = tasks.start(serving, name="executor")
-        async with asyncio.timeout(30), connect(private_server.url) as redis:
-            while not (members := await Membership(redis, keys).members()) and not task.done():
-                await asyncio.sleep(0.01)
-        stop.request("the end of the test")
-        await task
-        await tasks.end_all()
-    await connections.close()
+    async with served(private_server.url, Keyspace("restarted", SHARDS), repository) as members:
+        assert ["good"] == [served.model for member in members for served in member.registration.models]
 
-    assert ["good"] == [served.model for member in members for served in member.registration.models]
+
+async def test_a_model_of_the_registration_before_that_ends_slowly_does_not_hold_up_the_next(
+    repository: ModelRepository, redis_url: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = asyncio.Event()
+
+    async def close_retired(*_: object) -> None:
+        await ended.wait()
+
+    with monkeypatch.context() as slow:
+        slow.setattr(ModelRepository, "close_retired", close_retired)
+        async with served(redis_url, Keyspace(key_prefix, SHARDS), repository) as members:
+            assert ["a"] == [member.registration.name for member in members]
+            ended.set()
 
 
 async def test_its_tasks_end_before_the_connections_that_they_use(
