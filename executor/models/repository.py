@@ -43,6 +43,7 @@ from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.contract.model_config import FixedShape
 from shared.process import logs
+from shared.process.machine import fill_standard_streams
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import ModelLoad
 
@@ -197,6 +198,8 @@ class ModelRepository:
             raise LoadError(message, Code.INTERNAL) from error
         finally:
             self.loading.pop(name, None)
+            if closed := fill_standard_streams():
+                logs.warning("model closed standard streams, they lead nowhere now", model=name, descriptors=closed)
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes that a load is not even tried. The versions served before go on."""

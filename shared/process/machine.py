@@ -51,6 +51,25 @@ def available_cores(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
     return max(1, min(found))
 
 
+def fill_standard_streams() -> list[int]:
+    """Opens those of the descriptors 0 to 2 that are closed, on nothing, and returns them. Else the next socket or file
+    would be one of them: it would get what is printed, or the log, and processes that are started would lack it.
+    """
+    filled: list[int] = []
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free one, unless another thread has just taken that.
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened == descriptor:
+                os.set_inheritable(opened, True)  # noqa: FBT003
+                filled.append(opened)
+            else:
+                os.close(opened)
+    return filled
+
+
 def raise_open_files() -> int:
     """Raises this process's limit of open files to OPEN_FILES_WANTED, if the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -28,6 +28,7 @@ from executor.engine.python.process.environments import EXECUTORS_OWN, Environme
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
 from shared.process.endings import ending
+from shared.process.machine import fill_standard_streams
 
 LIMIT_S = 60.0
 """Time for starting Python, importing the model and running the function. Triton allows 30 s for starting."""
@@ -57,6 +58,8 @@ def completed_apart(
     model cannot be imported.
     """
     name = _name(config_json)
+    # A model beside it may have closed some.
+    fill_standard_streams()
     process = subprocess.Popen(
         environment.command(__name__, [str(path), str(limit_s + _FAILSAFE_S)]),
         stdin=subprocess.PIPE,

@@ -231,6 +231,28 @@ async def test_override_files_take_the_place_of_the_folder_until_the_version_is_
     assert not place.exists()
 
 
+async def test_a_model_that_closes_standard_error_takes_it_neither_from_sockets_nor_from_processes(
+    repository: ModelRepository, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its descriptor would be the next socket's, and get the log."""
+    closes = """    def initialize(self, args):
+        import os
+        os.close(2)
+
+    def execute("""
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE.replace("    def execute(", closes))
+    before = os.dup(2)
+    try:
+        repository.load("running_sum")
+        assert os.path.samestat(os.fstat(2), Path(os.devnull).stat())
+        assert os.get_inheritable(2)
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+    assert "model closed standard streams, they lead nowhere now" in caplog.messages
+
+
 async def test_every_instance_of_a_version_is_finalized_also_if_whoever_closes_it_is_cancelled(
     repository: ModelRepository, folder: Path, tmp_path: Path
 ) -> None:

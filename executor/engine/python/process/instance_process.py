@@ -24,6 +24,7 @@ from executor.engine.python.process.host import SHOW_STACK
 from executor.engine.python.process.made_calls import MadeCalls
 from shared.process import logs
 from shared.process.endings import ending
+from shared.process.machine import fill_standard_streams
 
 CLOSE_LIMIT_S = 5.0
 """Time for the model's `finalize`, and for the end of its process."""
@@ -87,6 +88,8 @@ class InstanceProcess:
 
     def _start(self, environment: Environment) -> None:
         """Starts the process. Raises OSError, and leaves nothing open then."""
+        # A model beside it may have closed some.
+        fill_standard_streams()
         with ExitStack() as theirs, ExitStack() as mine:
             self._frames, their_calls = pair()
             mine.callback(self._frames.close)
