@@ -5,13 +5,14 @@ Those with the prefix `seqmesh_` that are older than `gateway.models.mesh_famili
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.models.exposition import Family
 from gateway.models.observation import Observed, Place, each_model
 from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
+from shared.process import logs
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, Sample, merged_families
 from shared.statistics.tally import FULL_LOGS, GAINED_ROWS, HELD_BATCHES, ModelStatistics, first_response_of, sketch_of
@@ -423,7 +424,12 @@ def unreadable_families(observed: Observed) -> list[Family]:
     return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
 
 
-def custom_families(observed: Observed) -> list[Family]:
-    """The families that python models define themselves, added up over all executors."""
+def custom_families(observed: Observed, taken: Collection[str] = ()) -> list[Family]:
+    """The families that python models define themselves, added up over all executors. Those with a taken name are left
+    out: a page on which a family comes twice cannot be read, and a model is not to count for the mesh.
+    """
     merged = merged_families(report.families for report in observed.reports)
-    return [Family(each.name, each.kind, each.help, each.samples) for each in merged]
+    for each in merged:
+        if each.name in taken:
+            logs.warning("metric of a model left out", metric=each.name, remedy="rename it: the mesh has one so named")
+    return [Family(each.name, each.kind, each.help, each.samples) for each in merged if each.name not in taken]

@@ -129,7 +129,7 @@ class Metrics:
         exemplars: Iterable[tuple[str, str, Exemplar]],
     ) -> list[Family]:
         models = shown(statistics, records, observed)
-        return [
+        own = [
             *inference_families(models, self._config),
             *request_families(models, exemplars_of(observed, exemplars)),
             *sequence_families(models, observed.led),
@@ -138,9 +138,14 @@ class Metrics:
             *tenant_families(observed.tenants, of_mesh),
             *executor_families(observed),
             *redis_families(observed.redis, of_mesh),
-            *custom_families(observed),
             *unreadable_families(observed),
         ]
+        return [*own, *custom_families(observed, self._names(own))]
+
+    def _names(self, families: Iterable[Family]) -> set[str]:
+        """The names that a page with these families has, with those of this gateway."""
+        process = [sample.name for metric in self._process.collect() for sample in metric.samples]
+        return {MESH_UP[0], *process, *(own.name for own in self._gauges), *(family.name for family in families)}
 
     async def _redis_alone(self) -> list[Family]:
         """What Redis tells of itself; nothing if it does not answer."""

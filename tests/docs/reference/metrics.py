@@ -40,7 +40,8 @@ gateway, or aggregate with `max`. What begins with `seqmesh_gateway_` or `proces
 metrics with `seqmesh_` are the mesh's.
 
 Metrics of models also have a label `_<tag>` for each of the model's `metric_tags`. A `python` model may have metrics of
-its own; they are added up over all executors. A counter of a model begins at 0 with each load of the model.
+its own; they are added up over all executors. One that is named like a metric of the mesh is left out, and the log of
+the gateway says so. A counter of a model begins at 0 with each load of the model.
 """
 PLAIN = ModelConfig("m", "python", "", 8, (), ())
 STATE = (StateSpec("in", "out", "FP32", (1,)),)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from io import StringIO
 from typing import Any, cast
 
 import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as om
 
 from gateway.models import metrics
 from gateway.models.catalog import Catalog, CatalogView
 from gateway.models.exposition import Family
 from gateway.models.metrics import Metrics
-from gateway.models.observation import Observation
+from gateway.models.observation import Observation, Observed
 from gateway.models.statistics import Statistics
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import ModelConfig
 from shared.statistics.metrics_config import MetricsConfig
+from shared.statistics.reports import CustomFamily, ExecutorReport, HostReport, Sample
 from shared.statistics.tally import FailureReason, failure, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -132,9 +136,32 @@ async def test_the_page_comes_although_redis_is_silent(
     await redis.aclose()
 
 
-def empty_page(redis: Redis) -> Metrics:
+async def test_a_models_metric_that_is_named_like_one_of_the_mesh_is_left_out_of_the_page(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page of OpenMetrics with a family that comes twice is refused as a whole."""
+    named = ("nv_cpu_utilization", "seqmesh_gateway_mesh_up", "process_start_time_seconds", "of_the_model")
+    families = tuple(CustomFamily(name, "gauge", "A model's", (Sample("", {}, 7.0),)) for name in named)
+    report = ExecutorReport("a", "h", HostReport(0.5, 1, 1), families=families)
+
+    async def look(_: Observation) -> Observed:
+        return Observed((report,), {})
+
+    monkeypatch.setattr(Observation, "look", look)
+    page = empty_page(redis, key_prefix)
+
+    parsers: dict[bool, Any] = {False: parser.text_fd_to_metric_families, True: om.text_fd_to_metric_families}
+    for openmetrics, parse in parsers.items():
+        text = (await page.render(openmetrics=openmetrics)).decode()
+        found = [metric.name for metric in parse(StringIO(text))]
+        assert sorted(set(found)) == sorted(found)
+        assert "of_the_model" in found
+    assert set(named[:3]) == {vars(record)["fields"]["metric"] for record in caplog.records}
+
+
+def empty_page(redis: Redis, key_prefix: str = Keyspace().prefix) -> Metrics:
     """The page of a gateway in a mesh without models."""
-    keys = Keyspace()
+    keys = Keyspace(key_prefix)
     catalog = Catalog(Membership(redis, keys))
     observation = Observation(redis, keys, catalog)
     statistics = Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation)
