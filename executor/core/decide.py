@@ -188,11 +188,7 @@ def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: 
     if found.void is None and found.is_of_another(state.mark):
         owned.void = VoidCause.LOST
         actions.append(Tell("INFO", "sequence ended by a reload", owned, {"last_step": found.committed}))
-    lacks_state = state.recovery.lacks_state(found.checkpointed, found.start_step, holds_state=found.holds_state)
-    if found.void is None and lacks_state:
-        # Without it the sequence would go on from the beginning, and its answers would be wrong.
-        owned.void = VoidCause.LOST
-        actions.append(Tell("WARNING", "checkpoint is gone", owned, {"step": found.checkpointed}))
+    owned.needs_start = state.recovery.needs_start(found.checkpointed, holds_state=found.holds_state)
     owned.predecessor = found.traceparent if found.committed else None
     owned.failed = found.failed
     # The replay begins behind the checkpoint; up to the last committed step nothing is answered again.
@@ -237,6 +233,7 @@ def restored(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[E
 def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[ExecutorAction]:
     """Makes the next step of a sequence ready, if it is here. Steps that are not run are answered without the model."""
     answers: list[StepAnswer] = []
+    told: list[ExecutorAction] = []
     while (queued := owned.head) is not None and not (state.one_by_one and owned.awaits_commit):
         if owned.head_is_cancelled:
             is_given_up = queued.step.given_up
@@ -247,15 +244,20 @@ def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[Ex
             owned.void = VoidCause.LOST if is_given_up else VoidCause.CANCELLED
         elif owned.void is not None and (owned.replays or not queued.step.flags & START):
             answers += answer_unrun(state, owned, queued, HowAnswered.VOID, owned.void)
+        elif owned.needs_start and owned.void is None and not queued.step.flags & START:
+            # It would run as if the sequence began with it, and the answers would be wrong.
+            owned.void = VoidCause.LOST
+            told.append(Tell("WARNING", "checkpoint is gone", owned, {"next_step": owned.next_step}))
         elif queued.refused:
             begin(state, owned, queued)
             answers += settle(state, BatchMember(owned, queued, save=False), RowEnd.FAILED, None)
         else:
+            owned.needs_start = False
             # A further pass of an iterative step waits since now, not since the request arrived.
             arrived_us = now_us if owned.passes else queued.queued_us
             state.ready[owned.instance].offer(owned.slot, queued, arrived_us=arrived_us, now_us=now_us)
             break
-    return [Commit(owned.instance, answers)] if answers else []
+    return [*told, Commit(owned.instance, answers)] if answers else told
 
 
 def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, was_busy: bool) -> RunBatch | Wait:

@@ -83,8 +83,10 @@ class Recovery:
         """Whether the state after the running step goes to Redis with its commit. (Never asked for a replayed step.)"""
         return False
 
-    def lacks_state(self, checkpointed: StepNumber, start_step: StepNumber, *, holds_state: bool) -> bool:
-        """Whether Redis has lost the state of the checkpointed step: it holds none, and has held one."""
+    def needs_start(self, checkpointed: StepNumber, *, holds_state: bool) -> bool:
+        """Whether nothing but a START can follow the checkpointed step, because Redis holds no state of it. If it is
+        another step, Redis has lost the state.
+        """
         return False
 
     def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
@@ -98,7 +100,7 @@ class Recovery:
 
 def recovery_of(config: ModelConfig) -> Recovery:
     if config.state_in_mesh:
-        return Checkpoints(config.checkpoint_interval, is_declared=bool(config.states))
+        return Checkpoints(config.checkpoint_interval)
     if config.replays:
         return Log(config.sequence_log_steps, config.sequence_log_bytes)
     return Recovery()
@@ -106,14 +108,15 @@ def recovery_of(config: ModelConfig) -> Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints(Recovery):
-    """The state of every `interval`-th step goes to Redis. is_declared: no state is empty"""
+    """The state of every `interval`-th step goes to Redis. No state is empty: neither declared ones, nor what a model
+    hands out (`ModelState.save`).
+    """
 
     interval: int
-    is_declared: bool = False
 
-    def lacks_state(self, checkpointed: StepNumber, start_step: StepNumber, *, holds_state: bool) -> bool:
-        # Before a START that is not checkpointed the base has no state.
-        return self.is_declared and checkpointed >= max(1, start_step) and not holds_state
+    def needs_start(self, checkpointed: StepNumber, *, holds_state: bool) -> bool:
+        # The base before a START that is not checkpointed has no state.
+        return checkpointed > 0 and not holds_state
 
     def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
         return not step.flags & END and len(kept.entries) >= self.interval

@@ -145,6 +145,7 @@ class OwnedSequence:
     replay_until  steps up to here were committed before the takeover: they run again for the state, without an answer
     failed        ranges of the steps to be replayed that failed before: the replay skips them
     void          why it has no state: steps fail until a START begins; None if it has one
+    needs_start   it came without state: its next step is a START, or its state is lost
     passes        how often its next step was run without being answered
     predecessor   trace context of the last step that another executor checkpointed, "" if that was not traced; None
                   when a traced step has run here since, or no other executor ran it
@@ -167,6 +168,7 @@ class OwnedSequence:
     replay_until: StepNumber = StepNumber(0)
     failed: tuple[StepRange, ...] = ()
     void: VoidCause | None = None
+    needs_start: bool = False
     passes: int = 0
     predecessor: str | None = None
     kept: KeptSteps = field(default_factory=KeptSteps)

@@ -241,22 +241,26 @@ class TestArrival:
         assert [(5, VOID)] == owner.answered
 
     @pytest.mark.parametrize(
-        ("is_declared", "checkpointed", "start_step", "is_lost"),
-        [(True, 4, 1, True), (True, 4, 4, True), (True, 3, 4, False), (True, 0, 1, False), (False, 4, 1, False)],
+        ("checkpointed", "starts", "is_lost"),
+        [(4, (1,), True), (4, (1, 7), True), (3, (1,), True), (3, (4,), False), (3, (4, 7), False), (0, (1,), False)],
     )
-    def test_a_declared_state_that_was_checkpointed_and_is_gone_is_lost(
-        self, checkpointed: int, start_step: int, *, is_declared: bool, is_lost: bool
+    def test_a_state_that_was_checkpointed_and_is_gone_is_lost(
+        self, checkpointed: int, starts: tuple[int, ...], *, is_lost: bool
     ) -> None:
-        """Else the next step would run as if the sequence began with it. Before a START, no state is needed."""
-        owner = Owner(Checkpoints(5, is_declared=is_declared))
-        for number in range(checkpointed + 1, 6):
-            owner.take(step(number, committed=4))
+        """Else the next step would run as if the sequence began with it. A START needs no state, and is not final yet
+        when it is the seventh.
+        """
+        owner = Owner(Checkpoints(5))
+        for number in range(checkpointed + 1, 8):
+            owner.take(step(number, committed=4, flags=START if number in starts else StepFlag.NONE))
         gone = replace(found(checkpointed=checkpointed, committed=4), model_state=None)
 
-        owner.restore(replace(gone, start_step=StepNumber(start_step)))
+        owner.restore(replace(gone, start_step=StepNumber(starts[-1])))
+        ran = owner.run_all()
 
         assert is_lost == ((5, VOID) in owner.answered)
-        assert is_lost == (5 not in owner.run_all())
+        assert is_lost == (5 not in ran)
+        assert (not is_lost or 7 in starts) == (7 in ran)
 
     def test_sequences_with_a_step_that_waits_are_fetched_first(self) -> None:
         owner = Owner()

@@ -72,8 +72,11 @@ class Record:
 
     def checkpoint_of(self, void: VoidCause | None = None) -> Checkpoint:
         failed = tuple((StepNumber(number), StepNumber(number)) for number in self.failed)
-        numbers = (StepNumber(self.base), StepNumber(self.committed), StepNumber(1))
-        return Checkpoint(Epoch(self.epoch), *numbers, void, failed=failed)
+        # The next step was accepted, too.
+        starts = [number for number, (flags, _) in enumerate(self.steps[: self.committed + 1], 1) if flags & START]
+        numbers = (StepNumber(self.base), StepNumber(self.committed), StepNumber(max(starts)))
+        held = b"state" if self.checkpoint and void is None else None
+        return Checkpoint(Epoch(self.epoch), *numbers, void, failed=failed, model_state=held)
 
     def commit(self, number: int, change: Change, state: State | None, answer: State | None) -> None:
         """What `commit.lua` does."""
@@ -255,11 +258,11 @@ def test_a_sequence_without_state_replays_nothing() -> None:
 @pytest.mark.parametrize(
     ("declares", "methods", "parameters", "expected"),
     [
-        (True, False, {"checkpoint_interval": "4"}, Checkpoints(4, is_declared=True)),
+        (True, False, {"checkpoint_interval": "4"}, Checkpoints(4)),
         (False, True, {}, Checkpoints(1)),
         (False, True, {"sequence_recovery": "replay"}, Checkpoints(1)),
         (False, False, {"sequence_recovery": "replay", "sequence_log_steps": "5"}, Log(5, 16 << 20)),
-        (True, False, {"sequence_recovery": "replay"}, Checkpoints(1, is_declared=True)),
+        (True, False, {"sequence_recovery": "replay"}, Checkpoints(1)),
         (False, False, {"sequence_recovery": "none", "checkpoint_interval": "4"}, Recovery()),
         (False, False, {}, Recovery()),
     ],
