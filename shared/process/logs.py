@@ -144,6 +144,11 @@ def choose(levels: Collection[Level]) -> None:
         ]
 
 
+AMOUNTS = frozenset(("calls", "connections", "waiting_bytes", "unread_bytes"))
+"""Fields that say how much it was this time: lines that differ in nothing else are repeats. Without memory a gateway
+writes twenty such lines a second."""
+
+
 class WithoutRepeats(logging.Filter):
     """Lets a warning or an error pass if it is new; a repeated one only at intervals, with the number of those that
     were suppressed.
@@ -158,7 +163,8 @@ class WithoutRepeats(logging.Filter):
             return True
         cause = record.exc_info[1] if record.exc_info else None
         try:
-            said = (record.name, record.levelno, event_of(record), str(fields_of(record)), f"{type(cause)} {cause}")
+            about = [(name, str(value)) for name, value in fields_of(record).items() if name not in AMOUNTS]
+            said = (record.name, record.levelno, event_of(record), str(about), f"{type(cause)} {cause}")
         except Exception:  # noqa: BLE001 - a library's or a model's, with wrong arguments: the handler tells of it
             # Raised from here, it would fail whoever logs: `logging` expects no filter to raise.
             return True

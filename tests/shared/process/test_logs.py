@@ -137,6 +137,16 @@ def test_what_differs_in_a_field_is_no_repeat_and_infos_are_never_held_back(conf
     assert 4 == len(stream.getvalue().splitlines())
 
 
+def test_what_differs_in_its_amounts_alone_is_a_repeat(configured: Configure) -> None:
+    stream = configured()
+
+    for given in (5, 6, 7):
+        logs.warning("memory is short, calls are ended", calls=given, waiting_bytes=given << 20)
+        logs.error("calls failed", what="a" if given == 5 else "b", calls=given)
+
+    assert 3 == len(stream.getvalue().splitlines())
+
+
 def test_levels_that_are_chosen_at_run_time_leave_repeats_held_back(configured: Configure) -> None:
     stream = configured()
     logs.choose([Level.WARNING])
