@@ -132,6 +132,12 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _check_batch(call: InferCall, config: ModelConfig) -> None:
+    # Triton's backends refuse it so: they read the batch size of the first input, which may be a sequence's control.
+    if not call.inputs and config.inputs and config.sequence_batching is None and not config.ensemble:
+        names = _quoted([spec.name for spec in config.inputs])
+        raise error_about(
+            call, f"a request to model '{config.name}' needs one of its inputs {names}, which says its batch size"
+        )
     for tensor in call.inputs:
         if not tensor.shape:
             raise error_about(

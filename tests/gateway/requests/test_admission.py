@@ -363,6 +363,20 @@ def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
     assert "but missing required input(s) ['INPUT']" in refused(extra, config)
 
 
+def test_a_batching_model_whose_inputs_are_all_optional_needs_one_of_them_as_in_triton():
+    """Nothing else says the batch size; a step of a sequence is one row."""
+    config = stateless(inputs=(TensorSpec("INPUT", "INT32", (1,), optional=True),))
+    empty = msgspec.structs.replace(call(), inputs=())
+
+    assert refused(empty, config) == (
+        "[request id: <id_unknown>] a request to model 'm' needs one of its inputs ['INPUT'], which says its batch size"
+    )
+    assert admitted(call(), config).message.inputs == (INT,)
+    assert admitted(empty, msgspec.structs.replace(config, max_batch_size=0)).message.inputs == ()
+    steps = msgspec.structs.replace(model(), inputs=config.inputs)
+    assert admitted(msgspec.structs.replace(empty, correlation_id=1, start=True), steps).message.inputs == ()
+
+
 def test_outputs_that_are_asked_for_must_be_the_models():
     assert ("OUTPUT",) == tuple(admitted(call(outputs=("OUTPUT",)), stateless()).message.outputs)
     unknown = refused(call(outputs=("OUTPUT", "NOTHING")), stateless())
