@@ -62,10 +62,12 @@ class ModelState:
         """The present state of a sequence, in its form for Redis; never b"", even if the model's dict is empty."""
         given = self._call(CHECKPOINT, correlation_id)
         try:
-            tensors = _packed(given)
+            size = _bytes_of_numbers(given)
+            # What is too large is not copied: that would keep the interpreter, and so the lease, for a second a GiB.
+            tensors = _packed(given) if size <= self._bytes_max else ()
         except BaseException as wrong:  # what the model gave may have methods of the model's own
             raise self._error(CHECKPOINT, correlation_id, text_of_error(wrong)) from wrong
-        size = sum(len(tensor.raw) for tensor in tensors)
+        size = max(size, sum(len(tensor.raw) for tensor in tensors))
         if size > self._bytes_max:
             text = f"returned {size} bytes, and no more than {self._bytes_max} are kept of a sequence"
             raise self._error(CHECKPOINT, correlation_id, text)
@@ -89,6 +91,13 @@ class ModelState:
 
     def _error(self, method: str, correlation_id: CorrelationId, text: str) -> ModelError:
         return ModelError(f"model '{self._name}': {method} of sequence {correlation_id} failed: {text}")
+
+
+def _bytes_of_numbers(given: object) -> int:
+    """Bytes of the arrays of numbers. How long texts are is known only when they are encoded."""
+    values = cast("Mapping[object, object]", given).values() if isinstance(given, Mapping) else ()
+    arrays = [cast("NDArray[Any]", value) for value in values if isinstance(value, np.ndarray)]
+    return sum(array.nbytes for array in arrays if array.dtype.kind not in TEXT_KINDS)
 
 
 def _packed(given: object) -> Sequence[Tensor]:

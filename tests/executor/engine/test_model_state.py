@@ -316,6 +316,8 @@ class Unreadable(dict[str, Any]):
         ({"a": HALF_MASKED}, "'a' has masked elements"),
         ({"a": np.array(["\ud800"])}, "surrogates not allowed"),
         ({"a": np.zeros(80), "b": np.zeros(21)}, "returned 808 bytes, and no more than 800 are kept of a sequence"),
+        # Measured before it is copied: nobody has memory for that.
+        ({"a": np.broadcast_to(np.uint8(0), 1 << 60)}, "returned 1152921504606846976 bytes, and no more than 800"),
     ],
 )
 def test_what_cannot_be_kept_is_a_clear_error(state: object, text: str) -> None:
