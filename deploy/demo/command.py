@@ -141,6 +141,8 @@ async def show(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(showing.client_of(url))
         mesh = await stack.enter_async_context(joined(running, MODEL)) if running is not None else None
+        await refuse_drained(mesh)
+        await showing.await_model(url, MODEL)
         return await both_runs(Stage(client, texts, pace_s, mesh), url, kill=kill)
 
 
@@ -171,12 +173,23 @@ async def both_runs(stage: Stage, url: str, *, kill: bool) -> bool:
     return not differences
 
 
+async def refuse_drained(mesh: LocalMesh | None) -> None:
+    """Raises click.ClickException for a mesh of this machine whose executors are all drained."""
+    if mesh is not None and len(drained := await mesh.drained()) == mesh.executors:
+        raise click.ClickException(
+            f"every executor is drained, so that nobody serves: `seqmesh drain --undo {' '.join(drained)}` takes it "
+            "back, and --private starts another mesh"
+        )
+
+
 async def reason_for_mercy(mesh: LocalMesh | None) -> str:
     """Why no executor can be killed; "" if one can."""
     if mesh is None:
         return "the mesh does not run on this machine, or not in --data-dir"
     if mesh.executors < 2:
         return "the mesh has one executor only: start it with `seqmesh up --executors 2`"
+    if drained := await mesh.drained():
+        return f"drained: {', '.join(drained)}; `seqmesh drain --undo` takes it back"
     if not await mesh.executors_ready():
         return "some executors are still not ready"
     return ""

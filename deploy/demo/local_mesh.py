@@ -62,24 +62,31 @@ class LocalMesh:
     def executors(self) -> int:
         return len(self._pids)
 
+    async def drained(self) -> list[str]:
+        """The launcher's executors that an operator has emptied, by name."""
+        return [name for name in await self._membership.drained() if name in self._pids]
+
     async def executors_ready(self) -> bool:
-        """Waits until every executor has the model; False when that takes too long."""
+        """Waits until every executor has the model, and says for whom; False when that takes too long."""
+        said = False
         try:
             async with asyncio.timeout(EXECUTORS_TIMEOUT_S):
-                while await self._serving() < self.executors:  # noqa: ASYNC110 -- what is waited for is in Redis
+                while missing := self._pids.keys() - await self._serving():
+                    if not said:
+                        said = True
+                        click.echo(f"waiting for {', '.join(sorted(missing))} (at most {EXECUTORS_TIMEOUT_S:.0f} s)")
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
             return False
         return True
 
-    async def _serving(self) -> int:
-        """How many live executors of the launcher serve the model."""
-        return sum(
-            member.usable
-            and member.registration.name in self._pids
-            and any(served.model == self._model for served in member.registration.models)
+    async def _serving(self) -> set[str]:
+        """The live executors that serve the model, by name."""
+        return {
+            member.registration.name
             for member in await self._membership.members()
-        )
+            if member.usable and any(served.model == self._model for served in member.registration.models)
+        }
 
     async def owners(self, correlation_ids: Sequence[str]) -> list[str]:
         """The name of the executor that holds each sequence; "" for one that has no owner at the moment."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import click
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
@@ -15,6 +19,9 @@ from shared.process.addresses import host_and_port
 
 OWNER_INTERVAL_S = 0.2
 ANSWER_S = 5.0
+MODEL_TIMEOUT_S = 60.0
+MODEL_INTERVAL_S = 0.5
+UNAVAILABLE = "StatusCode.UNAVAILABLE"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
 """How a client of HTTP/2, and so of gRPC, begins (RFC 9113, 3.4): at last a frame of settings, the server's first."""
@@ -46,6 +53,29 @@ async def speaks_grpc(url: str) -> bool:
         return (await reader.read(len(SETTINGS)))[3:4] == SETTINGS[3:4]
     finally:
         writer.close()
+
+
+async def await_model(url: str, model: str) -> None:
+    """Waits until an executor behind that gateway serves the model, and says so. Raises click.ClickException when that
+    takes too long. A model that the gateway does not know is left to the first step, which hears so."""
+    deadline, said = time.monotonic() + MODEL_TIMEOUT_S, False
+    async with InferenceServerClient(url) as gateway:
+        while problem := await unavailability(gateway, model):
+            if time.monotonic() >= deadline:
+                raise click.ClickException(f"{url}: {problem}; `seqmesh doctor` and `seqmesh drain --list` tell why")
+            if not said:
+                said = True
+                click.echo(f"waiting, at most {MODEL_TIMEOUT_S:.0f} s: {problem}")
+            await asyncio.sleep(MODEL_INTERVAL_S)
+
+
+async def unavailability(gateway: Any, model: str) -> str:
+    """Why a gateway has nobody to serve a model at the moment; "" if it has."""
+    try:
+        await gateway.get_model_metadata(model, client_timeout=ANSWER_S)
+    except InferenceServerException as refused:
+        return str(refused.message()) if refused.status() == UNAVAILABLE else ""
+    return ""
 
 
 async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen[ViewT]) -> None:

@@ -18,17 +18,20 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
 
-from deploy.demo.command import demo, is_gateway_of, running_mesh
-from deploy.demo.local_mesh import busiest, joined
+from deploy.demo.command import demo, is_gateway_of, reason_for_mercy, refuse_drained, running_mesh
+from deploy.demo.local_mesh import LocalMesh, busiest, joined
 from deploy.demo.screen import Screen, TextView
-from deploy.demo.showing import client_of, numbered
+from deploy.demo.showing import await_model, client_of, numbered, unavailability
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, write_state
 from deploy.local.embedded import free_port
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
 from shared.store.redis_client import agree
 
 
@@ -69,6 +72,11 @@ async def test_a_name_that_no_host_can_have_is_told() -> None:
 def mesh_of(*gateway_ports: int) -> MeshState:
     gateways = [ChildState("gateway", "gateway", 1, "", grpc_port=port) for port in gateway_ports]
     return MeshState(1, "127.0.0.1", "redis://127.0.0.1:1/0", ready=True, children=gateways)
+
+
+def mesh_of_executors(*names: str) -> MeshState:
+    executors = [ChildState(name, "executor", 1, "") for name in names]
+    return msgspec.structs.replace(mesh_of(1), children=executors)
 
 
 @given(st.text(st.characters(max_codepoint=127)).filter(str.strip))
@@ -235,6 +243,65 @@ async def test_a_mesh_that_lacks_the_model_is_told_at_once(redis: Redis, redis_u
     async with AsyncExitStack() as stack:
         with pytest.raises(click.ClickException, match="no model 'text_lstm': --private starts"):
             await stack.enter_async_context(joined(state, "text_lstm"))
+
+
+async def test_a_mesh_whose_executors_are_all_drained_is_told_at_once_with_the_remedy(
+    redis: Redis, key_prefix: str
+) -> None:
+    mesh = LocalMesh(mesh_of_executors("one", "two"), "text_lstm", redis, Keyspace(key_prefix))
+    membership = Membership(redis, Keyspace(key_prefix))
+    for name in ("elsewhere", "one"):
+        await membership.drain(name, 1)
+    await refuse_drained(mesh)
+
+    await membership.drain("two", 1)
+
+    with pytest.raises(click.ClickException, match=r"every executor is drained.* `seqmesh drain --undo one two`"):
+        await refuse_drained(mesh)
+
+
+async def test_a_drained_executor_is_not_waited_for(redis: Redis, key_prefix: str) -> None:
+    mesh = LocalMesh(mesh_of_executors("one", "two"), "text_lstm", redis, Keyspace(key_prefix))
+    await Membership(redis, Keyspace(key_prefix)).drain("two", 1)
+
+    assert "drained: two; `seqmesh drain --undo` takes it back" == await reason_for_mercy(mesh)
+
+
+async def test_executors_that_are_waited_for_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], redis: Redis, key_prefix: str
+) -> None:
+    monkeypatch.setattr("deploy.demo.local_mesh.EXECUTORS_TIMEOUT_S", 0.0)
+    mesh = LocalMesh(mesh_of_executors("one", "two"), "text_lstm", redis, Keyspace(key_prefix))
+    monkeypatch.setattr(mesh, "_serving", AsyncMock(return_value={"one", "elsewhere"}))
+
+    assert not await mesh.executors_ready()
+    assert "waiting for two (at most 0 s)\n" == capsys.readouterr().out
+
+
+async def test_a_model_that_nobody_serves_is_waited_for_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deploy.demo.showing.MODEL_INTERVAL_S", 0.0)
+    monkeypatch.setattr("deploy.demo.showing.unavailability", AsyncMock(side_effect=["none serves", "none serves", ""]))
+
+    await await_model("127.0.0.1:1", "text_lstm")
+
+    assert "waiting, at most 60 s: none serves\n" == capsys.readouterr().out
+
+
+async def test_a_model_that_nobody_comes_to_serve_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.demo.showing.MODEL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("deploy.demo.showing.unavailability", AsyncMock(return_value="none serves"))
+
+    with pytest.raises(click.ClickException, match=r"127[.]0[.]0[.]1:1: none serves; `seqmesh doctor`"):
+        await await_model("127.0.0.1:1", "text_lstm")
+
+
+@pytest.mark.parametrize(("status", "waited_for"), [("UNAVAILABLE", "why"), ("NOT_FOUND", "")])
+async def test_a_model_that_the_gateway_does_not_know_is_not_waited_for(status: str, waited_for: str) -> None:
+    refused = InferenceServerException("why", f"StatusCode.{status}")
+
+    assert waited_for == await unavailability(Mock(get_model_metadata=AsyncMock(side_effect=refused)), "text_lstm")
 
 
 def test_a_text_that_cannot_be_read_is_refused_before_anything_starts() -> None:
