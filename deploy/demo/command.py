@@ -21,7 +21,7 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
-from deploy.local.data_directory import LauncherError, MeshState, read_state
+from deploy.local.data_directory import LauncherError, MeshState, is_locked, read_state
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from deploy.local.terminal import styled
@@ -115,7 +115,9 @@ def running_mesh(data_dir: Path) -> MeshState | None:
         mesh = read_state(data_dir)
     except LauncherError:
         return None
-    if not is_running(mesh.pid):
+    # A launcher that was killed leaves its file, and its process id may be another program's by now. The lock is looked
+    # at only then: to look at it where nobody holds it may be in the way of a launcher that starts.
+    if not (is_running(mesh.pid) and is_locked(data_dir)):
         return None
     if not mesh.ready:
         raise LauncherError(f"the mesh in {data_dir} is not ready yet: try again in a moment")

@@ -81,6 +81,19 @@ def locked(data_dir: Path) -> Generator[None]:
         yield
 
 
+def is_locked(data_dir: Path) -> bool:
+    """Whether a launcher holds the data directory: the kernel lets go for one that was killed. A launcher that starts
+    at this very moment, where none runs, may be refused."""
+    try:
+        with (data_dir / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def state_path(data_dir: Path) -> Path:
     return data_dir / "mesh.json"
 

@@ -26,7 +26,7 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.showing import await_model, client_of, numbered, unavailability
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
-from deploy.local.data_directory import ChildState, LauncherError, MeshState, write_state
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, write_state
 from deploy.local.embedded import free_port
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 from shared.store.commands import Redis
@@ -211,7 +211,15 @@ def test_the_mesh_of_another_user_runs_though_no_signal_reaches_it(
     monkeypatch.setattr(os, "kill", Mock(side_effect=PermissionError))
     write_state(tmp_path, mesh_of(8001))
 
-    assert mesh_of(8001) == running_mesh(tmp_path)
+    with locked(tmp_path):
+        assert mesh_of(8001) == running_mesh(tmp_path)
+
+
+def test_a_mesh_whose_process_id_is_another_programs_by_now_does_not_run(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        write_state(tmp_path, msgspec.structs.replace(mesh_of(8001), pid=os.getpid()))
+
+    assert running_mesh(tmp_path) is None
 
 
 def test_an_address_and_a_private_mesh_exclude_each_other() -> None:
@@ -335,7 +343,8 @@ def test_killing_an_executor_half_way_changes_no_answer(tmp_path: Path) -> None:
     (tmp_path / "mesh.json").write_bytes(msgspec.json.encode(state))
     command = [sys.executable, "-m", "deploy.cli", "demo", f"--data-dir={tmp_path}", "--texts=4", "--pace-ms=0"]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    with locked(tmp_path):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "has one executor only" in done.stdout
