@@ -6,7 +6,6 @@ A hang-up is the death of the client's process: what it had in memory is dropped
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
@@ -42,10 +41,14 @@ class LibraryPlayer(Player):
         """One life of the client, to its death or to the last step."""
         sequence = self._library.resume(self._token)
         living = asyncio.create_task(self._live(sequence))
-        await asyncio.wait((living, self._leave), return_when="FIRST_COMPLETED")
-        living.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await living
+        try:
+            await asyncio.wait((living, self._leave), return_when="FIRST_COMPLETED")
+        finally:
+            # Not awaited itself: its cancellation would pass for that of this task, or hide it.
+            living.cancel()
+            await asyncio.wait((living,))
+        if not living.cancelled():
+            living.result()
         self._token = sequence.token
         sequence.hang_up()
         for sent in self._open:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,8 +16,10 @@ from deploy.chaos.checker import Sort, Strikes, check
 from deploy.chaos.clients import BrokenError, Gateway, RefusedError
 from deploy.chaos.fold import BEGINNING, FoldState, after
 from deploy.chaos.history import AttemptOutcome, SequenceHistory, Strike
+from deploy.chaos.library import LibraryPlayer
 from deploy.chaos.load import SET_BACK, ClientLoad, Clock, Player, Score
 from deploy.chaos.scripts import Script
+from seqmesh_client import StepOutputs
 from tests.chaos.histories import script
 
 ALL_ALONG = Strikes([Strike(0, "kill-gateway", 0.0, 1e9), Strike(1, "kill-redis", 0.0, 1e9)])
@@ -104,6 +107,40 @@ async def played(
     await asyncio.gather(*(load.play(one) for one in scripts))
     assert len(scripts) == load.score.sequences
     return kept
+
+
+class SilentSequence:
+    """A client's sequence that gets no answer."""
+
+    token = "sm1.silent"
+    answered = 0
+
+    def __init__(self) -> None:
+        self.waits, self.left = asyncio.Event(), False
+
+    async def steps(self, *_: object, **__: object) -> AsyncIterator[StepOutputs]:
+        self.waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left = True
+        yield cast("StepOutputs", {})
+
+    def hang_up(self) -> None: ...
+
+
+async def test_a_client_of_the_library_that_is_cancelled_leaves_no_task_behind() -> None:
+    sequence = SilentSequence()
+    library = Mock(sequence=Mock(return_value=sequence), resume=Mock(return_value=sequence))
+    playing = asyncio.create_task(LibraryPlayer(script([1, 2, 3]), library, Clock(), Score(), seed=1).play())
+    await sequence.waits.wait()
+
+    playing.cancel()
+    await asyncio.wait((playing,))
+
+    assert playing.cancelled()
+    assert sequence.left
+    assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
 def scripts_of(chance: random.Random, **changes: Any) -> list[Script]:
