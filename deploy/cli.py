@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from deploy.local.endings import UNWRITABLE, drop_unwritten, prepare_streams
+from deploy.local.endings import DIRECTORY_GONE, UNWRITABLE, drop_unwritten, prepare_streams
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.operate.settings import check_is_text
@@ -67,7 +67,7 @@ class Program(click.Group):
         except FileNotFoundError as error:
             if error.filename is not None:
                 raise
-            click.echo("Error: the working directory has been removed: change to another one", err=True)
+            click.echo(f"Error: {DIRECTORY_GONE}", err=True)
             sys.exit(1)
         except OSError as error:
             if error.errno not in UNWRITABLE or error.filename is not None:

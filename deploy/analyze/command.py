@@ -39,7 +39,8 @@ strategy, candidates, instances, delay, checkpoint interval), as long as that he
 
 Writes report.md with its plots, the chosen config.pbtxt, and measurements.json, with which an interrupted search goes
 on when the command is given again. Ctrl-C or SIGTERM: the report of what is known so far. Exit code 0: a configuration
-within the bounds was found. 1: none was. 2: the search could not begin. 3: it ended too soon (Ctrl-C, --trials).
+within the bounds was found. 1: none was. 2: the search could not begin, or an error ended it. 3: it ended too soon
+(Ctrl-C, --trials).
 """
 EXIT_NONE_FITS = 1
 REMEDY = "give steps that the model takes (--input-data, --shape), a longer --window-s, or another configuration"

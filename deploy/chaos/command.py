@@ -54,8 +54,8 @@ TERM, STOP or CONT, {service} gateway, scheduler, executor or redis, {number} co
 again what was ended.
 
 Writes report.json, report.md and history.jsonl.gz. Exit code 0: all steps and faults, nothing broken. 1: a promise was
-broken. 2: the run could not begin. 3: nothing broken, but the run ended too soon (Ctrl-C, --minutes), or faults were
-left out because no process of --pids was left.
+broken. 2: the run could not begin, or an error ended it. 3: nothing broken, but the run ended too soon (Ctrl-C,
+--minutes), or faults were left out because no process of --pids was left.
 """
 KINDS_HELP = "Faults, by name (kill-executor), act (kill) or victim (executor). [default: all that the mesh allows]"
 SENTINELS_HELP = """Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary.

@@ -22,7 +22,7 @@ from deploy.demo.streaming import Streams
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
 from deploy.local.data_directory import LauncherError, MeshState, is_locked, read_state
-from deploy.local.endings import terminated_as_interrupted
+from deploy.local.endings import errors_apart, terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from deploy.local.terminal import styled
 from seqmesh_client import AsyncClient, StepOutputs
@@ -35,6 +35,7 @@ HELP = """Texts streamed through a mesh, while one of its executors is killed.
 Streams the texts word by word, all at once, through the sample model text_lstm, which says after every word how the
 text may go on; its memory of the text is the mesh's, the client sends words only. Does so twice: once undisturbed,
 once killing (SIGKILL) an executor half way. Then compares both runs, bit for bit. Exit code 0: all answers are equal.
+1: some differ. 2: nothing could be compared.
 
 TEXT: your own texts, in quotes, instead of the sample texts.
 
@@ -259,5 +260,5 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[:1] == ("vad",):
         command, name, rest = import_module("deploy.demo.vad.command").vad, "seqmesh demo vad", arguments[1:]
     # Not by the command's own `main`, by which Ctrl-C ends with 1: that says that answers differ.
-    with command.make_context(name, list(rest)) as ctx:
+    with errors_apart(), command.make_context(name, list(rest)) as ctx:
         command.invoke(ctx)

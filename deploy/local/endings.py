@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -19,6 +20,9 @@ from deploy.local.terminal import show
 EXIT_NOT_BEGUN, EXIT_TOO_SOON = 2, 3
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Why an open file cannot be written. That of standard output, above all; EPIPE: its reader has gone."""
+
+DIRECTORY_GONE = "the working directory has been removed: change to another one"
+"""What an error of a missing file means that names no file."""
 
 
 class NotBegunError(click.ClickException):
@@ -39,27 +43,45 @@ def terminated_as_interrupted() -> Generator[None]:
 
 @contextmanager
 def ending_by_verdict() -> Generator[None]:
-    """For a command whose exit code 1 is a verdict. An error, also of a file, a full disk or a reader that has
-    gone, ends it with EXIT_NOT_BEGUN; Ctrl-C and SIGTERM, where the block itself does not take them, with
+    """As `errors_apart`. Besides, Ctrl-C and SIGTERM, where the block itself does not take them, end the command with
     EXIT_TOO_SOON.
     """
     try:
-        with terminated_as_interrupted():
+        with terminated_as_interrupted(), errors_apart():
             yield
     except KeyboardInterrupt:
         click.echo("Error: interrupted before anything was known", err=True)
         raise SystemExit(EXIT_TOO_SOON) from None
-    except click.UsageError:
+
+
+@contextmanager
+def errors_apart() -> Generator[None]:
+    """For a command whose exit code 1 is a verdict. An error, also of a file, a full disk, a reader that has gone or
+    the command itself, ends it with EXIT_NOT_BEGUN.
+    """
+    try:
+        yield
+    except (click.UsageError, click.exceptions.Exit, NotBegunError):
         raise
     except click.ClickException as error:
         raise NotBegunError(error.message) from error
     except OSError as error:
         if error.filename is not None:
             raise NotBegunError(f"{error.filename} cannot be read or written: {error.strerror}") from error
+        if isinstance(error, FileNotFoundError):
+            raise NotBegunError(DIRECTORY_GONE) from error
         if error.errno not in UNWRITABLE:
-            raise
+            raise NotBegunError(unexpected(error)) from error
         show(f"Error: the results cannot be written: {error.strerror}", sys.stderr)
         raise SystemExit(EXIT_NOT_BEGUN) from error
+    except Exception as error:
+        # Python's own exit code for it would be a verdict.
+        raise NotBegunError(unexpected(error)) from error
+
+
+def unexpected(error: Exception) -> str:
+    """What is said of an error that nobody has foreseen: what a report of it needs."""
+    return f"there is no verdict, because of a fault in this command\n{''.join(traceback.format_exception(error))}"
 
 
 def prepare_streams() -> None:

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
+from deploy.cli import main as cli
 from deploy.demo.command import demo, is_gateway_of, reason_for_mercy, refuse_drained, running_mesh
 from deploy.demo.local_mesh import LocalMesh, busiest, joined
 from deploy.demo.screen import Screen, TextView
@@ -28,6 +29,7 @@ from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, write_state
 from deploy.local.embedded import free_port
+from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -230,9 +232,9 @@ def test_an_address_and_a_private_mesh_exclude_each_other() -> None:
 
 
 def test_an_address_where_nobody_listens_is_told_at_once() -> None:
-    result = CliRunner().invoke(demo, ["--url", f"127.0.0.1:{free_port()}"])
+    result = CliRunner().invoke(cli, ["demo", "--url", f"127.0.0.1:{free_port()}"])
 
-    assert 1 == result.exit_code
+    assert EXIT_NOT_BEGUN == result.exit_code
     assert "no answer from 127.0.0.1:" in result.output
 
 

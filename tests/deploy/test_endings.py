@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from deploy.chaos.command import chaos
 from deploy.local.data_directory import LauncherError
-from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdict, results_in
+from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdict, errors_apart, results_in
 
 
 @pytest.fixture
@@ -57,6 +57,30 @@ def test_an_error_is_no_verdict() -> None:
 
     assert EXIT_NOT_BEGUN == result.exit_code
     assert "the mesh ended" in result.output
+
+
+def test_a_fault_of_the_command_is_no_verdict_and_says_where_it_is() -> None:
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        raise ZeroDivisionError("of the plan")
+
+    result = CliRunner().invoke(command, [])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "a fault in this command\nTraceback" in result.output
+    assert "ZeroDivisionError: of the plan" in result.output
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_verdict_stays_what_it_is(code: int) -> None:
+    @click.command
+    @click.pass_context
+    @errors_apart()
+    def command(ctx: click.Context) -> None:
+        ctx.exit(code)
+
+    assert code == CliRunner().invoke(command, []).exit_code
 
 
 def test_a_file_that_cannot_be_read_is_no_verdict() -> None:

@@ -34,7 +34,7 @@ Lets eSpeak NG speak some recordings, and streams them all at once, 32 ms a step
 VAD, as its package ships it, with onnxruntime. The model's memory of a recording is a state, which the mesh keeps.
 Draws speech and pauses as they are found, a line for each recording. Half way an executor is killed (SIGKILL); another
 one goes on. Then compares the segments with those that onnxruntime finds alone, in this process. Exit code 0: they are
-equal.
+equal. 1: they differ. 2: nothing could be compared.
 
 Starts a mesh of its own with two executors, and stops it afterwards. Needs the extra `vad`: the packages silero-vad and
 espeakng-loader.

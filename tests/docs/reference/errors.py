@@ -73,9 +73,9 @@ EXITS = (
     ("`seqmesh analyze`", EXIT_NONE_FITS, "No configuration is within the bounds."),
     ("`seqmesh analyze`", EXIT_TOO_SOON, "The search ended too soon."),
     (
-        "`seqmesh analyze`, `chaos`",
+        "`seqmesh analyze`, `chaos`, `demo`",
         EXIT_NOT_BEGUN,
-        "It could not begin: the model is not loaded, or no mesh starts.",
+        "There is no verdict: it could not begin (no mesh starts, the model is not loaded), or an error ended it.",
     ),
     ("`seqmesh chaos`", EXIT_FAILED_CHECK, "A promise was broken."),
     ("`seqmesh chaos`", EXIT_TOO_SOON, "Nothing was broken, but the run ended too soon."),
