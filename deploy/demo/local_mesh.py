@@ -23,6 +23,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect, keys_of_mesh
+from shared.store.redis_py import REDIS_LOST
 
 EXECUTORS_TIMEOUT_S = 60.0
 """A gateway is ready with the first executor; the others need some seconds more to load their models."""
@@ -41,13 +42,21 @@ class KilledExecutor:
 
 @asynccontextmanager
 async def joined(state: MeshState, model: str) -> AsyncGenerator[LocalMesh]:
-    """A mesh of this machine, within the block. Raises click.ClickException if it does not know the model."""
-    async with connect(state.redis_url) as redis:
-        keys = await keys_of_mesh(redis, state.key_prefix)
-        assert keys is not None, "the mesh has started"
-        if await Membership(redis, keys).model(model) is None:
-            raise click.ClickException(f"the mesh that runs here has no model '{model}': --private starts one that has")
-        yield LocalMesh(state, model, redis, keys)
+    """A mesh of this machine, within the block. Raises click.ClickException if it does not know the model, or its Redis
+    is lost."""
+    try:
+        async with connect(state.redis_url, retries=0) as redis:
+            keys = await keys_of_mesh(redis, state.key_prefix)
+            assert keys is not None, "the mesh has started"
+            if await Membership(redis, keys).model(model) is None:
+                raise click.ClickException(
+                    f"the mesh that runs here has no model '{model}': --private starts one that has"
+                )
+            yield LocalMesh(state, model, redis, keys)
+    except REDIS_LOST as lost:
+        raise click.ClickException(
+            f"Redis of the mesh cannot be reached ({lost}): `seqmesh doctor` tells more"
+        ) from lost
 
 
 class LocalMesh:

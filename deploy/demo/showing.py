@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import click
@@ -16,6 +16,7 @@ from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
 from seqmesh_client import AsyncClient, SeqmeshError
 from shared.process.addresses import host_and_port
+from shared.store.redis_py import REDIS_LOST
 
 OWNER_INTERVAL_S = 0.2
 ANSWER_S = 5.0
@@ -81,9 +82,11 @@ async def unavailability(gateway: Any, model: str) -> str:
 async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen[ViewT]) -> None:
     """Keeps the screen's owners as they are in the mesh, where that can be known."""
     while mesh is not None:
-        for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
-            # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
-            view.owner = owner or view.owner
+        # Nothing depends on what is shown, and the steps tell whether Redis stays away.
+        with suppress(*REDIS_LOST):
+            for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
+                # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
+                view.owner = owner or view.owner
         await asyncio.sleep(OWNER_INTERVAL_S)
 
 

@@ -18,13 +18,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as RedisConnectionError
 from tritonclient.utils import InferenceServerException
 
 from deploy.cli import main as cli
 from deploy.demo.command import demo, is_gateway_of, reason_for_mercy, refuse_drained, running_mesh
 from deploy.demo.local_mesh import LocalMesh, busiest, joined
 from deploy.demo.screen import Screen, TextView
-from deploy.demo.showing import await_model, client_of, numbered, unavailability
+from deploy.demo.showing import await_model, client_of, numbered, show_owners, unavailability
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, write_state
@@ -253,6 +254,23 @@ async def test_a_mesh_that_lacks_the_model_is_told_at_once(redis: Redis, redis_u
     async with AsyncExitStack() as stack:
         with pytest.raises(click.ClickException, match="no model 'text_lstm': --private starts"):
             await stack.enter_async_context(joined(state, "text_lstm"))
+
+
+async def test_a_mesh_whose_redis_is_lost_is_told_with_the_remedy() -> None:
+    with pytest.raises(click.ClickException, match=r"Redis of the mesh cannot be reached \(.*\): `seqmesh doctor`"):
+        async with joined(msgspec.structs.replace(mesh_of(1), redis_url=f"redis://127.0.0.1:{free_port()}"), "m"):
+            pass
+
+
+async def test_owners_are_shown_again_when_redis_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.demo.showing.OWNER_INTERVAL_S", 0.0)
+    screen = Mock(views=[TextView(1)])
+    mesh = Mock(owners=AsyncMock(side_effect=[RedisConnectionError("lost"), ["one"], asyncio.CancelledError]))
+
+    with pytest.raises(asyncio.CancelledError):
+        await show_owners(mesh, ["id"], screen)
+
+    assert "one" == screen.views[0].owner
 
 
 async def test_a_mesh_whose_executors_are_all_drained_is_told_at_once_with_the_remedy(
