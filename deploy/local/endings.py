@@ -72,7 +72,8 @@ def errors_apart() -> Generator[None]:
             raise NotBegunError(DIRECTORY_GONE) from error
         if error.errno not in UNWRITABLE:
             raise NotBegunError(unexpected(error)) from error
-        show(f"Error: the results cannot be written: {error.strerror}", sys.stderr)
+        if error.errno != errno.EPIPE:
+            show(f"Error: the results cannot be written: {error.strerror}", sys.stderr)
         raise SystemExit(EXIT_NOT_BEGUN) from error
     except Exception as error:
         # Python's own exit code for it would be a verdict.

@@ -107,6 +107,17 @@ def test_a_full_disk_is_no_verdict() -> None:
     assert "the results cannot be written: No space left on device" in result.output
 
 
+def test_a_reader_that_has_gone_hears_nothing() -> None:
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    result = CliRunner().invoke(command, [])
+
+    assert (EXIT_NOT_BEGUN, "") == (result.exit_code, result.output)
+
+
 def test_chaos_says_where_its_results_cannot_go() -> None:
     result = CliRunner().invoke(chaos, ["--out", "/proc/nope"])
 
