@@ -19,7 +19,7 @@ PATIENCE_S = 0.3
 """A text whose answer takes longer than this is shown as waiting."""
 PLAIN_EVERY = 12
 """Without a terminal, a line is printed for every twelfth piece of a text."""
-TEXT_MIN_COLUMNS = 10
+TEXT_MIN_COLUMNS, TAIL_COLUMNS = 10, 25
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,14 +55,15 @@ class TextView(View):
     answered: int = 0
 
     def line(self, number: int, columns: int, now_s: float) -> str:
-        """One line of exactly `columns` characters before styling: who, how far, the text's end, the prediction."""
-        head = f"{number:>2} {self.owner:<12.12} {self.answered:>3}/{self.total:<3} "
+        """One line of at most `columns` characters before styling: who, how far, the text's end, the prediction."""
+        head = f"{number:>2} {self.owner:<12.12} {self.answered:>3}/{self.total:<3} "[:columns]
         waits_s = self.waits_s(now_s)
         tail = f" ... {waits_s:.1f} s" if waits_s > PATIENCE_S else self.continuation
-        room = max(TEXT_MIN_COLUMNS, columns - len(head) - 26)
-        text = printable(self.text)[-room:].rjust(room)
+        rest = columns - len(head)
+        room = max(min(TEXT_MIN_COLUMNS, rest), rest - TAIL_COLUMNS)
+        text = printable(self.text).rjust(room)
         color = "yellow" if waits_s > PATIENCE_S else "cyan"
-        return styled(head, dim=True) + text + styled(printable(tail)[:25], fg=color)
+        return styled(head, dim=True) + text[len(text) - room :] + styled(printable(tail)[: rest - room], fg=color)
 
     def plain_line(self, number: int) -> str:
         """A line without a terminal, for every twelfth piece and the last one; "" for the others."""

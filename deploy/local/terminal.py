@@ -14,13 +14,18 @@ def printable(text: str) -> str:
 
 
 def styled(text: str, **style: Any) -> str:
-    """The text as `click.style` makes it, unless NO_COLOR is set (https://no-color.org)."""
-    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+    """The text as `click.style` makes it, unless NO_COLOR is set (https://no-color.org), or the terminal is dumb."""
+    return text if os.environ.get("NO_COLOR") or is_dumb() else click.style(text, **style)
+
+
+def is_dumb() -> bool:
+    """Whether the terminal, if there is one, knows no escape sequences."""
+    return os.environ.get("TERM") in ("dumb", "unknown")
 
 
 def can_redraw(output: TextIO) -> bool:
     """Whether lines can be drawn again there: it is a terminal, and no dumb one."""
-    return output.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return output.isatty() and not is_dumb()
 
 
 def say(text: str) -> None:

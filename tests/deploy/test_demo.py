@@ -32,6 +32,7 @@ from deploy.local.data_directory import ChildState, LauncherError, MeshState, lo
 from deploy.local.embedded import free_port
 from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.private_mesh import environment_without_settings, private_mesh
+from deploy.local.terminal import styled
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -148,7 +149,7 @@ def test_texts_are_counted_from_one_for_people(texts: tuple[int, ...], words: st
     assert words == numbered("text", texts)
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [10, 39, 60, 80, 200])
 @pytest.mark.parametrize("waiting_since_s", [None, 0.0])
 def test_a_live_line_fits_the_terminal(columns: int, waiting_since_s: float | None) -> None:
     view = TextView(40, "word " * 100, "c" * 24, 7, owner="executor-with-a-long-name", waiting_since_s=waiting_since_s)
@@ -194,6 +195,17 @@ def test_a_terminal_gets_only_what_it_can_show(
 
     assert drawn == out.getvalue()[: len(drawn) or None]
     assert 1 >= out.getvalue().count("\x1b")
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_a_terminal_without_colours_gets_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "equal" != styled("equal", fg="green")
+
+    monkeypatch.setenv(name, value)
+
+    assert "equal" == styled("equal", fg="green")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from deploy.local.terminal import styled
 SPEECH, PAUSE, UNHEARD = "█", "·", " "
 PLAIN = {SPEECH: "#", PAUSE: ".", UNHEARD: " "}
 """The same for a terminal that lacks those characters."""
-TAIL_COLUMNS = 24
+STRIP_MIN_COLUMNS, TAIL_COLUMNS = 10, 24
 
 
 @dataclass(slots=True)
@@ -26,13 +26,14 @@ class RecordingView(View):
 
     def line(self, number: int, columns: int, now_s: float) -> str:
         """One line of at most `columns` characters before styling: who, the strip, and what is going on."""
-        head = f"{number:>2} {self.owner:<10.10} "
-        strip = self.strip(max(10, columns - len(head) - TAIL_COLUMNS))
+        head = f"{number:>2} {self.owner:<10.10} "[:columns]
+        rest = columns - len(head)
+        strip = self.strip(max(min(STRIP_MIN_COLUMNS, rest), rest - TAIL_COLUMNS))
         waits_s = self.waits_s(now_s)
         tail, color = self._tail(), "cyan"
         if waits_s > PATIENCE_S:
             tail, color = f" waits {waits_s:.1f} s", "yellow"
-        return styled(head, dim=True) + _painted(strip) + styled(tail[:TAIL_COLUMNS], fg=color)
+        return styled(head, dim=True) + _painted(strip) + styled(tail[: rest - len(strip)], fg=color)
 
     def strip(self, columns: int) -> str:
         """The recording in so many characters: a column is speech if most of its pieces are."""
