@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
+from tritonclient.utils import InferenceServerException
 
 
 def request(sequence: int, number: int, value: int, steps: int) -> dict[str, Any]:
@@ -56,7 +57,14 @@ async def run(gateway: str, sequences: int, steps: int) -> int:
     """Plays all sequences together. Returns how many answers were wrong."""
     async with grpcclient.InferenceServerClient(gateway) as client:
         first = random.randrange(1, 1 << 62)
-        return sum(await asyncio.gather(*(play(client, first + index, steps) for index in range(sequences))))
+        try:
+            # Not gather: the client must not be closed while a stream of it runs.
+            async with asyncio.TaskGroup() as group:
+                plays = [group.create_task(play(client, first + index, steps)) for index in range(sequences)]
+        except ExceptionGroup as failures:
+            # All streams mostly fail for the same reason.
+            raise failures.exceptions[0] from None
+        return sum(one.result() for one in plays)
 
 
 def main() -> int:
@@ -77,5 +85,6 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except grpc.aio.AioRpcError as error:
-        sys.exit(f"{error.details()}. `make run` starts a mesh; --gateway names another one.")
+    except (grpc.aio.AioRpcError, InferenceServerException) as error:
+        said = error.details() if isinstance(error, grpc.aio.AioRpcError) else error.message()
+        sys.exit(f"{said}. `make run` starts a mesh; --gateway names another one.")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from deploy.local.embedded import free_port
+from tests.client.grpc_serving import served
 from tests.mesh.running_mesh import RunningMesh
 
+pb: Any = service_pb2
+services: Any = service_pb2_grpc
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 100
 STEPS = 12
@@ -47,6 +53,29 @@ def test_a_client_survives_the_kill_of_executors_and_of_a_gateway(victim: Runnin
 
     assert 0 == code
     assert [str(sum(range(1, number + 1))) for number in range(1, STEPS + 1)] == lines
+
+
+class Drained(services.GRPCInferenceServiceServicer):
+    """A gateway of a mesh in which nobody serves the model."""
+
+    def ModelStreamInfer(self, requests: Any, _: Any) -> Iterator[Any]:  # noqa: N802  as in the service
+        for _request in requests:
+            yield pb.ModelStreamInferResponse(error_message="no executor serves model 'running_sum'")
+
+
+def test_streams_that_are_refused_end_with_one_line() -> None:
+    with served(Drained()) as gateway:
+        finished = subprocess.run(
+            [sys.executable, EXAMPLES / "many_streams.py", "--sequences", "8", "--gateway", gateway],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    assert 1 == finished.returncode
+    (said,) = finished.stderr.splitlines()
+    assert said.startswith("no executor serves model 'running_sum'. `make run` starts a mesh")
 
 
 @pytest.mark.parametrize("program", [["survive.py", "--patience", "0.1"], ["many_streams.py", "--sequences", "8"]])
