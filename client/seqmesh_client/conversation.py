@@ -24,6 +24,7 @@ from seqmesh_client.errors import NoAnswer, NotDescribed, NotEnded, NotNumbered,
 from seqmesh_client.token import Place
 from seqmesh_client.wire import (
     NUMBERED,
+    OUT_OF_TIME,
     Array,
     LinkBroken,
     StepOutputs,
@@ -304,16 +305,19 @@ class Conversation:
     def _ask(
         self, method: str, message: Any, failure: str, timeout_s: float | None, error: type[NoAnswer] = NoAnswer
     ) -> Program[Any]:
-        """The response of the first gateway that answers a unary call. Raises `error`, which begins with `failure`."""
-        patience, attempt = self._mesh.patience, 0
+        """The response of the first gateway that answers a unary call. Raises `error`, which begins with `failure` and
+        ends with what was said last."""
+        patience, attempt, said = self._mesh.patience, 0, ""
         until = self._now() + (patience.step_s if timeout_s is None else timeout_s)
         while True:
             gateway = (self.delivery.gateway + attempt) % len(self._mesh.gateways)
             try:
                 return (yield Ask(gateway, method, message, min(until, self._now() + ASK_S)))
             except LinkBroken as broken:
+                # The last attempt mostly ends with the time, which says nothing.
+                said = said if said and str(broken).startswith(OUT_OF_TIME) else str(broken)
                 if not self._now() < until:  # nor when it is no number
-                    raise error(f"{failure}: {broken}") from None
+                    raise error(f"{failure}: {said}") from None
             attempt += 1
             yield Quiet(min(until, self._now() + min(patience.pause_s * attempt, 1.0)))
 

@@ -30,6 +30,8 @@ HOPELESS = frozenset(
     {"INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "UNIMPLEMENTED"}
 )
 """Statuses of a call that another gateway would give as well. Any other end of a stream is a broken connection."""
+OUT_OF_TIME = "DEADLINE_EXCEEDED"
+"""The status of a call whose time is over."""
 FULL = "Concurrent RPC limit exceeded!"
 """What gRPC's servers, and gateways, say of a call for which they have no room now. Its status is a hopeless one."""
 

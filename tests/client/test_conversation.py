@@ -715,6 +715,18 @@ def test_a_step_whose_model_nobody_describes_is_over_in_its_time_and_told_as_not
     assert (3.0 if timeout == 3.0 else 0.0) == shell.now - 1000.0
 
 
+def test_what_a_gateway_has_said_is_told_though_the_last_attempt_ran_out_of_time() -> None:
+    shell = BrittleShell(SumMesh(), random.Random(1))
+    asked = shell.conversation(PLACE).give([[1]], (), 3.0, last=False)
+
+    assert isinstance(next(asked), Ask)
+    assert isinstance(asked.throw(LinkBroken("UNAVAILABLE: no executor serves it")), Quiet)
+    assert isinstance(asked.send(None), Ask)
+    shell.now += 3.0
+    with pytest.raises(NotDescribed, match="UNAVAILABLE: no executor serves it"):
+        asked.throw(LinkBroken("DEADLINE_EXCEEDED: Deadline Exceeded"))
+
+
 def test_what_asking_for_the_inputs_took_is_of_the_step_s_time() -> None:
     shell = BrittleShell(SumMesh(), random.Random(1))
     conversation = shell.conversation(PLACE)
