@@ -95,7 +95,8 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
     def sequence(self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0) -> AsyncSequence:
         """A new sequence. Nothing is sent before its first step.
 
-        id     its correlation id; None: a random number. A model whose CORRID control is text needs a text
+        id     its correlation id; None: a random number. A model whose CORRID control is text needs a text. A negative
+               number is sent as its 64 bits: -1 and 2**64 - 1 are one id
         after  > 0: the sequence has begun elsewhere, and that many of its steps have an outcome
         """
         return AsyncSequence(self, Place.of(model, version, id, after))

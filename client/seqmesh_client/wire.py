@@ -39,7 +39,7 @@ FULL = "Concurrent RPC limit exceeded!"
 class StepOutputs(Mapping[str, Array]):
     """The output tensors of one answer, by name.
 
-    BYTES are arrays of `bytes` objects. The arrays are read-only views of the message.
+    BYTES are arrays of `bytes` objects. The arrays are read-only; all others are views of the message.
     """
 
     def __init__(self, response: Any) -> None:
@@ -54,6 +54,8 @@ class StepOutputs(Mapping[str, Array]):
             }
         except (utils.InferenceServerException, ValueError, TypeError, IndexError, UnicodeError) as error:
             raise WrongAnswer(f"an output cannot be read: {error}") from None
+        for array in self._arrays.values():
+            array.flags.writeable = False
 
     def __getitem__(self, name: str) -> Array:
         return self._arrays[name]

@@ -20,7 +20,7 @@ from gateway.grpc.metadata import CallMetadata
 from gateway.requests.regions import NO_REGIONS
 from seqmesh_client import REASONS, NeverSeen, NoAnswer, SeqmeshError, SequenceGone, StepRefused, TryLater, WrongToken
 from seqmesh_client.token import Place
-from seqmesh_client.wire import Array, StepRequest, from_answer, message_of, told_by
+from seqmesh_client.wire import Array, StepOutputs, StepRequest, from_answer, message_of, pb, told_by
 from shared.contract.errors import OUTCOMES, Code, Reason, Retry, SequenceError, UnavailableError
 
 
@@ -174,6 +174,22 @@ def test_tensors_are_read_by_the_mesh_as_they_are_meant(array: Array, datatype: 
         call.model, call.version, call.request_id, call.correlation_id, call.start, call.end, call.expected_step,
         call.outputs, call.first_answer, call.wants_empty_final,
     )  # fmt: skip
+
+
+def test_no_output_can_be_written_over() -> None:
+    response = pb.ModelInferResponse()
+    for name, datatype, raw in (
+        ("numbers", "FP32", b"\0\0\0\0"),
+        ("texts", "BYTES", b"\2\0\0\0hi"),
+        ("none", "FP32", b""),
+    ):
+        response.outputs.add(name=name, datatype=datatype, shape=[1 if raw else 0])
+        response.raw_output_contents.append(raw)
+
+    outputs = StepOutputs(response)
+
+    assert [b"hi"] == outputs["texts"].tolist()
+    assert [False] * 3 == [array.flags.writeable for array in outputs.values()]
 
 
 @pytest.mark.parametrize("number", [1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
