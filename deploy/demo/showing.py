@@ -22,7 +22,7 @@ OWNER_INTERVAL_S = 0.2
 ANSWER_S = 5.0
 MODEL_TIMEOUT_S = 60.0
 MODEL_INTERVAL_S = 0.5
-UNAVAILABLE = "StatusCode.UNAVAILABLE"
+NOT_FOUND = "StatusCode.NOT_FOUND"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
 """How a client of HTTP/2, and so of gRPC, begins (RFC 9113, 3.4): at last a frame of settings, the server's first."""
@@ -58,7 +58,7 @@ async def speaks_grpc(url: str) -> bool:
 
 async def await_model(url: str, model: str) -> None:
     """Waits until an executor behind that gateway serves the model, and says so. Raises click.ClickException when that
-    takes too long. A model that the gateway does not know is left to the first step, which hears so."""
+    takes too long, or the gateway knows no such model."""
     deadline, said = time.monotonic() + MODEL_TIMEOUT_S, False
     async with InferenceServerClient(url) as gateway:
         while problem := await unavailability(gateway, model):
@@ -71,11 +71,14 @@ async def await_model(url: str, model: str) -> None:
 
 
 async def unavailability(gateway: Any, model: str) -> str:
-    """Why a gateway has nobody to serve a model at the moment; "" if it has."""
+    """Why a gateway has nobody to serve a model at the moment; "" if it has. Raises click.ClickException if it has no
+    such model."""
     try:
         await gateway.get_model_metadata(model, client_timeout=ANSWER_S)
     except InferenceServerException as refused:
-        return str(refused.message()) if refused.status() == UNAVAILABLE else ""
+        if refused.status() == NOT_FOUND:
+            raise click.ClickException(f"{refused.message()}: a mesh with the sample models has it") from refused
+        return str(refused.message())
     return ""
 
 

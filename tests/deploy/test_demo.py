@@ -337,11 +337,14 @@ async def test_a_model_that_nobody_comes_to_serve_is_an_error_with_the_remedy(mo
         await await_model("127.0.0.1:1", "text_lstm")
 
 
-@pytest.mark.parametrize(("status", "waited_for"), [("UNAVAILABLE", "why"), ("NOT_FOUND", "")])
-async def test_a_model_that_the_gateway_does_not_know_is_not_waited_for(status: str, waited_for: str) -> None:
-    refused = InferenceServerException("why", f"StatusCode.{status}")
+async def test_a_model_that_the_gateway_does_not_know_is_not_waited_for() -> None:
+    def refusing(status: str) -> Mock:
+        refused = InferenceServerException("why", f"StatusCode.{status}")
+        return Mock(get_model_metadata=AsyncMock(side_effect=refused))
 
-    assert waited_for == await unavailability(Mock(get_model_metadata=AsyncMock(side_effect=refused)), "text_lstm")
+    assert "why" == await unavailability(refusing("UNAVAILABLE"), "text_lstm")
+    with pytest.raises(click.ClickException, match="why: a mesh with the sample models has it"):
+        await unavailability(refusing("NOT_FOUND"), "text_lstm")
 
 
 def test_a_text_that_cannot_be_read_is_refused_before_anything_starts() -> None:
