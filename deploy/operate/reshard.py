@@ -28,6 +28,7 @@ from deploy.local.embedded import served
 from deploy.local.private_files import private_files
 from deploy.operate.operating import connected
 from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.texts import counted
 from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, entry_key, model_of
 from shared.contract.record import BIRTH, DEADLINE_ENTRY, STATE, WAIT_ENTRY, WAITING
 from shared.store.company import services
@@ -120,7 +121,7 @@ async def run(settings: OperatorSettings, shards: int) -> None:
     prefix = settings.key_prefix or DEFAULT_PREFIX
     async with redis_of(settings) as redis:
         before = await Resharding(redis, prefix, shards, tell=partial(click.echo, err=True)).run()
-    click.echo(f"the mesh '{prefix}' has {shards} shards now" + (f"; it had {before}" if before else ""))
+    click.echo(f"the mesh '{prefix}' has {counted(shards, 'shard')} now" + (f"; it had {before}" if before else ""))
 
 
 @asynccontextmanager
