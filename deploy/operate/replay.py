@@ -6,10 +6,12 @@ import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
+from deploy.local.endings import errors_apart
 from deploy.operate import completion
 from deploy.operate.comparison import Comparison, OutputSummary, ReplayAnswer, Tolerance, compared
 from deploy.operate.operating import NAMING, OperatedMesh, found_mesh, named, told
@@ -22,8 +24,8 @@ from shared.store.exported import from_file
 from shared.store.journals import Journal, JournaledStep, read_journal
 from shared.store.sequences import NOT_JOURNALED
 
-DIFFERENT, TROUBLE = 1, 2
-"""Exit statuses, as those of diff."""
+DIFFERENT = 1
+"""Exit status, as that of diff."""
 HELP = """Runs the steps of a sequence once more, and compares the answers.
 
 They run as a new sequence. The model must keep journals (model parameter journal_steps). The steps since START go
@@ -41,13 +43,12 @@ The exit status is 0 if nothing is different, 1 if something is, and 2 if nothin
 """
 
 
-class Trouble(click.ClickException):
-    """Nothing could be compared."""
+async def run(settings: OperatorSettings, **given: Any) -> None:
+    with errors_apart():
+        await replay(settings, **given)
 
-    exit_code = TROUBLE
 
-
-async def run(
+async def replay(
     settings: OperatorSettings,
     model: str,
     correlation_id: str,
@@ -68,30 +69,25 @@ async def run(
     **naming: bool | str,
 ) -> None:
     # They take a while to import, and no other command of `seqmesh seq` needs them.
-    from deploy.operate.replaying import ReplayError, Target, replayed  # noqa: PLC0415
+    from deploy.operate.replaying import Target, replayed  # noqa: PLC0415
 
     if (file is None) is not bool(model and correlation_id):
-        raise Trouble("name a sequence by MODEL and ID, or an exported one by --file")
-    try:
-        journal, address = await _found(settings, model, correlation_id, file, gateway, **naming)
-        wanted = chosen(journal, steps)
-        version, answers = await replayed(
-            Target(
-                address,
-                to_model or journal.model,
-                to_version,
-                metadata=[_header(text) for text in headers],
-                root_cert=root_cert,
-                client_key=client_key,
-                client_cert=client_cert,
-                timeout_s=timeout,
-            ),
-            wanted,
-        )
-    except (ReplayError, OSError) as error:
-        raise Trouble(str(error)) from error
-    except click.ClickException as error:
-        raise Trouble(error.message) from error
+        raise click.ClickException("name a sequence by MODEL and ID, or an exported one by --file")
+    journal, address = await _found(settings, model, correlation_id, file, gateway, **naming)
+    wanted = chosen(journal, steps)
+    version, answers = await replayed(
+        Target(
+            address,
+            to_model or journal.model,
+            to_version,
+            metadata=[_header(text) for text in headers],
+            root_cert=root_cert,
+            client_key=client_key,
+            client_cert=client_cert,
+            timeout_s=timeout,
+        ),
+        wanted,
+    )
     before = [ReplayAnswer(one.reply.outputs, one.reply.error_code and one.reply.error) for one in wanted]
     comparison = compared(before, answers, Tolerance(atol, rtol))
     ran = f"model {journal.model} version {journal.version}"
@@ -125,22 +121,24 @@ def journal_in(file: Path) -> Journal:
         exported = from_file(file.read_bytes())
         steps = read_journal(exported.journal, exported.start_step)
     if not steps:
-        raise Trouble(f"{file}: {NOT_JOURNALED}; then export it again")
+        raise click.ClickException(f"{file}: {NOT_JOURNALED}; then export it again")
     return Journal(exported.model, exported.version, steps, exported.steps)
 
 
 async def gateway_of(mesh: OperatedMesh) -> str:
     addresses = call_addresses(await services(mesh.redis, mesh.keys))
     if not addresses:
-        raise Trouble("no gateway of the mesh says where it is (--grpc-advertise): name one by --gateway HOST:PORT")
+        raise click.ClickException(
+            "no gateway of the mesh says where it is (--grpc-advertise): name one by --gateway HOST:PORT"
+        )
     return addresses[0]
 
 
 def chosen(journal: Journal, steps: int | None) -> Sequence[JournaledStep]:
-    """The steps to run. Raises Trouble if the journal lacks some of them."""
+    """The steps to run. Raises click.ClickException if the journal lacks some of them."""
     known = len(journal.steps)
     if (steps or journal.answered) > known:
-        raise Trouble(
+        raise click.ClickException(
             f"the journal holds the first {known} of {journal.answered} answered steps: it has no room for more "
             "(model parameters journal_steps and journal_bytes), or they were not run; compare these with "
             f"--steps {known}"
@@ -174,11 +172,16 @@ def _address(text: str) -> str:
     return text if "://" in text else f"grpc://{text}"
 
 
-def _header(text: str) -> tuple[str, str]:
+def _header(text: str) -> tuple[str, str | bytes]:
+    from seqmesh_client.shell import header_of  # noqa: PLC0415  as in `replay`
+
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise Trouble(f"--header '{text}' is not NAME=VALUE")
-    return name.strip().lower(), value
+        raise click.ClickException(f"--header '{text}' is not NAME=VALUE")
+    try:
+        return header_of(name.strip(), value)
+    except (TypeError, ValueError) as wrong:
+        raise click.ClickException(f"--header: {wrong}") from wrong
 
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

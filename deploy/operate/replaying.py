@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
 import grpc
 from tritonclient.grpc import service_pb2 as _service_pb2
 from tritonclient.grpc import service_pb2_grpc as _service_pb2_grpc
@@ -40,7 +41,7 @@ NO_ANSWERS = frozenset(
 """Statuses of requests that no model has answered."""
 
 
-class ReplayError(Exception):
+class ReplayError(click.ClickException):
     """The mesh does not take the steps, and why."""
 
 
@@ -58,7 +59,7 @@ class Target:
     address: str
     model: str
     version: str
-    metadata: Sequence[tuple[str, str]] = ()
+    metadata: Sequence[tuple[str, str | bytes]] = ()
     root_cert: Path | None = None
     client_key: Path | None = None
     client_cert: Path | None = None

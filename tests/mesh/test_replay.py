@@ -131,6 +131,9 @@ async def test_what_cannot_be_compared_says_why(mesh: RunningMesh) -> None:
         mesh, "seq", "replay", MODEL, "9041", *ON_2[:2], "--to-model", "nobody", "--steps", "1", code=2
     )
     assert "step 1 is not taken (NOT_FOUND): " in nobody
+    one_step = (MODEL, "9041", *ON_1, "--steps", "1")
+    header = await seqmesh(mesh, "seq", "replay", *one_step, "--header", "a b=1", code=2)
+    assert "--header: 'a b' is no name of a header" in header
     shapes = await seqmesh(
         mesh, "seq", "replay", MODEL, "9041", *ON_2[:2], "--to-model", "row_norms", "--steps", "1", code=1
     )
