@@ -69,7 +69,7 @@ async def set_limits(settings: OperatorSettings, name: str, **changes: Any) -> N
         stored = StoredTenants(mesh.redis, mesh.keys)
         limits = msgspec.structs.replace((await stored.read()).named.get(name, NO_LIMITS), **given)
         if problem := problem_of_name(name) or limits.problem():
-            raise click.ClickException(problem)
+            raise click.UsageError(problem)
         await stored.set(name, limits)
         await asyncio.sleep(KNOWN_S)
     click.echo(f"{name}: {said(limits)}")

@@ -215,6 +215,17 @@ def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) 
     assert "is full: raise its maxmemory" in result.output
 
 
+@pytest.mark.parametrize("words", [["acme", "--live-max=-5"], ["acme", "--share=0"], ["a b", "--share=2"]])
+def test_limits_that_cannot_be_set_are_a_wrong_command_line(private_server: EmbeddedRedis, words: list[str]) -> None:
+    with Redis.from_url(private_server.url) as client:
+        client.hset(Keyspace().mesh, mapping={"schema": SCHEMA_VERSION, "shards": 1})
+
+    result = CliRunner().invoke(cli.main, ["tenants", "set", *words], env={"SEQMESH_REDIS_URL": private_server.url})
+
+    assert 2 == result.exit_code
+    assert any(said in result.output for said in ("are whole numbers", "is a whole number", "is no name of a tenant"))
+
+
 async def test_a_sentinel_that_is_given_as_the_server_is_asked_for_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
