@@ -18,6 +18,7 @@ from deploy.console.live import LiveMesh
 from deploy.console.reader import MeshReader
 from deploy.console.settings import ConsoleSettings
 from deploy.local.control import killable_executors
+from deploy.local.embedded import family_of
 from deploy.operate.operating import located
 from shared.contract.errors import UnavailableError
 from shared.origins import Origins, is_loopback
@@ -73,7 +74,7 @@ async def serve(
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises UnavailableError when the address cannot be had."""
     try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server((host, port), family=family_of(host))
     except OSError as error:
         raise UnavailableError(
             f"the console cannot listen on {host}:{port}: {error} ({remedy(error, '--console-port')})"

@@ -52,7 +52,7 @@ class MeshState(msgspec.Struct):
 
 
 class LauncherError(click.ClickException):
-    """The mesh cannot be started; the message says why and what to do."""
+    """A mesh cannot be started, or is not there, or does not do what it is started for; the message says why."""
 
 
 @contextmanager

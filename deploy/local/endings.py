@@ -1,4 +1,4 @@
-"""How a command ends that runs a mesh of its own: in order, and with an exit code that says what it is."""
+"""How a command ends: in order, with an exit code that says what it is, also where its output cannot be written."""
 
 from __future__ import annotations
 

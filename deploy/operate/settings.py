@@ -50,7 +50,7 @@ def operator_command(
             raise
         except click.ClickException as error:
             # A class of its own may have an exit code of its own.
-            raise type(error)(printable(error.message)) from error
+            raise type(error)(escaped(error.message)) from error
 
     return SettingsCommand(
         name, params=[*params, *settings], callback=callback, help=help, context_settings={"max_content_width": 110}
@@ -70,6 +70,6 @@ def check_is_text(values: Mapping[str, Any]) -> None:
                 raise click.UsageError(f"{text!r} is no UTF-8 text")
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """A text with escapes in the place of what a terminal would obey. Errors quote files, names and other programs."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
