@@ -1,9 +1,8 @@
 """The one rule for values in Redis that cannot be read: such a value affects its own sequence, model, member or request
 only.
 
-A reader decodes a value inside a `try` for `FAILURES`, or by one of the functions below. A value that cannot be decoded
-becomes an `UnreadableError`, is counted and logged once (`note`), and is answered with an error or left out. It never
-ends a loop.
+A reader decodes a value by `value_of`, or inside a `try` for `FAILURES`. A value that cannot be decoded is counted and
+logged once (`noted`), and is answered with an error or left out. It never ends a loop.
 
     a field that is not known    it belongs to a newer release: ignored, everywhere
     a value                      left out by its reader; its sequence is lost, or its request is answered INTERNAL
@@ -23,7 +22,6 @@ from typing import Any, TypeVar
 import msgspec
 from redis.exceptions import RedisError
 
-from shared.contract.errors import Code, MeshError
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import TYPES, Keyspace, kind_of
@@ -57,19 +55,6 @@ LEFT_OUT = "none: it was left out. Look for what else writes to this Redis, unde
 T = TypeVar("T")
 
 
-class UnreadableError(MeshError):
-    """A value in Redis that cannot be read. kind: of its key; remedy: advice for the operator"""
-
-    code = Code.INTERNAL
-
-    def __init__(self, key: str, cause: object, *, field: str = "") -> None:
-        self.name = (f"{key} {field}" if field else key)[:NAME_LENGTH_MAX]
-        self.kind = kind_of(key)
-        self.cause = str(cause)[:NAME_LENGTH_MAX]
-        self.remedy = REMEDIES.get(self.kind, LEFT_OUT)
-        super().__init__(f"what the mesh stored for this cannot be read ({self.kind})")
-
-
 class Found:
     """The unreadable values that this process has found. One object per process."""
 
@@ -82,23 +67,18 @@ class Found:
 found = Found()
 
 
-def note(error: UnreadableError) -> None:
+def noted(key: str, cause: object, *, field: str = "") -> None:
     """Counts a value that cannot be read, and logs it the first time."""
-    found.counts[error.kind] += 1
-    found.last[error.kind] = error.name
-    if error.name in found.names:
+    kind, name = kind_of(key), (f"{key} {field}" if field else key)[:NAME_LENGTH_MAX]
+    found.counts[kind] += 1
+    found.last[kind] = name
+    if name in found.names:
         return
-    found.names[error.name] = None
+    found.names[name] = None
     if len(found.names) > NAMES_MAX:
         del found.names[next(iter(found.names))]
-    logs.error("value unreadable", key=error.name, kind=error.kind, cause=error.cause, remedy=error.remedy)
-
-
-def noted(key: str, cause: object, *, field: str = "") -> UnreadableError:
-    """Counts a value that cannot be read, and returns its error."""
-    error = UnreadableError(key, cause, field=field)
-    note(error)
-    return error
+    remedy = REMEDIES.get(kind, LEFT_OUT)
+    logs.error("value unreadable", key=name, kind=kind, cause=str(cause)[:NAME_LENGTH_MAX], remedy=remedy)
 
 
 def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") -> Any:
