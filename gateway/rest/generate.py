@@ -14,7 +14,7 @@ from dataclasses import replace
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.requests.answers import RequestAnswers
+from gateway.requests.answers import answers_of
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.status import http_error, unexpected
@@ -162,25 +162,6 @@ class Events:
             await self._send({"type": "http.response.start", "status": status, "headers": [*EVENT_HEADERS, *headers]})
 
 
-def answers_of(inference: Inference, call: InferCall) -> AsyncGenerator[Answer | MeshError]:
-    """Submits a request at once. Gives its answers one at a time: one, or of a decoupled model any number.
-
-    An error is given in the place of one answer. Closing the generator before its end means that the client has left.
-    """
-    return _each(RequestAnswers(inference, call))
-
-
-async def _each(answers: RequestAnswers) -> AsyncGenerator[Answer | MeshError]:
-    try:
-        async for one in answers:
-            if isinstance(one.content, MeshError):
-                yield one.content.released()
-            elif not one.content.message.empty:
-                yield one.content
-    finally:
-        answers.close()
-
-
 async def _while_present(
     answers: AsyncGenerator[Answer | MeshError], client: ClientWatch, scope: Scope
 ) -> AsyncIterator[Answer | MeshError]:
@@ -200,7 +181,7 @@ async def _while_present(
 async def _encoded(answer: Answer) -> bytes:
     """The body of an answer. One that cannot be written is an answer, too: its error counts as accepted."""
     try:
-        if sum(len(output.raw) for output in answer.message.outputs) > BULKY_BYTES:
+        if answer.output_bytes > BULKY_BYTES:
             return await asyncio.to_thread(encode_generated, answer)
         return encode_generated(answer)
     except MeshError as error:
