@@ -314,7 +314,7 @@ class Dispatch:
             asyncio.get_running_loop().call_later(LATE_PATIENCE_S, pending.failed, refusal(pending, outcome))
             return
         if outcome.code < 0:
-            if self._early.keep(pending.sequence, pending, outcome):
+            if self._early.keep(pending, outcome):
                 return
             error = refusal(pending, outcome)
             if pending.wait is not None and outcome.code is SubmitCode.BACKLOG_FULL and outcome.extra != b"live":

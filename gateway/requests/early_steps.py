@@ -48,14 +48,14 @@ class EarlySteps:
         self._wait_s = wait_s
         self._waiting: dict[SequenceId, list[EarlyStep]] = {}
 
-    def keep(self, sequence: SequenceId, pending: PendingRequest, refusal: Submitted) -> bool:
+    def keep(self, pending: PendingRequest, refusal: Submitted) -> bool:
         """Whether the refused step waits, and will be sent again. If not, the refusal is its answer."""
         number = pending.call.expected_step
         if not self._wait_s or number is None or pending.first_sent is not None:
             return False
         if refusal.code not in (SubmitCode.WRONG_STEP, SubmitCode.NEVER_SEEN):
             return False
-        steps = self._waiting.get(sequence, [])
+        steps = self._waiting.get(pending.sequence, [])
         early = next((step for step in steps if step.pending is pending), None)
         missing = number - refusal.step - 1
         if not 1 <= missing <= EARLY_STEPS_MAX or pending.future.done():
@@ -64,7 +64,8 @@ class EarlySteps:
         if early is None:
             if len(steps) >= EARLY_STEPS_MAX:
                 return False
-            early = self._begin(sequence, pending, EarlyStep(pending, loop.time() + self._wait_s, refusal.step))
+            early = EarlyStep(pending, loop.time() + self._wait_s, refusal.step)
+            self._begin(early)
         left_s = early.until - loop.time()
         # A lower last step: the sequence has begun anew, and the number meant a step of its former life.
         if left_s <= 0 or refusal.step < early.last_step:
@@ -86,14 +87,14 @@ class EarlySteps:
         early.timer = None
         self._send(early.pending)
 
-    def _begin(self, sequence: SequenceId, pending: PendingRequest, early: EarlyStep) -> EarlyStep:
-        self._waiting.setdefault(sequence, []).append(early)
-        pending.future.add_done_callback(lambda _: self._end(sequence, early))
-        return early
+    def _begin(self, early: EarlyStep) -> None:
+        self._waiting.setdefault(early.pending.sequence, []).append(early)
+        early.pending.future.add_done_callback(lambda _: self._end(early))
 
-    def _end(self, sequence: SequenceId, early: EarlyStep) -> None:
+    def _end(self, early: EarlyStep) -> None:
         if early.timer is not None:
             early.timer.cancel()
+        sequence = early.pending.sequence
         steps = self._waiting[sequence]
         steps.remove(early)
         if not steps:
