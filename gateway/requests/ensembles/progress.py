@@ -189,10 +189,10 @@ class EnsembleProgress:
         self._error = self._error or within_ensembles(self._plan.steps[index], error)
         return [*actions, *self._next()]
 
-    def again(self, index: int) -> list[EnsembleAction]:
-        """The pause of a step is over."""
+    def again(self, index: int) -> SendStep:
+        """The pause of a step is over: its request once more."""
         self._states[index] = _State.SENT
-        return [self._request(index)]
+        return self._request(index)
 
     def left(self) -> list[EnsembleAction]:
         """The client waits no longer. A step that it can send again, or that the anchor has done, is brought to its

@@ -232,10 +232,8 @@ class StageRun:
             self._send(step)
 
     def _send_again(self, index: int) -> None:
-        for action in self._progress.again(index):
-            # In the order of turns already: it was sent once.
-            assert isinstance(action, SendStep), "a pause ends with the same request"
-            self._send(action)
+        # Its turn in the line came when it was sent first.
+        self._send(self._progress.again(index))
 
     def _send(self, step: SendStep) -> None:
         planned = self._plan.steps[step.index]

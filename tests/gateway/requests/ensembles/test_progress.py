@@ -312,7 +312,7 @@ class TestStates:
             pause = actions[0].pause_ms
             pauses.append(pause)
             now_ms += pause
-            assert [1] == sent(going.again(1))
+            assert 1 == going.again(1).index
 
         assert pauses == sorted(pauses)
         assert PATIENCE_MS <= now_ms
@@ -475,7 +475,7 @@ def test_every_request_ends_once_and_states_are_equal_or_abandoned(seed: int) ->
                     open_steps.add(index)
                 case SendAgain(index, pause):
                     now_ms += pause * 20
-                    queue += going.again(index)
+                    queue.append(going.again(index))
                 case AbandonRun():
                     abandoned = True
                 case WithdrawStep(index):
