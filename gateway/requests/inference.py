@@ -267,6 +267,9 @@ class Inference:
         if call.ended_run:
             self._send_end(call, record, version, caller.future)
             return None
+        if record.config.decoupled and caller.on_open is None:
+            text = f"{call.endpoint} doesn't support models with decoupled transaction policy"
+            raise RequestError(text, Code.UNSUPPORTED)
         if not record.config.ensemble:
             pending = self._send(call, caller, record, version)
             if caller.since:
@@ -314,9 +317,6 @@ class Inference:
 
     def _send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         config, future, on_open = record.config, caller.future, caller.on_open
-        if config.decoupled and on_open is None:
-            text = f"{call.endpoint} doesn't support models with decoupled transaction policy"
-            raise RequestError(text, Code.UNSUPPORTED)
         admitted = admit(
             call,
             record,

@@ -27,7 +27,7 @@ from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, end_span
-from shared.contract.errors import Code, MeshError, RequestError
+from shared.contract.errors import MeshError
 from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.parameters import Parameter
@@ -68,10 +68,6 @@ class Ensembles:
 
         Raises MeshError when the request does not fit the ensemble.
         """
-        if record.config.decoupled and caller.on_open is None:
-            raise RequestError(
-                f"{call.endpoint} doesn't support models with decoupled transaction policy", Code.UNSUPPORTED
-            )
         check_form(call, record.config)
         request = EnsembleRequest(self, call, self._plan(record, version), caller.future, connection)
         if record.config.decoupled and caller.on_open is not None:
@@ -104,10 +100,6 @@ class EnsembleRequest(OpenRequest):
         self._plan = plan
         self.future = future
         self.is_many = plan.record.config.decoupled
-        self.hear = None
-        self.take = None
-        self.heard = 0.0
-        self.limit = None
         self._correlation_id, self._made = self._sequence()
         batched = plan.record.config.max_batch_size > 0
         inputs = {
