@@ -16,19 +16,14 @@ from gateway.requests.infer_call import InferCall, check_correlation_id, error_a
 from shared.contract.batch_shape import Queueing, ShapeKeys, rows_of
 from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
-from shared.contract.messages import InferMessage, ModelRecord, StepFlag
+from shared.contract.messages import END, START, InferMessage, ModelRecord, StepFlag
 from shared.contract.model_config import ModelConfig, TimeoutAction
 from shared.contract.parameters import UINT64_MAX
 
 WIDE_IDS = ("UINT64", "INT64")
 """Types of a CORRID control that can hold the hash of a session's text."""
-START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, TOLD = map(
-    int,
-    (
-        *(StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.ALONE, StepFlag.PAGEABLE),
-        StepFlag.TOLD,
-    ),
-)
+IMPLICIT, DURABLE, ALONE = int(StepFlag.IMPLICIT), int(StepFlag.DURABLE), int(StepFlag.ALONE)
+PAGEABLE, TOLD = int(StepFlag.PAGEABLE), int(StepFlag.TOLD)
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -142,8 +137,7 @@ def _step(
         if not batching.implicit_start or call.start or call.end:
             raise _nameless(config)
         correlation_id = made = make_session()
-    check_correlation_id(correlation_id)
-    correlation_id = _check_id_type(call, config, correlation_id)
+    _check_id(call, config, correlation_id)
     continues = call.expected_step is not None and call.expected_step > 1
     if continues and (call.start or made is not None):
         raise RequestError(
@@ -203,8 +197,7 @@ def admit_end(call: InferCall, record: ModelRecord, version: str, *, arrived_ns:
     correlation_id = named_sequence(call, config)
     if not correlation_id:
         raise _nameless(config)
-    check_correlation_id(correlation_id)
-    correlation_id = _check_id_type(call, config, correlation_id)
+    _check_id(call, config, correlation_id)
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),
@@ -255,18 +248,18 @@ def wants_integer_id(config: ModelConfig) -> bool:
     return control is not None and control.datatype != "BYTES"
 
 
-def _check_id_type(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> CorrelationId:
-    """The id has the type that the model's CORRID control needs; without that control any type will do."""
+def _check_id(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> None:
+    """The id may be carried, and has the type that the model's CORRID control needs; without one any type will do."""
+    check_correlation_id(correlation_id)
     assert config.sequence_batching is not None
     control = config.sequence_batching.correlation_id
-    if control is None or (control.datatype == "BYTES") == isinstance(correlation_id, str):
-        return correlation_id
-    given = "BYTES" if isinstance(correlation_id, str) else "UINT64"
-    raise error_about(
-        call,
-        f"sequence batching control '{control.name}' data-type is '{given}', but model '{config.name}' "
-        f"expects '{control.datatype}'",
-    )
+    if control is not None and (control.datatype == "BYTES") != isinstance(correlation_id, str):
+        given = "BYTES" if isinstance(correlation_id, str) else "UINT64"
+        raise error_about(
+            call,
+            f"sequence batching control '{control.name}' data-type is '{given}', but model '{config.name}' "
+            f"expects '{control.datatype}'",
+        )
 
 
 def _message(

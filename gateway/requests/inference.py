@@ -17,7 +17,7 @@ import msgspec
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import START, Admitted, admit, admit_end
+from gateway.requests.admission import Admitted, admit, admit_end
 from gateway.requests.allowances import Allowances
 from gateway.requests.caller import Caller
 from gateway.requests.cancellation import caller_left
@@ -34,7 +34,7 @@ from gateway.requests.sessions import new_session
 from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest, end_span
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
-from shared.contract.messages import ModelRecord
+from shared.contract.messages import START, ModelRecord
 from shared.process import logs
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Orphan

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from gateway.requests.admission import END
 from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.contract.messages import END
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips, put_back

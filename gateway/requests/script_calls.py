@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.requests.admission import START
 from gateway.requests.response_cache import lookup_of
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import IDLE_MS_MAX
-from shared.contract.messages import ReplyMessage, encode
+from shared.contract.messages import START, ReplyMessage, encode
 from shared.contract.record import CANCELLED as TOMBSTONE_CANCELLED
 from shared.contract.step_digest import step_digest
 from shared.contract.tenants import NO_TENANTS, Tenants

@@ -47,7 +47,7 @@ from gateway.requests.status import unexpected
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, UnavailableError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
-from shared.contract.messages import ModelRecord, StepFlag
+from shared.contract.messages import END, START, ModelRecord
 from shared.contract.record import ENDED, FAILED
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor
@@ -297,10 +297,7 @@ class StageRun:
 
         stand  of a follower: its sequence is the run's, and the step is the anchor's
         """
-        flags = StepFlag(
-            (StepFlag.START if self._call.start else StepFlag.NONE)
-            | (StepFlag.END if self._call.end else StepFlag.NONE)
-        )
+        flags = (START if self._call.start else 0) | (END if self._call.end else 0)
         scope = scope_of(self._call, planned, None if stand is None else stand.run)
         if stand is None:
             return EnsemblePart(scope, step_digest(self._call.request_id, flags, self._call.inputs))
