@@ -99,8 +99,7 @@ class GrpcServer(PortServer[GrpcConnection]):
             logs.warning("memory is short, connections are closed", connections=len(connections), waiting_bytes=headers)
         return given + headers
 
-    def _connection(self, share: Share, seat: Seat) -> GrpcConnection:
-        del share
+    def _connection(self, seat: Seat) -> GrpcConnection:
         return GrpcConnection(self._rpcs.serve, seat, self._rules, self.limit, self._turns)
 
     def _leave(self) -> None:

@@ -79,8 +79,8 @@ class HttpServer(PortServer[Connection]):
             leaving_max=LEAVING,
         )
 
-    def _connection(self, share: Share, seat: Seat) -> Connection:
-        served = self._served[share]
+    def _connection(self, seat: Seat) -> Connection:
+        served = self._served[seat.share]
         config = self._config_once if served.once else self._config
         return self._connect(served.app, config, self._context, seat, self._unread)
 

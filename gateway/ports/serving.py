@@ -98,7 +98,7 @@ class PortServer(ABC, Generic[C]):
         self.port = 0
 
     @abstractmethod
-    def _connection(self, share: Share, seat: Seat) -> C:
+    def _connection(self, seat: Seat) -> C:
         """What serves a new connection."""
 
     @abstractmethod
@@ -173,7 +173,7 @@ class PortServer(ABC, Generic[C]):
         for share in self._shares:
             seat = share.take(client, loop.time(), self._first_s)
             if seat is not None:
-                task = loop.create_task(self._serve(share, seat, accepted), name=f"{self._name} connection")
+                task = loop.create_task(self._serve(seat, accepted), name=f"{self._name} connection")
                 # While the connection is being opened (TLS), it can be ended only by cancelling its task.
                 seat.end = task.cancel
                 self._open[task] = None
@@ -183,11 +183,11 @@ class PortServer(ABC, Generic[C]):
             self._tell("connections refused", client=client, **bounds)
         accepted.close()
 
-    async def _serve(self, share: Share, seat: Seat, accepted: socket.socket) -> None:
+    async def _serve(self, seat: Seat, accepted: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
-            connection = self._connection(share, seat)
+            connection = self._connection(seat)
             transport = await self._opened(accepted, connection.protocol)
             seat.end = partial(self._crowd_out, connection)
             self._open[task] = connection
