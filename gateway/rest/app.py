@@ -161,7 +161,7 @@ def build_app(
     _add_shared_memory(table, "/v2/cudasharedmemory", CudaSharedMemory())
     table.add(METRICS, "/metrics", GET=server.metrics)
     table.add("metadata", PATH, GET=table.document)
-    return _app(table)
+    return Routes(table.routes)
 
 
 def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
@@ -176,10 +176,6 @@ def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
     table.add(METRICS, "/metrics", GET=server.metrics)
     # Where gateways share their other ports, only here does one say how it is itself.
     _add_health(table, server)
-    return _app(table)
-
-
-def _app(table: Table) -> Router:
     return Routes(table.routes)
 
 

@@ -70,9 +70,8 @@ def _read(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
             case b"content-encoding" | b"accept-encoding":
                 found[name.decode().replace("-", "_")] = value.decode("latin-1")
             case b"inference-session-id":
-                session_id = _utf8("Inference-Session-Id", value)
                 what = "header 'Inference-Session-Id'"
-                found["session_id"] = only_value(what, session_id, found.get("session_id"))
+                found["session_id"] = only_value(what, _session_id(value), found.get("session_id"))
             case b"seqmesh-tenant":
                 found["tenant"] = tenant_of(value.decode("latin-1"), found.get("tenant", ""))
             case b"traceparent" | b"tracestate":
@@ -85,12 +84,13 @@ def _read(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
 _known = lru_cache(KNOWN_HEADERS)(_read)
 
 
-def _utf8(name: str, value: bytes) -> str:
-    """A header's text. What is not UTF-8 has no text: replaced, the ids of two sessions could become one."""
+def _session_id(value: bytes) -> str:
+    """What is not UTF-8 has no text: replaced, the ids of two sessions could become one."""
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(f"Unable to parse {name}: it is not UTF-8, got: {value.decode('latin-1')}") from error
+        got = value.decode("latin-1")
+        raise RequestError(f"Unable to parse Inference-Session-Id: it is not UTF-8, got: {got}") from error
 
 
 def _number(name: str, value: bytes, *, signed: bool = False) -> int:

@@ -5,8 +5,7 @@ no such routes. The work is done by `shared.store.sequences`, as it is for `seqm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -58,7 +57,7 @@ LIST_QUERY: Mapping[str, Schema] = {
 ID_QUERY: Mapping[str, Schema] = {
     "type": {"type": "string", "enum": ["string"], "description": "The id is a text, though it looks like a number."}
 }
-PAUSE, RESUME, MOVE, FORK, EXPORT = ACTIONS = ("pause", "resume", "move", "fork", "export")
+ACTIONS = ("pause", "resume", "move", "fork", "export")
 ACTION_QUERY: Mapping[str, Schema] = {
     **ID_QUERY,
     "action": {"type": "string", "enum": list(ACTIONS), "description": "What is to be done."},
@@ -157,7 +156,7 @@ class SequenceRoutes:
         """
         sequence = self._named(scope, ACTION_QUERY)
         query = _query(scope, ACTION_QUERY)
-        _check(query.get("action", ""), "action", dict.fromkeys(ACTIONS))
+        _check(query.get("action", ""), "action", ACTIONS)
         seconds = _count(query, "seconds", PAUSE_S, PAUSE_S_MAX, least=1)
         try:
             match query["action"]:
@@ -258,7 +257,7 @@ def _query(scope: Scope, known: Collection[str]) -> dict[str, str]:
     """The parameters behind the path's question mark. Raises RequestError for one that is not known."""
     pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     for name, _ in pairs:
-        _check(name, "query parameter", dict.fromkeys(sorted(known)))
+        _check(name, "query parameter", sorted(known))
     return dict(pairs)
 
 
@@ -266,11 +265,11 @@ def _known(query: Mapping[str, str], name: str, words: tuple[str, ...]) -> list[
     """The words of a parameter, which are separated by commas."""
     given = [word for word in query.get(name, "").split(",") if word]
     for word in given:
-        _check(word, name, dict.fromkeys(words))
+        _check(word, name, words)
     return given
 
 
-def _check(word: str, what: str, known: Mapping[str, Callable[..., Any] | None]) -> None:
+def _check(word: str, what: str, known: Collection[str]) -> None:
     if word not in known:
         raise RequestError(f"unknown {what} '{word}': use one of {', '.join(known)}")
 
