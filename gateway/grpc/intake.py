@@ -8,7 +8,6 @@ the port's largest size. So the gateway asks freely while the process is far fro
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -50,21 +49,17 @@ class Intake:
             raise malformed("there is no", kind)
         return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
 
-    def messages(self, rpc: Rpc, kind: Any) -> Callable[[], Awaitable[AnyMessage | None]]:
-        """Reads the messages of a stream: each call returns the next one, None when there is none any more.
+    async def next_message(self, rpc: Rpc, kind: Any) -> AnyMessage | None:
+        """The next message of a stream, None when there is none any more.
 
         Waits while memory is full. Raises as `only_message`.
         """
-
-        async def next_message() -> AnyMessage | None:
-            if self._memory.is_full:
-                await self._memory.eased()
-            raw = await rpc.read()
-            if raw is None:
-                return None
-            return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
-
-        return next_message
+        if self._memory.is_full:
+            await self._memory.eased()
+        raw = await rpc.read()
+        if raw is None:
+            return None
+        return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
 
     async def _large_message(self, raw: bytes, kind: Any) -> AnyMessage:
         """A message that must be counted while it is unpacked or decoded."""

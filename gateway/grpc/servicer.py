@@ -9,8 +9,8 @@ Source: triton-spec section 6.
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
+from functools import partial
 from typing import Any
 
 from gateway.bounds.memory import MemoryBound
@@ -134,7 +134,7 @@ class InferenceServicer(_base):
         size = answer.output_bytes
         if size > COUNTED_BYTES:
             self._unread.add(rpc, size, rpc.cut)
-            rpc.when_ended(functools.partial(self._unread.took, rpc, size))
+            rpc.when_ended(partial(self._unread.took, rpc, size))
         rpc.compress(self._compression)
         return response
 
@@ -151,7 +151,7 @@ class InferenceServicer(_base):
 
         stream = InferStream(
             rpc.write,
-            self.intake.messages(rpc, pb.ModelInferRequest),
+            partial(self.intake.next_message, rpc, pb.ModelInferRequest),
             submit,
             metadata,
             unread=self._unread,
