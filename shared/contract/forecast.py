@@ -87,14 +87,15 @@ class Forecast:
 def outlook(line: LineForecast, place: int) -> Outlook:
     """When the sequence at a place, from 1, will have its slot."""
     expiry_ms = line.expiries_ms[place - 1] if place <= len(line.expiries_ms) else None
+    # Any of the sequences that expire may end sooner, or go on.
+    by_expiry = Outlook(place) if expiry_ms is None else Outlook(place, expiry_ms, 0)
     if line.freed < FREED_MIN or line.observed_ms <= 0:
-        # Any of these sequences may end sooner, or go on.
-        return Outlook(place) if expiry_ms is None else Outlook(place, expiry_ms, 0)
+        return by_expiry
     # Whoever begins to wait meets a long time between two slots more often than a short one.
     awaited = place + (line.spread - 1) / 2
     wait_ms = line.observed_ms * (awaited - 1 / 3) / (line.freed - 1 / 3)
     if wait_ms > WAIT_MS_MAX:
-        return Outlook(place) if expiry_ms is None else Outlook(place, expiry_ms, 0)
+        return by_expiry
     bursts_seen, bursts_awaited = max(1.0, line.freed / line.spread), max(1.0, awaited / line.spread)
     middle = math.log(line.observed_ms * awaited / line.freed) + _bias(bursts_awaited) - _bias(bursts_seen)
     deviation = Z * math.sqrt(_trigamma(bursts_awaited) + _trigamma(bursts_seen))
