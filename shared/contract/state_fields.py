@@ -54,10 +54,14 @@ class Parts(msgspec.Struct, frozen=True):
         return -(-self.shape[self.axis] // self.length)
 
     @property
+    def others(self) -> tuple[int, ...]:
+        """The shape of one position along the axis."""
+        return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
+
+    @property
     def position_bytes(self) -> int:
         """Bytes of one position along the axis."""
-        others = element_count([*self.shape[: self.axis], *self.shape[self.axis + 1 :]])
-        return others * ELEMENT_BYTES[self.datatype]
+        return element_count(self.others) * ELEMENT_BYTES[self.datatype]
 
     def cut(self, raw: bytes | memoryview) -> list[bytes]:
         """Parts of positions that lie one after the other, from the beginning of a part on."""
@@ -136,12 +140,11 @@ def _joined(name: str, form: Parts, fields: Mapping[bytes, bytes]) -> TensorInPa
     if any(len(part) != size for part in parts[:-1]):
         raise ValueError(f"a part of state '{name}' has another size than {size} bytes")
     raw = b"".join(parts)
-    others = [*form.shape[: form.axis], *form.shape[form.axis + 1 :]]
     tensor = TensorInParts(name, form.datatype, form.shape, raw, form)
     # Before numpy is asked: it says less about what is wrong.
     check_tensor(tensor)
     if form.axis == 0 or not raw:
         return tensor
     positions = np.frombuffer(raw, dtype=f"V{ELEMENT_BYTES[form.datatype]}")
-    whole = np.moveaxis(positions.reshape((form.shape[form.axis], *others)), 0, form.axis).tobytes()
+    whole = np.moveaxis(positions.reshape((form.shape[form.axis], *form.others)), 0, form.axis).tobytes()
     return msgspec.structs.replace(tensor, raw=whole)
