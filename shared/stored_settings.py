@@ -48,7 +48,10 @@ class StoredSettings:
         return changed_settings_of(await self._redis.hgetall(self._key), self._key)
 
     async def change_logs(self, changes: log_settings.Changes, by: str = "") -> None:
-        """Sets log settings that were checked. by: who changes them, for the log of every process"""
+        """Sets log settings that were checked. Names that are no settings are ignored, as in Triton.
+
+        by  who changes them, for the log of every process
+        """
         known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
         await self._write({f"log:{name}": value for name, value in known.items()} | said("logs", by))
 
@@ -196,4 +199,4 @@ class ProcessSettings:
     @property
     def logs(self) -> LogSettings:
         """The log settings that hold here."""
-        return log_settings.changed(self._logs, self._seen.logs)
+        return msgspec.structs.replace(self._logs, **self._seen.logs)

@@ -58,9 +58,3 @@ def check(changes: Changes) -> None:
     level = changes.get("log_verbose_level", 0)
     if isinstance(level, int) and level > VERBOSE_LEVEL_MAX:
         raise RequestError(f"invalid argument for log_verbose_level, got: {level}")
-
-
-def changed(settings: LogSettings, changes: Changes) -> LogSettings:
-    """The settings after a change that `check` has allowed. Names that are no settings are ignored, as in Triton."""
-    known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
-    return msgspec.structs.replace(settings, **known)
