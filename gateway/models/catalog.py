@@ -33,6 +33,8 @@ its restart and the loading of its models take this long."""
 STALE_S = 10.0
 """Without a refresh for this long the gateway says that it is not ready."""
 
+Place = tuple[str, str]
+"""Model and version."""
 STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
 """Where executors report different states of a model version, the state with the highest rank is shown."""
 
@@ -50,7 +52,7 @@ class CatalogView:
     ready: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     members: Sequence[Member] = ()
     repository: Sequence[RepositoryEntry] = ()
-    unready: frozenset[tuple[str, str]] = frozenset()
+    unready: frozenset[Place] = frozenset()
 
 
 class Catalog:
@@ -70,8 +72,8 @@ class Catalog:
         self._judge_of_open, self._judge_of_ready = EnsembleJudge(), EnsembleJudge()
         self._refused: Mapping[str, str] = {}
         """Ensembles that cannot be served -> why."""
-        self._served_until: dict[tuple[str, str], float] = {}
-        self._unserved_since: dict[tuple[str, str], float] = {}
+        self._served_until: dict[Place, float] = {}
+        self._unserved_since: dict[Place, float] = {}
         self._refreshed_at: float | None = None
         self._begun = self._accepted = 0
         """Numbers of refreshes: the latest that has begun, and the latest whose answer was accepted."""
@@ -131,7 +133,7 @@ class Catalog:
     def _is_served(self) -> bool:
         return any(member.usable for member in self.view.members)
 
-    def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
+    def unserved_for(self, seconds: float) -> set[Place]:
         """(model, version) of those that had an executor, and have had none for so long, as seen by this gateway."""
         if self._refreshed_at is None:
             return set()
@@ -258,7 +260,7 @@ class Catalog:
                 self._served_until[served.model, served.version] = now + ABSENCE_GRACE_S
 
 
-def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+def _by_model(versions: Mapping[Place, float] | Sequence[Place]) -> dict[str, tuple[str, ...]]:
     found: dict[str, set[str]] = {}
     for model, version in versions:
         found.setdefault(model, set()).add(version)
@@ -284,9 +286,7 @@ def _judged(line: RepositoryEntry, problems: Mapping[str, str]) -> RepositoryEnt
     return RepositoryEntry(line.model, line.version, "UNAVAILABLE", problems[line.model])
 
 
-def _unready_ensembles(
-    records: Mapping[str, ModelRecord], unready: Collection[tuple[str, str]]
-) -> frozenset[tuple[str, str]]:
+def _unready_ensembles(records: Mapping[str, ModelRecord], unready: Collection[Place]) -> frozenset[Place]:
     """The ensembles that have a step, however deep, whose model says that it is not ready."""
     models = {model for model, _ in unready}
     return frozenset(
@@ -297,12 +297,12 @@ def _unready_ensembles(
     )
 
 
-def offers_of(members: Sequence[Member]) -> set[tuple[str, str]]:
+def offers_of(members: Sequence[Member]) -> set[Place]:
     """The (model, version) pairs that these executors take requests for, also those that are being unloaded."""
     return {(served.model, served.version) for member in members for served in member.registration.models}
 
 
-def unready_versions(members: Sequence[Member]) -> frozenset[tuple[str, str]]:
+def unready_versions(members: Sequence[Member]) -> frozenset[Place]:
     """The (model, version) pairs that every executor which has them reports as not ready."""
     offers = [served for member in members for served in member.registration.models]
     ready = {(served.model, served.version) for served in offers if served.says_ready}
@@ -319,7 +319,7 @@ def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:
 
     A line about a model without a version is left out where the model also has lines about versions.
     """
-    best: dict[tuple[str, str], RepositoryEntry] = {}
+    best: dict[Place, RepositoryEntry] = {}
     for member in members:
         for entry in member.registration.repository:
             known = best.get((entry.model, entry.version))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from gateway.models.catalog import Place
 from gateway.models.exposition import Family, ShownExemplar, bound_text
 from gateway.models.metric_families import Shown
 from gateway.models.observation import EXECUTOR_STATES, Observed, each_model
@@ -44,8 +45,7 @@ from shared.store.script_values import StepOutcome
 from shared.store.waiting_line import ENDS
 from shared.traces.context import parse
 
-Exemplars = Mapping[tuple[str, str], Sequence[Exemplar]]
-"""By model and version."""
+Exemplars = Mapping[Place, Sequence[Exemplar]]
 
 STATELESS_PHASES = (Phase.GATEWAY, Phase.QUEUE, Phase.COMPUTE, Phase.REPLY)
 REPEATED = ("repeated", "joined")
@@ -61,7 +61,7 @@ def exemplars_of(observed: Observed, own: Iterable[tuple[str, str, Exemplar]]) -
         before = latest.get(bucket)
         if before is None or before.at_ms < found.at_ms:
             latest[bucket] = found
-    shown: dict[tuple[str, str], list[Exemplar]] = {}
+    shown: dict[Place, list[Exemplar]] = {}
     for (model, version, *_), found in latest.items():
         shown.setdefault((model, version), []).append(found)
     return shown

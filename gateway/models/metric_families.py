@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.models.catalog import Place
 from gateway.models.exposition import Family
-from gateway.models.observation import Observed, Place, each_model
+from gateway.models.observation import Observed, each_model
 from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
 from shared.process import logs

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.models.catalog import Catalog
+from gateway.models.catalog import Catalog, Place
 from gateway.models.occupancy import Occupancy, read_occupancies
 from gateway.models.redis_figures import RedisFigures, read_figures
 from shared.statistics.reports import ExecutorReport, ModelReport
@@ -25,8 +25,6 @@ from shared.store.reporting import Reports
 from shared.store.tenants import StoredTenants
 from shared.store.waiting_line import WaitingLine, read_lines, read_queued
 
-Place = tuple[str, str]
-"""Model and version."""
 EXECUTOR_STATES = ("serving", "leaving", "lost", "drained")
 """It serves; it leaves in order; its lease has ended without that; an operator has emptied it."""
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.models.catalog import Catalog
+from gateway.models.catalog import Catalog, Place
 from shared.contract.hashing import HashRing
 from shared.contract.ids import SequenceId
 from shared.store.membership import Member
-
-Place = tuple[str, str]
-"""A model and version."""
 
 
 class PreferredExecutors:

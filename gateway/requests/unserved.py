@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.models.catalog import Catalog
+from gateway.models.catalog import Catalog, Place
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import MeshError
 from shared.process import logs
@@ -71,5 +71,5 @@ class Unserved:
             pending.failed(error)
 
 
-def place_of(pending: PendingRequest) -> tuple[str, str]:
+def place_of(pending: PendingRequest) -> Place:
     return pending.admitted.message.model, pending.admitted.message.version
