@@ -113,7 +113,8 @@ class Metrics:
 
     async def _mesh(self) -> list[Family]:
         # First, so that the page has all that this gateway has answered.
-        await self._hand_on()
+        with redis_needed("metrics", "written"):
+            await self._metering.flush()
         statistics = await self._statistics.read()
         of_mesh = await self._statistics.of_mesh()
         observed = await self._observation.look()
@@ -154,10 +155,6 @@ class Metrics:
                 return redis_families(await self._observation.redis_figures(), {})
         except CONNECTION_LOST:
             return []
-
-    async def _hand_on(self) -> None:
-        with redis_needed("metrics", "written"):
-            await self._metering.flush()
 
     def _own_exemplars(self) -> Iterable[tuple[str, str, Exemplar]]:
         for load, meter in self._metering.meters():
