@@ -20,7 +20,7 @@ from gateway.grpc.contents import pack_contents
 from gateway.grpc.metadata import NO_METADATA, CallMetadata
 from gateway.grpc.pb import AnyMessage, InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
 from gateway.requests.classification import WEIGHT, classified
-from gateway.requests.forwarding import RESERVED_PREFIX
+from gateway.requests.headers import RESERVED_PREFIX
 from gateway.requests.infer_call import InferCall, check_correlation_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.requests.waiting import Answer

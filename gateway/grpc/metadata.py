@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.requests.forwarding import forwarded
-from gateway.requests.headers import only_value
+from gateway.requests.headers import forwarded, only_value
 from shared.contract.calls import CALL_KEY, CallOrigin, read_call
 from shared.contract.tenants import TENANT_HEADER, tenant_of
 

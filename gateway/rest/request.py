@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.requests.forwarding import RESERVED_PREFIX, forwarded
+from gateway.requests.headers import RESERVED_PREFIX, forwarded
 from gateway.requests.infer_call import InferCall, check_correlation_id, with_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
@@ -396,5 +396,5 @@ def custom_parameter(key: str, value: Any) -> Parameter:
 
 
 def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> Mapping[str, Parameter]:
-    """The headers whose names match the pattern, as string parameters. See `gateway.requests.forwarding`."""
+    """The headers whose names match the pattern, as string parameters. See `gateway.requests.headers`."""
     return forwarded(((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers), pattern)
