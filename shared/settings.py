@@ -31,7 +31,7 @@ from shared.contract.locations import ModelLocation, parse_location, split_locat
 from shared.process.cpu_policy import CpuPolicy
 from shared.statistics.metrics_config import MetricsConfig, parse_metrics_config
 from shared.store.keyspace import DEFAULT_PREFIX, SHARDS_MAX
-from shared.store.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
+from shared.store.redis_url import RedisUrlError, has_password, parse_redis_url
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
 ENTRY_POINTS = "seqmesh.settings"
@@ -540,21 +540,6 @@ def parse_settings(
     if not found:
         sys.exit(code)
     return found[0]
-
-
-def shown(settings: SettingsClass) -> dict[str, str]:
-    """Every setting as text, for the log: passwords in URLs and secrets are hidden."""
-    meanings = settings_fields(type(settings))
-    return {name: shown_value(getattr(settings, name), meaning) for name, meaning in meanings.items()}
-
-
-def shown_value(value: Any, meaning: Meaning) -> str:
-    """One setting as text without secrets."""
-    if meaning.unit == "url":
-        return url_without_password(value)
-    if meaning.secret:
-        return HIDDEN if value else ""
-    return ", ".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else str(value)
 
 
 def environment_of(settings: SettingsClass) -> dict[str, str]:

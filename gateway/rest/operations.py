@@ -25,7 +25,6 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 BYTES: Schema = {"type": "string", "format": "binary"}
 ANY_OBJECT: Schema = {"type": "object"}
-ID: Schema = {"type": ["integer", "string"]}
 
 
 def members(required: str = "", **properties: Schema) -> Schema:

@@ -22,7 +22,6 @@ from shared.settings import (
     setting,
     settings_command,
     settings_fields,
-    shown,
 )
 
 
@@ -203,12 +202,10 @@ def test_a_secrets_file_that_is_not_there_or_empty_is_named_and_other_settings_h
     assert "unknown setting SEQMESH_HTTP_PORT_FILE" in refusal(capsys)
 
 
-def test_passwords_are_in_no_text_made_from_settings() -> None:
+def test_passwords_are_not_in_the_text_of_settings() -> None:
     settings = Example(redis_url="redis://user:hunter2@example:6379/0")
 
     assert "hunter2" not in repr(settings)
-    assert "hunter2" not in str(shown(settings))
-    assert shown(settings)["redis_url"] == "redis://user:***@example:6379/0"
 
 
 def test_a_password_on_the_command_line_is_warned_of_and_one_in_the_environment_is_not(
