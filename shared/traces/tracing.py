@@ -103,7 +103,7 @@ class StepSpan:
     def replied(self) -> None:
         """The reply has reached the gateway: the time from here on belongs to `reply`."""
 
-    def end(self, error: str = "", error_type: str = "", **attributes: AttributeValue) -> None:
+    def end(self, error: str = "", error_type: str = "") -> None:
         """The caller has its answer. Records `step` and `reply`; further calls do nothing.
 
         error, error_type  what went wrong, in words and by its code; "" for success
@@ -163,7 +163,7 @@ class RecordedStep(StepSpan):
     def replied(self) -> None:
         self.replied_ns = time.time_ns()
 
-    def end(self, error: str = "", error_type: str = "", **attributes: AttributeValue) -> None:
+    def end(self, error: str = "", error_type: str = "") -> None:
         if self.ended:
             return
         self.ended = True
@@ -172,7 +172,6 @@ class RecordedStep(StepSpan):
             self._child(SpanName.GATEWAY, self.begin_ns, now_ns)
         if self.replied_ns:
             self._child(SpanName.REPLY, self.replied_ns, now_ns)
-        self.attributes.update(prefixed(attributes))
         if error_type:
             self.attributes[ERROR_TYPE] = error_type
         self._record_step(now_ns, error)

@@ -174,13 +174,13 @@ def test_a_repeated_start_does_not_record_the_root_again() -> None:
 
 def test_a_refused_request_has_no_start_and_carries_its_error(otlp_receiver: OtlpReceiver, subject: Tracing) -> None:
     step = subject.begin_step(SEQUENCE, "running_sum", start=True, trace_headers={})
-    step.end("the backlog is full", reason="backlog_full")
+    step.end("the backlog is full", "UNAVAILABLE")
     step.end("a second end changes nothing")
     spans = received(otlp_receiver, subject)
 
     assert ["gateway", "step"] == sorted(span.name for span in spans)
     assert "the backlog is full" == named(spans, "step").error
-    assert "backlog_full" == named(spans, "step").attributes["seqmesh.reason"]
+    assert "UNAVAILABLE" == named(spans, "step").attributes["error.type"]
     assert named(spans, "gateway").error is None
 
 
@@ -534,7 +534,7 @@ def test_off_or_unsampled_every_step_is_the_same_object_that_records_nothing() -
         assert step is NO_STEP
         step.accepted(1)
         step.replied()
-        step.end("error", batch=1)
+        step.end("error")
         assert "" == step.traceparent == subject.record_of_sequence(SEQUENCE, SpanName.EXPIRED, 1, 1)
         assert "" == subject.record(step.traceparent, SpanName.COMPUTE, 1, 2, batch=1)
         assert "" == subject.record_takeover(SEQUENCE, Epoch(1), 1, 2)
