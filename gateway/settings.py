@@ -7,7 +7,8 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from functools import partial
+from typing import Literal, Self
 
 import click
 
@@ -296,18 +297,18 @@ class GatewaySettings(MetricsSettings):
 
     def __post_init__(self) -> None:
         """Raises click.UsageError for texts that mean nothing, so that a process does not start with them."""
-        checks: list[tuple[str, Callable[[Any], object], object]] = [
-            ("--restricted-api", parse_restrictions, self.restricted_api),
-            ("--http-restricted-api", parse_restrictions, (*self.restricted_api, *self.http_restricted_api)),
-            ("--grpc-restricted-protocol", parse_restrictions, (*self.restricted_api, *self.grpc_restricted_protocol)),
-            *(("--http-allowed-origin", parse_origin, origin) for origin in self.http_allowed_origin),
-            ("--cache-config", parse_cache_config, self.cache_config),
-            ("--http-header-forward-pattern", re.compile, self.http_header_forward_pattern),
-            ("--grpc-header-forward-pattern", re.compile, self.grpc_header_forward_pattern),
+        checks: list[tuple[str, Callable[[], object]]] = [
+            ("--restricted-api", lambda: self.restrictions),
+            ("--http-restricted-api", lambda: self.http_restrictions),
+            ("--grpc-restricted-protocol", lambda: self.grpc_restrictions),
+            *(("--http-allowed-origin", partial(parse_origin, origin)) for origin in self.http_allowed_origin),
+            ("--cache-config", lambda: parse_cache_config(self.cache_config)),
+            ("--http-header-forward-pattern", lambda: self.header_forward_regex),
+            ("--grpc-header-forward-pattern", lambda: self.metadata_forward_regex),
         ]
-        for option, parse, given in checks:
+        for option, read in checks:
             try:
-                parse(given)
+                read()
             except (ValueError, re.error) as error:
                 raise click.UsageError(f"{option}: {error}") from error
         MetricsSettings.__post_init__(self)
