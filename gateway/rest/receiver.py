@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope
 
 from gateway.bounds.byte_budget import Reservation
 from gateway.requests.forms import has_many_strings, with_strings_read
+from gateway.requests.headers import forwarded
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.rest.body import BULKY_BYTES, Headers, read_body
 from gateway.rest.json_values import parsing_bytes
-from gateway.rest.request import forwarded_headers
 from shared.contract.endpoints import Endpoint
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Receiver:
         )
         call, wanted = decode(body, call)
         if self._forward is not None:
-            forwarded = forwarded_headers(scope["headers"], self._forward)
-            if forwarded:
-                call = msgspec.structs.replace(call, parameters={**call.parameters, **forwarded})
+            texts = ((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in scope["headers"])
+            if found := forwarded(texts, self._forward):
+                call = msgspec.structs.replace(call, parameters={**call.parameters, **found})
         return call, wanted

@@ -7,13 +7,13 @@ data extension). Binary data is sliced, never decoded. Source: triton-spec 5.3.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
-from gateway.requests.headers import RESERVED_PREFIX, forwarded
+from gateway.requests.headers import RESERVED_PREFIX
 from gateway.requests.infer_call import InferCall, check_correlation_id, with_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
@@ -390,11 +390,3 @@ def custom_parameter(key: str, value: Any) -> Parameter:
         except OverflowError as error:
             raise JsonError(f"Unable to parse '{key}': Number too big to be stored in double.") from error
     return value
-
-
-# -- headers as parameters ------------------------------------------------------------------------------------------
-
-
-def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> Mapping[str, Parameter]:
-    """The headers whose names match the pattern, as string parameters. See `gateway.requests.headers`."""
-    return forwarded(((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers), pattern)
