@@ -37,6 +37,7 @@ from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
+from gateway.grpc.wire.rpc import wake
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.status import unexpected
@@ -153,7 +154,7 @@ class InferStream:
             # Set first, so that the reader submits nothing more.
             self._closed = True
             self._abandon()
-            self._wake(self._room)
+            wake(self._room)
             if self._reader.done():
                 self._reading_ended(self._reader)
 
@@ -163,18 +164,13 @@ class InferStream:
         The status is UNAVAILABLE, unless the client had half-closed.
         """
         self._leaving = True
-        self._wake(self._work)
+        wake(self._work)
 
     def stop(self) -> None:
         """Takes no further request. The call ends as after `leave`."""
         self._stopping = True
         self.leave()
-        self._wake(self._room)
-
-    @staticmethod
-    def _wake(waiting: asyncio.Future[None] | None) -> None:
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        wake(self._room)
 
     # -- reader -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +224,7 @@ class InferStream:
         if (request := self._open[future]) is not None:
             self._outstanding.remove(request)
             # It may have been the one for which others waited.
-            self._wake(self._work)
+            wake(self._work)
         opened.take = partial(self._take, future)
 
     def _queue(self, outstanding: Outstanding) -> None:
@@ -267,7 +263,7 @@ class InferStream:
         request.unread = size + ENTRY_BYTES
         self._unread.add(self, request.unread, self._cut_off)
         if self._outstanding[0] is request:
-            self._wake(self._work)
+            wake(self._work)
 
     def _take(self, future: asyncio.Future[Answer], content: Answer | MeshError) -> None:
         request = self._open[future]
@@ -294,7 +290,7 @@ class InferStream:
         self._unread.add(self, size + ENTRY_BYTES, self._cut_off)
         if self._are_too_many:
             self._unread.cut(self)
-        self._wake(self._work)
+        wake(self._work)
 
     def _cut_off(self) -> None:
         """The client does not read: its connection is closed, and nothing more is kept for it."""
@@ -311,7 +307,7 @@ class InferStream:
         # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.
         if self._closed and not reader.cancelled():
             reader.exception()
-        self._wake(self._work)
+        wake(self._work)
 
     # -- writer -----------------------------------------------------------------------------------------------------
 
@@ -327,7 +323,7 @@ class InferStream:
                 message = await self._message_of(request, request.answer)
                 outstanding.popleft()
                 self._outstanding_bytes -= request.size
-                self._wake(self._room)
+                wake(self._room)
                 try:
                     await write(message)
                 finally:
@@ -348,7 +344,7 @@ class InferStream:
     async def _write_part(self, part: Part) -> None:
         request, content = part.request, part.content
         self._outstanding_bytes -= part.size + (request.size if part.is_last else 0)
-        self._wake(self._room)
+        wake(self._room)
         try:
             if part.is_news and isinstance(request.answer, asyncio.Future) and request.answer.done():
                 return

@@ -96,8 +96,8 @@ class GrpcConnection(asyncio.Protocol):
             WindowUpdated: self._opened,
             RemoteSettingsChanged: self._told,
             PingReceived: self._pinged,
-            ConnectionTerminated: self._leaves,
-            Broken: self._broke,
+            ConnectionTerminated: lambda _event: self.see_off(),
+            Broken: lambda _event: self._close(),
         }
         self._receiving = Receiving(self._http2, turns, self._sending, hears)
         self._known: tuple[Headers, Opening] | None = None
@@ -245,9 +245,6 @@ class GrpcConnection(asyncio.Protocol):
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def _broke(self, _event: Broken) -> None:
-        self._close()
-
     def _begins(self, event: RequestReceived) -> None:
         if self._is_seen_off:
             self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
@@ -335,9 +332,6 @@ class GrpcConnection(asyncio.Protocol):
     def _sent(self, rpc: Rpc) -> None:
         rpc.sent()
         self.finish(rpc)
-
-    def _leaves(self, _event: ConnectionTerminated) -> None:
-        self.see_off()
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

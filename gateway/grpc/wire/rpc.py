@@ -184,13 +184,13 @@ class Rpc:
                 self.fail(error.released())
                 return
             if self.messages.ready:
-                self._wake(self._reading)
+                wake(self._reading)
 
     def fail(self, error: MeshError) -> None:
         """Whoever reads the call gets this error, behind the messages that are whole."""
         self._error = error
         self.messages.drop()
-        self._wake(self._reading)
+        wake(self._reading)
 
     def give_up(self) -> int:
         """Forgets what has come of the call's messages and nobody has read: memory is short. Returns how many
@@ -203,11 +203,11 @@ class Rpc:
 
     def half_closed(self) -> None:
         self.is_half_closed = True
-        self._wake(self._reading)
+        wake(self._reading)
 
     def sent(self) -> None:
         """All that waited to be sent is sent."""
-        self._wake(self._writing)
+        wake(self._writing)
 
     def over(self) -> None:
         """The call has ended, or its client has left."""
@@ -215,13 +215,14 @@ class Rpc:
         self.unsent.clear()
         if self.expiry is not None:
             self.expiry.cancel()
-        self._wake(self._reading)
-        self._wake(self._writing)
+        wake(self._reading)
+        wake(self._writing)
         for tell in self._ended:
             tell()
         self._ended.clear()
 
-    @staticmethod
-    def _wake(waiting: asyncio.Future[None] | None) -> None:
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+
+def wake(waiting: asyncio.Future[None] | None) -> None:
+    """Ends the wait of whoever waits, if anybody does."""
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
