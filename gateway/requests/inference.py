@@ -24,6 +24,7 @@ from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.requests import Ensembles
+from gateway.requests.ensembles.runs import EnsembleServices
 from gateway.requests.forms import KnownForms
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import Measures
@@ -98,17 +99,8 @@ class Inference:
         self._held: deque[tuple[InferCall, Caller, Callable[[], object]]] = deque()
         self._held_names: Counter[tuple[str, str]] = Counter()
         self._looking: set[asyncio.Future[None]] = set()
-        self._ensembles = Ensembles(
-            catalog,
-            dispatch,
-            replies,
-            tracing,
-            notices,
-            send=self._send_step,
-            hold=budget.add,
-            unread=unread,
-            measures=measures,
-        )
+        services = EnsembleServices(dispatch, replies, notices, self._send_step, budget.add)
+        self._ensembles = Ensembles(catalog, services, tracing, unread, measures)
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
 
@@ -208,11 +200,9 @@ class Inference:
         was over.
         """
         lift_limit()
-        if caller.future.done():
-            return
         if refusal is not None:
-            caller.future.set_exception(refusal.released())
-        else:
+            _fail(call, caller.future, refusal)
+        elif not caller.future.done():
             self._enter(call, caller)
 
     def _count_refusal(self, tenant: str, future: asyncio.Future[Answer]) -> None:

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import named_sequence
 from gateway.requests.caller import Caller
-from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.lines import LinePlace, StepLines
-from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
 from gateway.requests.ensembles.progress import HeldTensor
-from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, SendRequest, StageRun, WaitingBytes
+from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, StageRun, WaitingBytes
 from gateway.requests.forms import check_form
 from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.replies import Replies
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, end_span
 from shared.contract.errors import MeshError
@@ -38,26 +34,16 @@ from shared.traces.tracing import StepSpan, Tracing
 
 
 class Ensembles:
-    """The requests to ensembles of one gateway. send, hold: see `EnsembleServices`"""
+    """The requests to ensembles of one gateway."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        dispatch: Dispatch,
-        replies: Replies,
-        tracing: Tracing,
-        notices: EnsembleNotices,
-        *,
-        send: SendRequest,
-        hold: Callable[[int], None],
-        unread: UnreadAnswers,
-        measures: Measures,
+        self, catalog: Catalog, services: EnsembleServices, tracing: Tracing, unread: UnreadAnswers, measures: Measures
     ) -> None:
         self._catalog = catalog
-        self.services = EnsembleServices(dispatch, replies, notices, send, hold)
+        self.services = services
+        self.tracing = tracing
         self.unread = unread
         self.measures = measures
-        self.tracing = tracing
         self.lines = StepLines()
         self._plans: dict[tuple[str, str], tuple[object, EnsemblePlan]] = {}
 

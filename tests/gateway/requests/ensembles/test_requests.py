@@ -13,7 +13,7 @@ import pytest
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.requests import Ensembles
-from gateway.requests.ensembles.runs import SendRequest
+from gateway.requests.ensembles.runs import EnsembleServices, SendRequest
 from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
@@ -55,20 +55,12 @@ def ensembles_of(
     send: SendRequest, sink: SpanSink | None = None, measures: Measures | None = None, count: Any = not_counted
 ) -> Ensembles:
     """Ensembles whose steps go to `send`, and what is counted of their requests to `count`."""
-    catalog = SimpleNamespace(offer=object(), find=found)
-    notices = SimpleNamespace(count=count)
-    replies = SimpleNamespace(has_given_up=False)
-    return Ensembles(
-        cast(Any, catalog),
-        cast(Any, None),
-        cast(Any, replies),
-        Tracing(sink),
-        cast(Any, notices),
-        send=send,
-        hold=lambda _: None,
-        unread=UnreadAnswers(UNLIMITED),
-        measures=measures or Measures(MetricsConfig()),
-    )
+    catalog = cast(Any, SimpleNamespace(offer=object(), find=found))
+    notices = cast(Any, SimpleNamespace(count=count))
+    replies = cast(Any, SimpleNamespace(has_given_up=False))
+    services = EnsembleServices(cast(Any, None), replies, notices, send, lambda _: None)
+    measures = measures or Measures(MetricsConfig())
+    return Ensembles(catalog, services, Tracing(sink), UnreadAnswers(UNLIMITED), measures)
 
 
 class Chain:
