@@ -179,17 +179,19 @@ def _told_decoupled(record: ModelRecord, *, decoupled: bool) -> ModelRecord:
 
 def any_model(name: str, records: Mapping[str, ModelRecord], holds: Callable[[ModelConfig], bool]) -> bool:
     """Whether something holds for the model, or, if it is an ensemble, for a model of its steps, however deep."""
-    seen, waiting = set[str](), [name]
+    configs = [records[one].config for one in (name, *models_below(name, records)) if one in records]
+    return any(holds(config) for config in configs if not config.ensemble)
+
+
+def models_below(name: str, records: Mapping[str, ModelRecord]) -> set[str]:
+    """The models of an ensemble's steps, those of ensembles within it included; none for another model."""
+    found, waiting = set[str](), [name]
     while waiting:
-        found = waiting.pop()
-        if found in seen or found not in records:
-            continue
-        seen.add(found)
-        config = records[found].config
-        if not config.ensemble and holds(config):
-            return True
-        waiting += [step.model for step in config.ensemble]
-    return False
+        record = records.get(waiting.pop())
+        new = {step.model for step in record.config.ensemble} - found if record is not None else set[str]()
+        found |= new
+        waiting += new
+    return found
 
 
 def _keeps_state(config: ModelConfig) -> bool:

@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
+from gateway.models.ensembles import models_below
 from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
 from shared.contract.ids import entry_key
 from shared.contract.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
@@ -99,15 +100,7 @@ class RepositoryControl:
         return first
 
     def _steps(self, model: str) -> set[str]:
-        """The models that an ensemble needs, those of ensembles within it included; none for another model."""
-        found: set[str] = set()
-        waiting = [model]
-        while waiting:
-            record = self._catalog.view.records.get(waiting.pop())
-            new = {step.model for step in record.config.ensemble} - found if record is not None else set[str]()
-            found |= new
-            waiting += new
-        return found
+        return models_below(model, self._catalog.view.records)
 
     def _missing_steps(self, model: str) -> set[str]:
         lines = (line for one in self._catalog.live_members() for line in one.registration.repository)
