@@ -64,8 +64,7 @@ def scattered_shape(dims: Shape, source: Shape, *, batched: bool) -> Shape:
 
 def check_batch_tensors(config: ModelConfig) -> None:
     """Checks that every batch tensor can be made: raises LoadError for a contradiction of shapes."""
-    inputs = {spec.name: spec for spec in config.inputs}
-    outputs = {spec.name: spec for spec in config.outputs}
+    inputs, outputs = config.inputs_by_name, config.outputs_by_name
     for entry in config.batch_inputs:
         if entry.kind in _OF_ITEMS and config.max_batch_size == 0:
             raise LoadError(

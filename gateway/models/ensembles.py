@@ -194,11 +194,6 @@ def models_below(name: str, records: Mapping[str, ModelRecord]) -> set[str]:
     return found
 
 
-def _keeps_state(config: ModelConfig) -> bool:
-    """Whether a request to the model is a step of its client's sequence. To an iterative model it is a whole one."""
-    return config.sequence_batching is not None and not config.sequence_batching.iterative
-
-
 class AnswerSource(NamedTuple):
     """The decoupled step whose answers a tensor is made of. number: 0 for none"""
 
@@ -219,7 +214,7 @@ def _check_answers(config: ModelConfig, records: Mapping[str, ModelRecord]) -> N
             raise ConfigError(f"in ensemble {config.name}, the tensors of {len(waiting)} steps are never written")
         step = waiting.pop(number)
         source = _one_source(config.name, step.model, {sources[tensor] for tensor in step.inputs.values()})
-        if source.number and any_model(step.model, records, _keeps_state):
+        if source.number and any_model(step.model, records, lambda inner: inner.is_stateful):
             raise ConfigError(
                 f"in ensemble {config.name}, step of model '{step.model}' keeps state and comes behind the decoupled "
                 f"model '{source.model}': one request would be any number of steps of its sequence. Keep that state in "
@@ -297,7 +292,7 @@ def _check_inputs(ensemble: str, step: EnsembleStep, inner: ModelConfig, forms: 
 
 
 def _check_outputs(ensemble: str, step: EnsembleStep, inner: ModelConfig, forms: dict[str, DeclaredTensor]) -> None:
-    specs = {spec.name: spec for spec in inner.outputs}
+    specs = inner.outputs_by_name
     for name, tensor in step.outputs.items():
         if name not in specs:
             raise ConfigError(

@@ -61,11 +61,8 @@ def check_form(call: InferCall, config: ModelConfig) -> None:
 
 def check_outputs(call: InferCall, config: ModelConfig) -> None:
     """Every output asked for is declared."""
-    if not call.outputs:
-        return
-    declared = {output.name for output in config.outputs}
     for name in call.outputs:
-        if name not in declared:
+        if name not in config.outputs_by_name:
             raise RequestError(f"unexpected inference output '{name}' for model '{config.name}'")
 
 

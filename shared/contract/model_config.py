@@ -330,6 +330,10 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
+    def outputs_by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
     def configured_slots(self) -> int:
         """Slots of one instance as Triton counts them (triton-spec 1.1): rows of the batch (direct), candidates
         (oldest); 0 for a stateless model. An executor may have more of them, by memory.
@@ -403,6 +407,11 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         on).
         """
         return self.parameters.get("batch_gathering", "on") == "on"
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a request is a step of its client's sequence. To an iterative model it is a sequence of its own."""
+        return self.sequence_batching is not None and not self.sequence_batching.iterative
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

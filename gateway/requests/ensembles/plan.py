@@ -48,12 +48,6 @@ class PlannedStep(msgspec.Struct, frozen=True):
     def config(self) -> ModelConfig:
         return self.record.config
 
-    @property
-    def is_stateful(self) -> bool:
-        """Whether the step is one of a sequence. A request to an iterative model is a sequence of its own."""
-        batching = self.config.sequence_batching
-        return batching is not None and not batching.iterative
-
 
 class TensorView(msgspec.Struct, frozen=True):
     """A tensor of the plan that is another one in another shape: what an ensemble's input or output is on the other
@@ -122,7 +116,7 @@ class EnsemblePlan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def stateful(self) -> tuple[int, ...]:
         """The steps that belong to sequences. The first of them is the anchor: it accepts a step of the ensemble."""
-        return tuple(index for index, step in enumerate(self.steps) if step.is_stateful)
+        return tuple(index for index, step in enumerate(self.steps) if step.config.is_stateful)
 
     @property
     def anchor(self) -> int | None:

@@ -295,7 +295,7 @@ class EnsembleProgress:
             self._error = _told_to_begin(self._error, self._stand)
         if self._error is not None:
             return [*actions, FailRequest(self._error)]
-        specs = {spec.name: spec for spec in config.outputs}
+        specs = config.outputs_by_name
         outputs = tuple(
             _named(name, self._held[self._plan.results[name]], specs[name].dims, batched=config.max_batch_size > 0)
             for name in self._wanted
