@@ -294,18 +294,17 @@ class Dispatch:
             elif batch.kind is CallKind.ENDS:
                 # Whatever the outcome is: this run accepts no further step.
                 pending.ended()
-            elif isinstance(outcome, bytes):
-                # The response cache had the answer.
-                _measure_accepted(pending, now_ns)
-                pending.span.accepted(0)
-                self._replies.deliver(pending.token, outcome, self._keys.cache(pending.shard).entries)
-            elif outcome:
-                _measure_accepted(pending, now_ns)
-                pending.span.accepted(0)
-                self._accepted(pending, Accepted())
-                self._watch_timeout(pending)
-            else:
+            elif outcome is False:
                 pending.failed(NotReadyError(with_id(pending.call.request_id, "Exceeds maximum queue size")))
+            else:
+                _measure_accepted(pending, now_ns)
+                pending.span.accepted(0)
+                if isinstance(outcome, bytes):
+                    # The response cache had the answer.
+                    self._replies.deliver(pending.token, outcome, self._keys.cache(pending.shard).entries)
+                else:
+                    self._accepted(pending, Accepted())
+                    self._watch_timeout(pending)
 
     def _settle_step(self, pending: PendingRequest, outcome: Submitted, now_ns: int) -> None:
         if outcome.code is SubmitCode.LATE:
