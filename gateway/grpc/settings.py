@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.grpc.pb import AnyMessage, pb
 from shared.contract.errors import RequestError
-from shared.process.log_settings import BOOLEANS, VERBOSE_LEVEL_MAX, LogSettings
+from shared.process.log_settings import BOOLEANS, LogSettings
 
 
 def trace_changes(request: AnyMessage) -> dict[str, list[str] | None]:
@@ -41,8 +41,6 @@ def log_response(settings: LogSettings) -> AnyMessage:
     response = pb.LogSettingsResponse()
     for name in LogSettings.__struct_fields__:
         value = getattr(settings, name)
-        if name == "log_verbose_level":
-            value = min(value, VERBOSE_LEVEL_MAX)  # a gateway of an earlier release let a larger one be stored
         kind = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
         setattr(response.settings[name], kind, value)
     return response

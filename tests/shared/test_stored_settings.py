@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gateway.grpc.settings import log_response
 from shared.contract.errors import Code, RequestError
 from shared.process import log_settings, logs
 from shared.process.log_settings import LogSettings
@@ -205,12 +204,6 @@ def test_wrong_log_settings_are_refused_with_tritons_words() -> None:
     with pytest.raises(RequestError, match="log file location can not be updated through network protocol") as refused:
         log_settings.check({"log_file": "x"})
     assert refused.value.code == Code.UNSUPPORTED
-
-
-def test_a_level_that_grpc_cannot_say_is_told_as_the_largest() -> None:
-    told = log_response(LogSettings(log_verbose_level=1 << 40)).settings["log_verbose_level"]
-
-    assert told.uint32_param == log_settings.VERBOSE_LEVEL_MAX
 
 
 def test_only_the_chosen_levels_are_written(own_logging: io.StringIO) -> None:
