@@ -1,6 +1,6 @@
 """Metrics with Triton's names and labels (triton-spec 7), made from statistics and observations of the mesh. Pure.
 
-Those with the prefix `seqmesh_` that are older than `gateway.models.mesh_families` stand here, too.
+Beside them those of batches, slots, paging and takeovers, with the prefix `seqmesh_`.
 """
 
 from __future__ import annotations

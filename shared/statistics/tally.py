@@ -18,7 +18,7 @@ Fields of the hash:
   first_response:<bucket>               for the histogram; buckets by index
   held_batch_count, gained_row_count    batches that waited for sequences about to come back, and the rows that came
   response:<index>:<name>_ns, response:<index>:<kind>_count
-                                        of the answers of decoupled models, by their place (`ResponseStatistics`)
+                                        of the answers of decoupled models, by their place (`responses_of`)
   null_row_count                        rows of batches that no request filled
   full_log_count                        sequences that stopped being recoverable, because they had too many steps to
                                         keep

@@ -70,7 +70,7 @@ Options that this system does not know are left out.
 NOT_IN_A_NAME = re.compile(r"[^!-~]")
 """Characters that Redis does not allow in a connection's name."""
 MINIMUM_VERSION = (7, 0)
-"""Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
+"""The first with functions, as which the scripts are loaded (FUNCTION LOAD, FCALL). Valkey began with 7.2."""
 
 ENVELOPE_BYTES = 64 << 10
 """Bytes of the server's limit that are kept for everything around a value."""

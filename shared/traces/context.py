@@ -106,7 +106,7 @@ def takeover_id(sequence: SequenceId, epoch: Epoch) -> int:
 
 
 def sequence_traceparent(sequence: SequenceId) -> str:
-    """The root context of a sequence's trace. Says nothing about whether it is sampled: see `Tracing.root_of`."""
+    """The root context of a sequence's trace. Whether it is sampled, `Sampler.samples` says."""
     return traceparent(sequence_trace_id(sequence), sequence_root_id(sequence))
 
 
