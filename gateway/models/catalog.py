@@ -120,8 +120,8 @@ class Catalog:
     def is_ready(self) -> bool:
         """Whether the mesh can serve: Redis answers, and at least one executor is usable.
 
-        An executor registers only when it has loaded its models. With strict readiness, the mesh is also not ready
-        while a model is being loaded or unloaded, or has failed to load.
+        An executor registers when it has loaded its models, but for those that take long. With strict readiness, the
+        mesh is also not ready while a model is being loaded or unloaded, or has failed to load.
         """
         if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
             return False
