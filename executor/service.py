@@ -22,7 +22,7 @@ from executor.lease.control import Control
 from executor.lease.draining import Draining
 from executor.lease.hung_calls import HungCallError
 from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostError, OlderDataError, Registration
-from executor.models.loader import SLOW_S, Loader
+from executor.models.loader import START_S, Loader
 from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.models.sources import OVERRIDE, open_sources
@@ -217,7 +217,7 @@ async def load_models(
             continue
         logs.info("loading model", model=name)
         try:
-            loaded = await loader.load(name, limit_s=None if settings.exit_on_error else SLOW_S)
+            loaded = await loader.load(name, limit_s=None if settings.exit_on_error else START_S)
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
             if isinstance(error, NoSuchModelError):

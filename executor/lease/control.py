@@ -23,7 +23,7 @@ import msgspec
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.registration import Applied
-from executor.models.loader import SLOW_S, Loader
+from executor.models.loader import START_S, Loader
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.sequences.inbox import BEGINNING
 from shared.contract.errors import Code, MeshError
@@ -116,7 +116,7 @@ class Control:
         if message is None or message.model != model:
             return LoadFailure(entry, model, Code.INTERNAL, f"what was asked of '{model}' cannot be read: ask again")
         try:
-            done = await self._do(message, ASKED_S if key == self._keys.wanted else SLOW_S)
+            done = await self._do(message, ASKED_S if key == self._keys.wanted else START_S)
         except MeshError as error:
             logs.error("model not loaded", model=message.model, cause=error.message)
             found = not isinstance(error, NoSuchModelError)

@@ -50,7 +50,9 @@ from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 
 SLOW_S = 30.0
-"""How long a load holds up the loads behind it."""
+"""How long a load holds up the loads behind it, where models are served already."""
+START_S = 300.0
+"""How long a load holds up the start of an executor: one that registers without its models makes its mesh ready."""
 ROUNDS_MAX = 3
 """Rounds after which a load is given up. One or two kills from outside are no proof against a model."""
 SILENT_MS = 30_000
