@@ -193,7 +193,7 @@ async def start_models(
             return lambda: control.applied
         case "poll":
             polling = Polling(repository, loader, settings.repository_poll_secs, changed)
-            await polling.look()
+            await polling.look(_limit_at_start(settings))
             refuse_start(repository, settings)
             tasks.start(polling.run(), name="polling")
         case "none":
@@ -205,7 +205,7 @@ async def load_models(
     repository: ModelRepository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
 ) -> None:
     """Loads every model, or in explicit mode the named ones and those that they need. A model that fails is logged, and
-    the index names the reason. With `--exit-on-error` every load is waited for, however long it takes.
+    the index names the reason.
 
     but     models to leave alone
     raises  MeshError (see `refuse_start`)
@@ -217,7 +217,7 @@ async def load_models(
             continue
         logs.info("loading model", model=name)
         try:
-            loaded = await loader.load(name, limit_s=None if settings.exit_on_error else START_S)
+            loaded = await loader.load(name, limit_s=_limit_at_start(settings))
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
             if isinstance(error, NoSuchModelError):
@@ -226,6 +226,11 @@ async def load_models(
         if steps := {step.model for step in loaded.record.config.ensemble}:
             names += sorted(steps.intersection(repository.names()).difference(names))
     refuse_start(repository, settings)
+
+
+def _limit_at_start(settings: ExecutorSettings) -> float | None:
+    """How long a load of the start is waited for (see `Loader.load`): `--exit-on-error` must know how each ends."""
+    return None if settings.exit_on_error else START_S
 
 
 def start_names(repository: ModelRepository, settings: ExecutorSettings) -> list[str]:

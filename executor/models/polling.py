@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from executor.models.loader import Loader
+from executor.models.loader import SLOW_S, Loader
 from executor.models.repository import ModelRepository
 from executor.remote.storage import UnreachableError
 from shared.contract.errors import MeshError
@@ -36,9 +36,9 @@ class Polling:
     async def run(self) -> None:
         await _repeat(self.look, self._period_s, self._changed)
 
-    async def look(self) -> bool:
+    async def look(self, limit_s: float | None = SLOW_S) -> bool:
         """Loads and unloads what has changed since the last look; False if nothing has. Each model is announced by
-        itself: the load of the next one may take long.
+        itself: the load of the next one may take long. limit_s: as of `Loader.load`
         """
         refreshed = await asyncio.to_thread(self._repository.refresh)
         now = await asyncio.to_thread(self._fingerprints)
@@ -50,7 +50,7 @@ class Polling:
         for name in changed:
             logs.info("loading model", model=name)
             try:
-                await self._loader.load(name, generation=now[name])
+                await self._loader.load(name, generation=now[name], limit_s=limit_s)
             except UnreachableError as error:
                 # This says nothing about the model, so the next look tries it again.
                 self._seen[name] = ""

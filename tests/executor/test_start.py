@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from executor import service
 from executor.connections import RedisConnections
-from executor.models.loader import Loader
+from executor.models.loader import START_S, Loader
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel
 from executor.service import load_models, start_models
-from executor.settings import ExecutorSettings
+from executor.settings import ExecutorSettings, ModelControlMode
 from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
 from shared.process.lifecycle import Stop, Tasks
@@ -85,6 +86,24 @@ async def test_a_model_that_hangs_at_the_start_keeps_no_other_from_being_served(
 
     assert ["good"] == list(repository.loaded)
     gate.set()
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+@pytest.mark.parametrize(("exit_on_error", "limit_s"), [(True, None), (False, START_S)])
+async def test_a_start_that_is_to_fail_with_any_load_waits_for_each(
+    repository: ModelRepository, tmp_path: Path, mode: ModelControlMode, limit_s: float | None, *, exit_on_error: bool
+) -> None:
+    loader = Mock(Loader)
+    settings = ExecutorSettings(models=(tmp_path,), model_control_mode=mode, exit_on_error=exit_on_error)
+    nothing: Any = None
+
+    def not_run(work: Coroutine[Any, Any, None], **_: str) -> None:
+        work.close()
+
+    tasks = cast("Any", SimpleNamespace(start=not_run))
+    await start_models(settings, nothing, repository, loader, asyncio.Event(), tasks)
+
+    assert [limit_s] * 2 == [call.kwargs["limit_s"] for call in loader.load.await_args_list]
 
 
 async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(
