@@ -10,9 +10,8 @@ Triton loads a shared library with five hooks; here they are five functions of a
 
 The strategy adds to the rules of the dynamic batcher and replaces none. It is asked for the first request too, so that
 it can measure it, but a single request always runs. So while a hook hangs (`--batch-limit-s`), requests run one by one.
-While a batch waits for more requests, it is formed again from its
-first request on each time. All that a strategy does, it does on one thread of its own, one hook at a time: it may keep
-what belongs to the thread that made it.
+While a batch waits for more requests, it is formed again from its first request on each time. All that a strategy does,
+it does on one thread of its own, one hook at a time: it may keep what belongs to the thread that made it.
 """
 
 from __future__ import annotations
