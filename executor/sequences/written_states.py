@@ -30,7 +30,7 @@ class WrittenStates:
 
     def cut(self, sequence: SequenceId, result: RowResult) -> RowResult:
         """A step's result with what its checkpoint writes of the states that grow, in the place of these states."""
-        states = {name: state for name, state in result.states.items() if name in self._axes}
+        states = {name: result.states[name] for name in self._axes if name in result.states}
         if not states:
             return result
         forms = {name: Parts.along(self._axes[name], one.datatype, one.shape) for name, one in states.items()}
