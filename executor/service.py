@@ -140,7 +140,7 @@ async def _serve(
             settings, connections, repository, tracing, applied(), changed, calls=lambda: client.edges
         )
         draining.executor = registration.executor
-        await _live(registration, applied, changed, settings, draining, stop)
+        await _live(registration, applied, settings, draining, stop)
 
 
 async def _is_wanted(connections: RedisConnections, draining: Draining, stop: Stop) -> bool:
@@ -254,24 +254,22 @@ def refuse_start(repository: ModelRepository, settings: ExecutorSettings) -> Non
 async def _live(
     registration: Registration,
     applied: Callable[[], Applied],
-    changed: asyncio.Event,
     settings: ExecutorSettings,
     draining: Draining,
     stop: Stop,
 ) -> None:
     """Runs one registration. Returns when it is over, or when it has left because of a stop or a drain."""
-    life = asyncio.create_task(_until_lost(registration), name="registration")
-    announcements = asyncio.create_task(_announce(registration, applied, changed), name="announcements")
+    life = asyncio.create_task(_until_lost(registration, applied), name="registration")
     leaving = asyncio.create_task(_leave_when_told(registration, settings, draining, stop), name="leave")
     try:
-        await first_of(life, announcements, leaving)
+        await first_of(life, leaving)
     finally:
-        await end((life, announcements, leaving))
+        await end((life, leaving))
 
 
-async def _until_lost(registration: Registration) -> None:
+async def _until_lost(registration: Registration, applied: Callable[[], Applied]) -> None:
     try:
-        await registration.run()
+        await registration.run(applied)
     except* LeaseLostError:
         logs.warning("lease lost", executor=registration.executor, remedy="registering anew under another id")
     except* OlderDataError:
@@ -324,12 +322,3 @@ async def _leave(registration: Registration, settings: ExecutorSettings, stop: S
             await registration.leave()
     except TimeoutError:
         logs.warning("drain timed out", executor=registration.executor, seconds=settings.drain_timeout_s)
-
-
-async def _announce(registration: Registration, applied: Callable[[], Applied], changed: asyncio.Event) -> None:
-    """Tells the mesh of loaded and unloaded models."""
-    await registration.registered.wait()
-    while True:
-        await changed.wait()
-        changed.clear()
-        await registration.announce(applied())

@@ -103,6 +103,7 @@ class Registration:
         self._connections = connections
         self._repository = repository
         self._applied = applied
+        self._changed = changed
         tombstone_ms = settings.tombstone_seconds * 1000
         self._committer = Committer(
             connections.scripts, Link(connections.commands), connections.keys, self.executor, tombstone_ms
@@ -135,8 +136,10 @@ class Registration:
         self._retired.set()
         self.registered = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, applied: Callable[[], Applied] | None = None) -> None:
         """Registers and serves until cancelled, or until this registration is over.
+
+        applied  what became of control messages; with it, models that change are served, and announced to the mesh
 
         Raises, in an exception group, LeaseLostError, OlderDataError, HungCallError or DeviceLostError. In the last two
         cases the lease has been given up.
@@ -158,6 +161,8 @@ class Registration:
                 group.create_task(self._metering.run(), name="measurements")
                 group.create_task(self._reporter.run(), name="reports")
                 group.create_task(self._close_retired(), name="retired versions")
+                if applied is not None:
+                    group.create_task(self._announce(applied), name="announcements")
                 if self._settings.batch_limit_s:
                     group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
                 logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
@@ -208,6 +213,13 @@ class Registration:
             logs.warning("executor left without a word: its lease will end", executor=self.executor, cause=error)
             return
         logs.info("executor left", executor=self.executor)
+
+    async def _announce(self, applied: Callable[[], Applied]) -> None:
+        """Among the registration's own tasks: what changes while these end is served by the next registration."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self.announce(applied())
 
     async def announce(self, applied: Applied) -> None:
         """The models have changed: serves the new ones, tells the mesh, and has closed what is not in use any more."""

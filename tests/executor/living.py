@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -75,9 +75,10 @@ async def living(
     name: str,
     *more: str,
     redis_timeout_ms: int = 10_000,
+    applied: Callable[[], Applied] | None = None,
 ) -> AsyncGenerator[Running]:
     """Runs an executor of one model, and of more. Afterwards it is gone as if it had been killed: its lease and inbox
-    stay.
+    stay. applied: as `Registration.run` takes it
     """
     settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name)
     keys = Keyspace(key_prefix, SHARDS)
@@ -91,7 +92,7 @@ async def living(
         repository.load(one)
     changed = asyncio.Event()
     registration = Registration(settings, connections, repository, Tracing(), Applied(), changed)
-    running = asyncio.create_task(registration.run())
+    running = asyncio.create_task(registration.run(applied))
     try:
         started = asyncio.create_task(registration.registered.wait())
         await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
-from executor.lease.registration import Applied, LeaseLostError
+from executor.lease.registration import Applied, LeaseLostError, Registration
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel, ServedVersion
 from executor.models.sources import LocalFolder
@@ -445,6 +445,36 @@ async def test_a_lease_that_has_ended_ends_the_registration(mesh: ScriptedMesh, 
             await a.task
 
         assert ended.group_contains(LeaseLostError)
+
+
+async def test_a_model_that_changes_while_a_registration_ends_is_the_next_ones(
+    mesh: ScriptedMesh, redis_url: str, key_prefix: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not end the process: of the registration that ends, no new task is begun."""
+    ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def ends_late(_: Registration) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await may_end.wait()
+
+    monkeypatch.setattr(Registration, "_add_up_counts", ends_late)
+    async with living(redis_url, key_prefix, models, "sum", "a", applied=Applied) as a:
+        await mesh.redis.delete(mesh.keys.executor_lease(a.executor))
+        await ending.wait()
+        a.repository.unload("sum")
+        a.changed.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        may_end.set()
+
+        with pytest.raises(ExceptionGroup) as ended:
+            await a.task
+
+        assert [LeaseLostError] == [type(error) for error in ended.value.exceptions]
+        assert a.changed.is_set()
 
 
 async def test_an_executor_that_is_not_registered_any_more_is_one_that_leaves(
