@@ -242,9 +242,9 @@ def run_name() -> str:
 
 
 def command_again(seed: int) -> str:
-    """The command line that repeats this run."""
-    options = [argument for argument in sys.argv[1:] if argument != "chaos"]
-    if "--seed" not in options:
+    """The command line that repeats this run. This one's options stand behind the names of program and command."""
+    options = sys.argv[2:]
+    if not any(option.partition("=")[0] == "--seed" for option in options):
         options = ["--seed", str(seed), *options]
     return shlex.join(["seqmesh", "chaos", *options])
 

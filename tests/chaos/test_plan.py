@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.chaos.command import kinds_of, run_name
+from deploy.chaos.command import command_again, kinds_of, run_name
 from deploy.chaos.faults import KINDS, Act, plan_faults
 from deploy.chaos.models import VARIANTS, variant
 from deploy.chaos.scripts import NAMED_STEPS_MAX, STREAM_WINDOW_MAX, UNARY_WINDOW_MAX, ProtocolName, Script, script
@@ -91,6 +91,22 @@ def test_kinds_are_chosen_by_name_act_or_victim() -> None:
     assert {"kill-redis": ["kill-redis"], "freeze": freezes, "clients": ["drop-clients"]} == chosen
     with pytest.raises(Exception, match="'kill-nobody' is no fault"):
         kinds_of("kill-nobody")
+
+
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [
+        (["--out", "chaos"], "--seed 7 --out chaos"),
+        (["--seed", "7", "--steps=9"], "--seed 7 --steps=9"),
+        (["--seed=7"], "--seed=7"),
+    ],
+)
+def test_a_run_is_repeated_with_its_seed_and_its_options(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], again: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["seqmesh", "chaos", *options])
+
+    assert f"seqmesh chaos {again}" == command_again(7)
 
 
 def test_a_runs_name_can_be_part_of_any_id() -> None:
