@@ -68,12 +68,7 @@ async def run(
             click.echo(table(lines))
             click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
         elif undo:
-            for who in executors:
-                said = await serve_again(mesh, who)
-                if not said and not matching(who, await holdings(mesh)):
-                    drained = ", ".join(await mesh.membership.drained()) or "none"
-                    raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
-                click.echo(f"{who}: {said or 'was not drained'}")
+            await take_back(mesh, executors)
         else:
             names, bound = await ask(mesh, executors)
             for line in bound:
@@ -161,6 +156,22 @@ def progress(name: str, ones: Iterable[ExecutorHolding]) -> str:
     bound = sorted({model for one in there if one.state == "closing" for model in one.sequences})
     ends_here = f" (of {', '.join(bound)}: they end here, because only the model knows their state)" if bound else ""
     return f"{name}: {counted(total, 'sequence')} left{ends_here}"
+
+
+async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
+    """Takes drains back, and says so. Raises click.ClickException behind the last one if some are of nobody."""
+    strangers: list[str] = []
+    for who in executors:
+        if said := await serve_again(mesh, who):
+            click.echo(f"{who}: {said}")
+        elif matching(who, await holdings(mesh)):
+            click.echo(f"{who}: was not drained")
+        else:
+            strangers.append(f"'{who}'")
+    if strangers:
+        drained = ", ".join(await mesh.membership.drained()) or "none"
+        verb = "is" if len(strangers) == 1 else "are"
+        raise click.ClickException(f"{', '.join(strangers)} {verb} not drained; drained are: {drained}")
 
 
 async def serve_again(mesh: OperatedMesh, who: str) -> str:

@@ -129,13 +129,20 @@ async def test_a_drain_may_be_taken_back_twice_and_an_unknown_name_never(
     await membership.register(REGISTRATION, lease_ms=60_000)
     await membership.drain("executor-1", 1)
 
-    async def undo(who: str) -> None:
+    async def undo(*who: str) -> None:
         settings = OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)
-        await run(settings, (who,), show=False, as_json=False, undo=True, wait=True)
+        await run(settings, who, show=False, as_json=False, undo=True, wait=True)
 
     await undo("executor-1")
     await undo("executor-1")
     with pytest.raises(click.ClickException, match="'executor-9' is not drained; drained are: none"):
         await undo("executor-9")
+    await membership.drain("executor-1", 1)
+    with pytest.raises(click.ClickException, match="'executor-9', 'executor-8' are not drained; drained are: none"):
+        await undo("executor-9", "executor-1", "executor-8")
 
-    assert ["executor-1: serves again", "executor-1: was not drained"] == capsys.readouterr().out.splitlines()
+    assert [
+        "executor-1: serves again",
+        "executor-1: was not drained",
+        "executor-1: serves again",
+    ] == capsys.readouterr().out.splitlines()
