@@ -18,6 +18,7 @@ from click.shell_completion import get_completion_class
 from deploy.local.endings import DIRECTORY_GONE, UNWRITABLE, drop_unwritten, prepare_streams
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
+from deploy.local.terminal import show
 from deploy.operate.settings import check_is_text
 from shared.contract.ids import correlation_id_from
 from shared.settings import ENTRY_POINTS as SETTINGS_OF
@@ -82,8 +83,8 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # Closes the line of the terminal's ^C.
-            click.echo(err=True)
+            # Closes the line of the terminal's ^C. The terminal may be closed itself.
+            show("", sys.stderr)
             ctx.exit(EXIT_INTERRUPTED)
 
 

@@ -31,14 +31,23 @@ class NotBegunError(click.ClickException):
     exit_code = EXIT_NOT_BEGUN
 
 
+def stop_signals() -> list[signal.Signals]:
+    """What stops a mesh in order. SIGHUP says that the terminal was closed, unless `nohup` has it ignored."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
+
+
 @contextmanager
 def terminated_as_interrupted() -> Generator[None]:
-    """Within the block SIGTERM does what Ctrl-C does, so that meshes and files do not outlive the command."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Within the block what stops a mesh does what Ctrl-C does, so that meshes and files do not outlive the command.
+    SIGINT itself is left alone: a shell has a command in the background ignore it.
+    """
+    before = {one: signal.signal(one, signal.default_int_handler) for one in stop_signals() if one != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextmanager
@@ -50,7 +59,7 @@ def ending_by_verdict() -> Generator[None]:
         with terminated_as_interrupted(), errors_apart():
             yield
     except KeyboardInterrupt:
-        click.echo("Error: interrupted before anything was known", err=True)
+        show("Error: interrupted before anything was known", sys.stderr)
         raise SystemExit(EXIT_TOO_SOON) from None
 
 

@@ -36,6 +36,7 @@ from deploy.local.child_logs import LogFile
 from deploy.local.control import control_served
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, state_path, write_state
 from deploy.local.embedded import ending_remedy, serves, socket_path, socket_url
+from deploy.local.endings import stop_signals
 from deploy.local.plans import ChildPlan, ServiceCommand, number_of_gateways, plan, refuse_taken_ports, service_command
 from deploy.local.private_files import make_private, private_files
 from deploy.local.readiness import NO_EXECUTOR, reachable, unreadiness
@@ -362,12 +363,6 @@ class Launcher:
         for name, log in self._log_files.items():
             for line in log.new_important_lines():
                 show(f"{name} | {line}", sys.stderr)
-
-
-def stop_signals() -> list[signal.Signals]:
-    """What stops the mesh in order. SIGHUP says that the terminal was closed, unless `nohup` has it ignored."""
-    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
 def http_scheme() -> str:

@@ -19,17 +19,18 @@ from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON, ending_by_verdic
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Python's own handler of SIGINT. A shell has a command that it runs in the background ignore that signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """The usual handlers. A shell has a command that it runs in the background ignore SIGINT, and `nohup` SIGHUP."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for one, handler in zip((signal.SIGINT, signal.SIGHUP), before, strict=True):
+        signal.signal(one, handler)
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_is_interrupted_or_terminated_ends_in_order_and_too_soon(by: signal.Signals) -> None:
     cleared: list[str] = []
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
 
     @click.command
     @ending_by_verdict()
@@ -44,7 +45,7 @@ def test_who_is_interrupted_or_terminated_ends_in_order_and_too_soon(by: signal.
     assert EXIT_TOO_SOON == result.exit_code
     assert ["mesh"] == cleared
     assert "interrupted before anything was known" in result.output
-    assert before == signal.getsignal(signal.SIGTERM)
+    assert before == [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
 
 
 def test_an_error_is_no_verdict() -> None:

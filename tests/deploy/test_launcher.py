@@ -23,7 +23,8 @@ import pytest
 from deploy.local.child_logs import LogFile
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, has_state, locked, read_state
-from deploy.local.launcher import stop_signals, up
+from deploy.local.endings import stop_signals
+from deploy.local.launcher import up
 from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memory
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
