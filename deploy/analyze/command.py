@@ -192,6 +192,8 @@ def analyze(
     model = model.resolve()
     refuse_a_repository(model)
     output = output or Path(f"analyze-{model.name}")
+    if output.resolve().is_relative_to(model):
+        raise click.UsageError(f"{output} is in the model's folder, which it would change: give another --output")
     plan = LoadPlan(concurrency, rounds, warmup_s, window_s)
     sent = input_data.read_text(errors="replace") if input_data else f"{shapes} {sequence_length}"
     circumstances = Circumstances(hash_of(model), f"{plan} {sent}", os.cpu_count() or 1)

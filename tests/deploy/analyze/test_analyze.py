@@ -169,14 +169,27 @@ def test_an_output_that_cannot_be_made_is_told_before_anything_runs() -> None:
 
 
 def test_a_model_that_cannot_be_copied_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model.py").symlink_to(tmp_path / "nowhere")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.py").symlink_to(tmp_path / "nowhere")
 
-    result = CliRunner().invoke(analyze, [str(tmp_path), f"--output={tmp_path / 'out'}"])
+    result = CliRunner().invoke(analyze, [str(model), f"--output={tmp_path / 'out'}"])
 
     assert EXIT_NOT_BEGUN == result.exit_code
-    assert (
-        f"{tmp_path} cannot be copied: [Errno 2] No such file or directory: '{tmp_path / 'model.py'}'" in result.output
-    )
+    assert f"{model} cannot be copied: [Errno 2] No such file or directory: '{model / 'model.py'}'" in result.output
+
+
+@pytest.mark.parametrize("words", [[], ["--output=report"]])
+def test_a_report_is_not_written_into_the_folder_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    result = CliRunner().invoke(analyze, [".", *words])
+
+    assert EXIT_NOT_BEGUN == result.exit_code
+    assert "is in the model's folder" in result.output
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_data_that_is_no_text_is_refused_as_a_wrong_form(tmp_path: Path) -> None:
