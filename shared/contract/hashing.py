@@ -54,8 +54,8 @@ class HashRing:
         if node in self._nodes:
             return
         self._nodes.add(node)
-        for point in self._points_of(node):
-            insort(self._points, point)
+        for index in range(self._virtual_nodes):
+            insort(self._points, (stable_hash(f"{node}#{index}"), node))
 
     def remove(self, node: str) -> None:
         """Takes a node off the ring. Does nothing when it is not there."""
@@ -74,6 +74,3 @@ class HashRing:
                 yield node
                 if len(offered) == len(self._nodes):
                     return
-
-    def _points_of(self, node: str) -> list[tuple[int, str]]:
-        return [(stable_hash(f"{node}#{index}"), node) for index in range(self._virtual_nodes)]
