@@ -9,7 +9,6 @@ asked in this way. Here they control the sequences of a model that has any, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -43,7 +42,7 @@ def decode_generate(body: bytes, call: InferCall, config: ModelConfig) -> InferC
         if key != NESTED:
             reading.take(key, value)
             continue
-        if NESTED in reading.inputs:
+        if NESTED in config.inputs_by_name:
             raise RequestError(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
         if not isinstance(value, dict):
             raise JsonError(
@@ -73,13 +72,9 @@ class _Reading:
     parameters: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
     fields: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    @property
-    def inputs(self) -> Mapping[str, TensorSpec]:
-        return self.config.inputs_by_name
-
     def take(self, key: str, value: Any) -> None:
         """Reads one member of the body."""
-        spec = self.inputs.get(key)
+        spec = self.config.inputs_by_name.get(key)
         if spec is not None:
             if key in self.tensors:
                 raise error_about(self.call, f"input '{key}' already exists in request")

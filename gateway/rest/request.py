@@ -80,7 +80,9 @@ def decode(
     """
     length = check_header_length(header_length, len(body))
     if length == 0:
-        return decode_raw(body, call, config_of())
+        # Without JSON, the body is the data of the model's only input.
+        call = msgspec.structs.replace(call, inputs=(raw_input(body, config_of()),))
+        return call, OutputForms(other=BINARY_FORM)
     return decode_json(body, length, call, regions)
 
 
@@ -119,12 +121,6 @@ def _request_fields(document: Json) -> tuple[dict[str, Any], bool]:
             custom[key] = custom_parameter(key, value)
     fields["parameters"] = custom
     return fields, binary_output
-
-
-def decode_raw(body: bytes, call: InferCall, config: ModelConfig) -> tuple[InferCall, OutputForms]:
-    """The call in a body that is only the data of the model's only input (`Inference-Header-Content-Length: 0`)."""
-    call = msgspec.structs.replace(call, inputs=(raw_input(body, config),))
-    return call, OutputForms(other=BINARY_FORM)
 
 
 def raw_input(body: bytes, config: ModelConfig) -> Tensor:
