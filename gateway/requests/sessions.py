@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 
 from gateway.requests.admission import wants_integer_id
-from shared.contract.model_config import ControlKind, ModelConfig
+from shared.contract.model_config import ModelConfig
 
 
 def new_session(config: ModelConfig) -> int | str:
@@ -23,4 +23,4 @@ def new_session(config: ModelConfig) -> int | str:
 
 def _is_iterative(config: ModelConfig) -> bool:
     batching = config.sequence_batching
-    return batching is not None and batching.iterative and batching.control(ControlKind.CORRID) is None
+    return batching is not None and batching.iterative and batching.correlation_id is None

@@ -138,14 +138,10 @@ class SequenceBatching(msgspec.Struct, frozen=True, dict=True):
     describe_on_expiry: bool = False
     timeout_action: TimeoutAction = TimeoutAction.REJECT
 
-    def control(self, kind: ControlKind) -> ControlSpec | None:
-        """The control tensor of that kind; None if the model asks for none."""
-        return next((control for control in self.controls if control.kind is kind), None)
-
     @cached_property
     def correlation_id(self) -> ControlSpec | None:
-        """The control tensor that gets the correlation id, which is asked for with each step."""
-        return self.control(ControlKind.CORRID)
+        """The control tensor that gets the correlation id, which is asked for with each step; None if there is none."""
+        return next((control for control in self.controls if control.kind is ControlKind.CORRID), None)
 
 
 class SequenceRecovery(StrEnum):
