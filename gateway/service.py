@@ -78,9 +78,9 @@ async def serve(
         pass
     tracing = setup("gateway", name)
     try:
-        async with running_parts(settings, name, keys, tracing, tasks) as parts, AsyncExitStack() as opened:
+        async with running_parts(settings, name, keys, tracing, tasks) as parts, _opened(settings) as ports:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            await _serve_ports(settings, parts, tasks, stop, on_ready, patience_s, opened)
+            await _serve_ports(settings, parts, ports, tasks, stop, on_ready, patience_s)
     finally:
         await asyncio.to_thread(tracing.shutdown)
 
@@ -112,14 +112,13 @@ class Servers:
 async def _serve_ports(
     settings: GatewaySettings,
     parts: GatewayParts,
+    ports: OpenPorts,
     tasks: Tasks,
     stop: Stop,
     on_ready: Callable[[ListeningPorts], None] | None,
     grace_s: float,
-    opened: AsyncExitStack,
 ) -> None:
-    """Opens the ports, which end with `opened`, and serves until the gateway is told to stop."""
-    ports = await opened.enter_async_context(_opened(settings))
+    """Serves until the gateway is told to stop."""
     regions = _regions(settings, parts, ports.share)
     if ports.share is not None:
         tasks.start(regions.run(), name="regions")
