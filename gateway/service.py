@@ -64,13 +64,8 @@ async def serve(
     stop: Stop,
     *,
     on_ready: Callable[[ListeningPorts], None] | None = None,
-    grace_s: float | None = None,
 ) -> None:
-    """Runs a gateway until it is told to stop.
-
-    on_ready  called when every port is open
-    grace_s   replaces the setting `exit_timeout_secs`
-    """
+    """Runs a gateway until it is told to stop. on_ready: called when every port is open"""
     settings = settings.bounded()
     name = settings.name_of("gateway")
     # Waits for Redis and checks that it fits this mesh; the connections in use are made below.
@@ -79,8 +74,7 @@ async def serve(
     tracing = setup("gateway", name)
     try:
         async with running_parts(settings, name, keys, tracing, tasks) as parts, _opened(settings) as ports:
-            patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            await _serve_ports(settings, parts, ports, tasks, stop, on_ready, patience_s)
+            await _serve_ports(settings, parts, ports, tasks, stop, on_ready)
     finally:
         await asyncio.to_thread(tracing.shutdown)
 
@@ -116,7 +110,6 @@ async def _serve_ports(
     tasks: Tasks,
     stop: Stop,
     on_ready: Callable[[ListeningPorts], None] | None,
-    grace_s: float,
 ) -> None:
     """Serves until the gateway is told to stop."""
     regions = _regions(settings, parts, ports.share)
@@ -144,7 +137,7 @@ async def _serve_ports(
         on_ready(addresses)
     try:
         await stop.wait()
-        await _drain(parts, servers, grace_s)
+        await _drain(parts, servers, settings.exit_timeout_secs)
     except BaseException:
         # A background task has failed, or the process was told to end without a grace.
         parts.inference.give_up("the gateway has ended before its time")

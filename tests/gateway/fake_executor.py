@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -320,13 +320,14 @@ class RunningGateway:
 @contextlib.asynccontextmanager
 async def gateway_running(settings: GatewaySettings, *, grace_s: float = 5.0) -> AsyncGenerator[RunningGateway]:
     """Starts a gateway on free ports."""
+    settings = replace(settings, exit_timeout_secs=grace_s)
     stop = Stop()
     ready: asyncio.Future[ListeningPorts] = asyncio.get_running_loop().create_future()
 
     async def life() -> None:
         async with asyncio.TaskGroup() as group:
             tasks = Tasks(group)
-            await serve(settings, tasks, stop, on_ready=ready.set_result, grace_s=grace_s)
+            await serve(settings, tasks, stop, on_ready=ready.set_result)
             await tasks.end_all()
 
     task = asyncio.create_task(life())
