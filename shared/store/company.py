@@ -10,7 +10,7 @@ import asyncio
 import random
 import socket
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -135,26 +135,14 @@ async def services(redis: Redis, keys: Keyspace) -> list[ServiceLine]:
 
 
 async def _read(redis: Redis, keys: Keyspace) -> tuple[list[ServiceLine], list[bytes]]:
-    """As `split`, of the lines that are there now."""
+    """The lines of present services, and the ids of gone ones. A line that cannot be read counts as gone."""
     pipe = redis.pipeline(transaction=False)
     # Together: who is frozen between two round trips would take every other service for gone.
     pipe.hgetall(keys.services)
     pipe.time()
     raw, time = await pipe.execute()
-    return split(keys, raw, clock_ms(time))
-
-
-def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list[ServiceLine], list[bytes]]:
-    """The lines of present services, and the ids of gone ones. A line that cannot be read counts as gone."""
-
-    def decode(data: bytes) -> ServiceLine:
-        if len(data) > LINE_LENGTH_MAX:
-            raise ValueError(f"{len(data)} bytes")
-        return _decoder.decode(data)
-
-    read: dict[bytes, ServiceLine | None] = {
-        id: value_of(keys.services, data, decode, field=text_of(id)) for id, data in raw.items()
-    }
+    now_ms = clock_ms(time)
+    read = {id: value_of(keys.services, data, _decode, field=text_of(id)) for id, data in raw.items()}
     # A line from the future counts as gone too: it would stay for ever.
     present = {
         id: line for id, line in read.items() if line is not None and abs(line.told_ms - now_ms) < FORGET_AFTER_MS
@@ -162,15 +150,21 @@ def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list
     return list(present.values()), [id for id in read if id not in present]
 
 
+def _decode(data: bytes) -> ServiceLine:
+    if len(data) > LINE_LENGTH_MAX:
+        raise ValueError(f"{len(data)} bytes")
+    return _decoder.decode(data)
+
+
 def call_addresses(lines: list[ServiceLine]) -> list[str]:
     """The addresses that gateways tell, in the order in which they should be tried: those on this machine first,
     otherwise by chance. Another machine's loopback address is nobody's.
     """
     here = socket.gethostname()
-    found = [line for line in lines if line.grpc and (line.host == here or not is_loopback(line.grpc))]
+    found = [line for line in lines if line.grpc and (line.host == here or not _names_loopback(line.grpc))]
     random.shuffle(found)
     return [line.grpc for line in sorted(found, key=lambda line: line.host != here)]
 
 
-def is_loopback(address: str) -> bool:
+def _names_loopback(address: str) -> bool:
     return urlsplit(address).netloc.startswith(LOOPBACK)
