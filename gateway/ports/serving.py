@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import ECONNABORTED
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -205,6 +205,8 @@ class PortServer(ABC, Generic[C]):
         finally:
             accepted.close()
             seat.leave()
+            # It refers to the connection, and the connection to it: in a cycle both would wait for the collector.
+            seat.end = bool
 
     def _crowd_out(self, connection: C) -> None:
         """Another connection gets its seat. Its file may be open for a while yet: a client that does not close its side
@@ -223,14 +225,16 @@ class PortServer(ABC, Generic[C]):
         return transport
 
     async def _check(self) -> None:
-        now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(CHECK_S)
-            for connection in self._connections():
-                try:
-                    connection.check(now(), self._left_at)
-                except Exception as error:  # noqa: BLE001  as in `_serve`
-                    self._failed(error)
+            self._check_all(asyncio.get_running_loop().time)
+
+    def _check_all(self, now: Callable[[], float]) -> None:
+        for connection in self._connections():
+            try:
+                connection.check(now(), self._left_at)
+            except Exception as error:  # noqa: BLE001  as in `_serve`
+                self._failed(error)
 
     def _connections(self) -> list[C]:
         return [connection for connection in self._open.values() if connection is not None]

@@ -80,26 +80,16 @@ class GrpcConnection(asyncio.Protocol):
         self._seat = seat
         self._rules = rules
         self._limit = limit
+        self._turns = turns
         self.loop = asyncio.get_running_loop()
         self._now = self.loop.time
-        self._http2 = Http2()
         self._pings = Pings(rules.pings, self._now())
-        self._sending = Sending(self._http2, self._pings, turns, self._sent)
         self._transport: asyncio.Transport
+        self._http2: Http2
+        self._sending: Sending
+        self._receiving: Receiving
         self.rpcs: dict[int, Rpc] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        hears: Hears = {
-            RequestReceived: self._begins,
-            DataReceived: self._came,
-            StreamEnded: self._half_closed,
-            StreamReset: self._left,
-            WindowUpdated: self._opened,
-            RemoteSettingsChanged: self._told,
-            PingReceived: self._pinged,
-            ConnectionTerminated: lambda _event: self.see_off(),
-            Broken: lambda _event: self._close(),
-        }
-        self._receiving = Receiving(self._http2, turns, self._sending, hears)
         self._known: tuple[Headers, Opening] | None = None
         self._uncredited = 0
         """Bytes that count no longer, and for which the connection's window has not opened yet."""
@@ -115,8 +105,22 @@ class GrpcConnection(asyncio.Protocol):
     # -- what the transport calls -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection's parts are made here: many a client never comes to the end of its TLS handshake."""
         self._transport = cast("asyncio.Transport", transport)
-        self._sending.transport = self._receiving.transport = self._transport
+        hears: Hears = {
+            RequestReceived: self._begins,
+            DataReceived: self._came,
+            StreamEnded: self._half_closed,
+            StreamReset: self._left,
+            WindowUpdated: self._opened,
+            RemoteSettingsChanged: self._told,
+            PingReceived: self._pinged,
+            ConnectionTerminated: lambda _event: self.see_off(),
+            Broken: lambda _event: self._close(),
+        }
+        self._http2 = Http2()
+        self._sending = Sending(self._transport, self._http2, self._pings, self._turns)
+        self._receiving = Receiving(self._transport, self._http2, self._turns, self._sending, hears)
         self.peer = peer_text(transport.get_extra_info("peername") or UNKNOWN)
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
@@ -328,10 +332,6 @@ class GrpcConnection(asyncio.Protocol):
             self._sending.opened()
         elif (rpc := self.rpcs.get(event.stream_id)) is not None:
             self._sending.opened([rpc])
-
-    def _sent(self, rpc: Rpc) -> None:
-        rpc.sent()
-        self.finish(rpc)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

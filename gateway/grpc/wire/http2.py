@@ -88,6 +88,10 @@ class Http2(PlainFrames):
         except ProtocolError as error:
             yield self._broken(error.error_code)
 
+    def finish(self) -> None:
+        """Nothing more is to be received. h2's table of what does it refers to this connection itself."""
+        self._frame_dispatch_table: dict[Any, Any] = {}
+
     def _read_frame(self, buffer: Iterator[Frame]) -> list[Event] | None:
         """What the next frame says; None when no whole one has come."""
         frame = next(buffer, None)

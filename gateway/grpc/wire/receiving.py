@@ -22,14 +22,16 @@ Hears = Mapping[type[Event], Callable[[Any], None]]
 
 
 class Receiving:
-    """The receiving half of a connection. transport: set when the connection is made"""
+    """The receiving half of a connection."""
 
-    def __init__(self, http2: Http2, turns: LoopTurns, sending: Sending, hears: Hears) -> None:
-        self.transport: asyncio.Transport
+    def __init__(
+        self, transport: asyncio.Transport, http2: Http2, turns: LoopTurns, sending: Sending, hears: Hears
+    ) -> None:
+        self._transport = transport
         self._http2 = http2
         self._turns = turns
         self._sending = sending
-        self._hears = hears
+        self._hears: Hears = hears
         self._now = asyncio.get_running_loop().time
         self._turn, self._until = -1, 0.0
         """The turn of the event loop in which frames were handled last, and until when they may be."""
@@ -57,14 +59,16 @@ class Receiving:
 
     def look_whether_to_read(self) -> None:
         if self._sending.is_full or self._is_behind:
-            self.transport.pause_reading()
+            self._transport.pause_reading()
         else:
-            self.transport.resume_reading()
+            self._transport.resume_reading()
 
     def finish(self) -> None:
-        """Nothing more is handled."""
+        """Nothing more is handled. Nobody is told any more, so that the connection is in no cycle when it is over."""
         self._has_ended = True
-        self.transport.resume_reading()
+        self._hears = {}
+        self._http2.finish()
+        self._transport.resume_reading()
 
     def _go_on(self) -> None:
         if not self._has_ended:

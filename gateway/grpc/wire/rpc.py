@@ -208,6 +208,7 @@ class Rpc:
     def sent(self) -> None:
         """All that waited to be sent is sent."""
         wake(self._writing)
+        self._link.finish(self)
 
     def over(self) -> None:
         """The call has ended, or its client has left."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from h2.errors import ErrorCodes
 from hyperframe.frame import GoAwayFrame
@@ -24,20 +24,14 @@ WRITE_BYTES = 128 << 10
 
 
 class Sending:
-    """The sending half of a connection.
+    """The sending half of a connection. is_full: the transport takes no more for now"""
 
-    transport  set when the connection is made
-    sent       is told of a call whose messages waited, when all of them are sent
-    is_full    the transport takes no more for now
-    """
-
-    def __init__(self, http2: Http2, pings: Pings, turns: LoopTurns, sent: Callable[[Rpc], None]) -> None:
-        self.transport: asyncio.Transport
+    def __init__(self, transport: asyncio.Transport, http2: Http2, pings: Pings, turns: LoopTurns) -> None:
         self.is_full = False
+        self._transport = transport
         self._http2 = http2
         self._pings = pings
         self._turns = turns
-        self._sent = sent
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[Rpc, None] = OrderedDict()
         """Calls that have something to send, in the order of their turns; not those that wait for their own window."""
@@ -82,7 +76,7 @@ class Sending:
         """Tells the client that no call after `last` is served."""
         self.flush()
         if not self._has_ended:
-            self.transport.write(GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=why).serialize())
+            self._transport.write(GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=why).serialize())
 
     def flush_soon(self) -> None:
         """Writes what h2 has made ready, in the next turn of the loop."""
@@ -95,7 +89,7 @@ class Sending:
         self._unwritten = 0
         data = self._http2.data_to_send()
         if data and not self._has_ended:
-            self.transport.write(data)
+            self._transport.write(data)
 
     def finish(self) -> None:
         """Writes what is ready. Nothing more is sent."""
@@ -126,7 +120,7 @@ class Sending:
             else:
                 unsent[0] = unsent[0][size:]
             self._wrote(size)
-        self._sent(rpc)
+        rpc.sent()
 
     def _wrote(self, size: int) -> None:
         self._pings.wrote()

@@ -15,11 +15,13 @@ from typing import Any, cast, get_args
 
 import pytest
 
+from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
-from gateway.ports.seats import Share
+from gateway.ports.seats import Seat, Share
 from gateway.rest.reply import send_bytes
 from gateway.settings import GatewaySettings, HttpParser
+from tests.gateway.cycles import nothing_stays
 from tests.gateway.flow_control import needs_flow_control
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
@@ -385,6 +387,20 @@ async def test_a_client_of_tls_that_does_not_shake_hands_is_cut_off(monkeypatch:
         with contextlib.suppress(ConnectionError):
             assert b"" == await reader.read()
         writer.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_nothing_of_a_connection_stays_when_it_is_over(parser: HttpParser, tls: bool) -> None:
+    """Hypercorn's own objects, which read requests with `--http-parser hypercorn`, refer to one another."""
+    if parser == "hypercorn":
+        return
+    async with serving(hello, SECURE if tls else None) as port, nothing_stays(LlhttpConnection, Seat):
+        for begin in (b"", REQUEST, b"\0"):
+            reader, writer = await connected(port, tls=tls)
+            writer.write(begin)
+            if begin:
+                await reader.read(1)
+            writer.close()
 
 
 async def test_nobody_waits_for_ever_for_the_rest_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from hyperframe.frame import ContinuationFrame, DataFrame, GoAwayFrame, HeadersF
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
+from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import SPARE, RpcLimit
@@ -28,6 +31,12 @@ from tests.gateway.grpc.test_intake import sized
 from tests.gateway.grpc.wire.peer import INFER, LIVE, SOON_S, STREAM, Peer, peer_of
 
 Serving = Callable[..., contextlib.AbstractAsyncContextManager[GrpcServer]]
+TLS = Path(__file__).parents[3] / "fixtures" / "tls"
+SECURE = {
+    "grpc_use_ssl": True,
+    "grpc_server_cert": str(TLS / "server.pem"),
+    "grpc_server_key": str(TLS / "server.key"),
+}
 NEWEST = (1 << 31) - 1
 FLOOD = 2_000
 UNFINISHED_BYTES_MAX = 4 << 20
@@ -454,6 +463,30 @@ async def test_nothing_of_a_call_stays_however_it_ends(rpc_server: GrpcServer, p
         await peer.until(lambda: rpc_server.limit.open == 0)
         twin.calls.clear()
         twin.futures.clear()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_nothing_of_a_connection_stays_when_it_is_over(serving: Serving, tls: bool) -> None:
+    """Connections in cycles were hundreds of MB, and everybody waited while the collector looked through them."""
+    async with serving(**(SECURE if tls else {})) as server:
+        context = ssl.create_default_context(cafile=str(TLS / "ca.pem")) if tls else None
+        async with nothing_stays(GrpcConnection, Http2), asyncio.timeout(SOON_S):
+            for begin in (b"", b"PRI", b"no preface"):
+                reader, writer = await asyncio.open_connection("localhost", server.port, ssl=context)
+                writer.write(begin)
+                await reader.read(1)
+                writer.close()
+            if not tls:
+                async with peer_of(server.port) as peer:
+                    assert await is_served(peer)
+
+
+async def test_a_client_that_does_not_come_to_the_end_of_its_handshake_has_no_connection_yet(serving: Serving) -> None:
+    async with serving(**SECURE) as server, nothing_stays(Http2):
+        reader, writer = await asyncio.open_connection("localhost", server.port)
+        writer.write(b"no handshake")
+        assert b"" == await reader.read()
+        writer.close()
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
