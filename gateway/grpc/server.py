@@ -21,7 +21,6 @@ from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit, of_one_client
-from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.listening import GRPC_PORT, listen
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
@@ -65,7 +64,6 @@ class GrpcServer(PortServer[GrpcConnection]):
         self._health = health
         self._rules = connection_rules(settings)
         self.limit = RpcLimit(settings.grpc_max_concurrent_rpcs)
-        self._turns = LoopTurns()
         self._loops.append(asyncio.get_running_loop().create_task(self._watch_health(), name="grpc health"))
 
     async def stop(self, grace_s: float, *, see_off_s: float | None = None) -> None:

@@ -14,6 +14,7 @@ import orjson
 from gateway.bounds.clients import CROWDED, PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.ports.seats import Seat
+from gateway.ports.turns import LoopTurns
 
 KEEP_ALIVE_S = 600.0
 """How long a connection without a request stays open. Long, so that a client's pool does not find its connection closed
@@ -64,13 +65,14 @@ class Incoming(Protocol):
 class Connection(ABC):
     """One connection. `run` serves it to its end; call `check` regularly.
 
-    Its class is made with an ASGI application, Hypercorn's configuration and context, a seat, and the count of answers
-    that are not taken.
+    Its class is made with an ASGI application, Hypercorn's configuration and context, a seat, the count of answers that
+    are not taken, and the turns that it takes with the other connections of its port.
     """
 
-    def __init__(self, seat: Seat, unread: UnreadAnswers) -> None:
+    def __init__(self, seat: Seat, unread: UnreadAnswers, turns: LoopTurns) -> None:
         self._seat = seat
         self._unread = unread
+        self._turns = turns
         self._now = asyncio.get_running_loop().time
         self._transport: asyncio.Transport
         self._abort_at: float | None = None

@@ -18,6 +18,7 @@ from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.http.connection import KEEP_ALIVE_S, Connection
 from gateway.http.hypercorn_protocol import Applications, Exchange, Http1
 from gateway.ports.seats import Seat
+from gateway.ports.turns import LoopTurns
 
 READ_BYTES = 64 << 10
 
@@ -25,8 +26,16 @@ READ_BYTES = 64 << 10
 class HypercornConnection(Connection):
     """A connection whose HTTP/1.1 Hypercorn reads, with h11."""
 
-    def __init__(self, app: Any, config: Config, context: WorkerContext, seat: Seat, unread: UnreadAnswers) -> None:
-        super().__init__(seat, unread)
+    def __init__(
+        self,
+        app: Any,
+        config: Config,
+        context: WorkerContext,
+        seat: Seat,
+        unread: UnreadAnswers,
+        turns: LoopTurns,
+    ) -> None:
+        super().__init__(seat, unread, turns)
         self._app = ASGIWrapper(app)
         self._config = config
         self._context = context

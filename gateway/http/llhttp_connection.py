@@ -28,13 +28,12 @@ from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.http.connection import AHEAD_BYTES, CLOSE, KEEP_ALIVE_S, LINGER_S, REASONS, Connection, error_body
 from gateway.http.llhttp_request import CHUNKED_HEAD, EMPTY_LINE, NO_REQUEST, Chunks, Request, parsable, read_head
 from gateway.ports.seats import Seat
+from gateway.ports.turns import TURN_S, LoopTurns
 from shared.process import logs
 
 SPLITTING = re.compile(rb"[\0\r\n]")
 """What must not stand in a header of an answer."""
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
-PIECES_MAX = 1 << 10
-"""Of a body in chunks, the empty lines that are read in one turn of the event loop. They take a millisecond."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -43,8 +42,16 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 class LlhttpConnection(Connection, asyncio.Protocol):
     """A connection whose HTTP/1.1 llhttp reads."""
 
-    def __init__(self, app: ASGIApp, config: Config, context: WorkerContext, seat: Seat, unread: UnreadAnswers) -> None:
-        super().__init__(seat, unread)
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: Config,
+        context: WorkerContext,
+        seat: Seat,
+        unread: UnreadAnswers,
+        turns: LoopTurns,
+    ) -> None:
+        super().__init__(seat, unread, turns)
         self._app = app
         self._config = config
         self._context = context
@@ -259,13 +266,15 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             request.missing -= len(part)
             return part
         try:
-            for _ in range(PIECES_MAX):
-                if request.chunks.is_whole or not (size := parsable(self._buffer)):
-                    break
+            until = self._now() + TURN_S
+            while not request.chunks.is_whole and (size := parsable(self._buffer)):
                 request.parser.feed_data(self._buffer[:size])
                 del self._buffer[:size]
-            else:
-                await asyncio.sleep(0)  # other connections have a turn
+                if self._now() > until:
+                    await self._turns.turn()
+                    if request.chunks.parts:
+                        break
+                    until = self._now() + TURN_S
         except HttpParserError as error:
             self.end(HTTPStatus.BAD_REQUEST, str(error))
         part = b"".join(request.chunks.parts)

@@ -19,6 +19,8 @@ HEADERS_MAX = 256
 """Headers of a request: each takes some hundred bytes of memory, however short it is."""
 CHUNKED_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 """The parser of a body in chunks begins with this head, because httptools ends at the real one if it has `Upgrade`."""
+PIECE_BYTES = 4 << 10
+"""So much of a body in chunks is parsed at once. In chunks of one byte it takes a millisecond."""
 REQUEST_LINE = re.compile(rb"[^ ]+ [^ ]+ HTTP/(\d\.\d)\r\n")
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 1 << 10
 """How many heads are kept when they have been read, and how large one may be: most are like one shortly before."""
@@ -106,12 +108,13 @@ class Request:
 
 
 def parsable(buffer: bytearray) -> int:
-    """How many bytes of a body in chunks may be parsed: to the next empty line, or all but what may be part of one."""
-    end = buffer.find(EMPTY_LINE)
+    """How many bytes of a body in chunks may be parsed at once: to the next empty line, or all but what may be part of
+    one, and no more than PIECE_BYTES."""
+    end = buffer.find(EMPTY_LINE, 0, PIECE_BYTES)
     if end >= 0:
         return end + len(EMPTY_LINE)
-    begun = next((size for size in (3, 2, 1) if buffer.endswith(EMPTY_LINE[:size])), 0)
-    return len(buffer) - begun
+    size = min(len(buffer), PIECE_BYTES)
+    return size - next((begun for begun in (3, 2, 1) if buffer.endswith(EMPTY_LINE[:begun], 0, size)), 0)
 
 
 def read_head(head: bytes, now: float) -> Request | Refusal:

@@ -22,9 +22,10 @@ from gateway.ports.listening import HTTP_PORT
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import PortServer
 from gateway.ports.tls import tls_context
+from gateway.ports.turns import LoopTurns
 from gateway.settings import GatewaySettings, HttpParser
 
-CONNECTIONS: Mapping[HttpParser, Callable[[Any, Config, WorkerContext, Seat, UnreadAnswers], Connection]] = {
+CONNECTIONS: Mapping[HttpParser, Callable[[Any, Config, WorkerContext, Seat, UnreadAnswers, LoopTurns], Connection]] = {
     "llhttp": LlhttpConnection,
     "hypercorn": HypercornConnection,
 }
@@ -82,7 +83,7 @@ class HttpServer(PortServer[Connection]):
     def _connection(self, seat: Seat) -> Connection:
         served = self._served[seat.share]
         config = self._config_once if served.once else self._config
-        return self._connect(served.app, config, self._context, seat, self._unread)
+        return self._connect(served.app, config, self._context, seat, self._unread, self._turns)
 
     def _leave(self) -> None:
         # A connection is closed when it has served more requests than this: from now on, with the next response.

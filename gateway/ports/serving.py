@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gateway.ports.listening import quieten
 from gateway.ports.seats import Seat, Share, client_of
+from gateway.ports.turns import LoopTurns
 from shared.process import logs
 from shared.process.lifecycle import end
 
@@ -87,6 +88,7 @@ class PortServer(ABC, Generic[C]):
         self._times = {} if tls is None else {"ssl_handshake_timeout": first_s, "ssl_shutdown_timeout": end_s}
         self._open: dict[asyncio.Task[None], C | None] = {}
         self._leaving_max = leaving_max
+        self._turns = LoopTurns()
         self._leaving: dict[C, None] = {}
         """Connections that have lost their seats and are not closed yet, the oldest first."""
         self._left_at: float | None = None

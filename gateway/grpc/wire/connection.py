@@ -44,9 +44,9 @@ from gateway.grpc.wire.receiving import Hears, Receiving
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.sending import Sending
-from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Seat
 from gateway.ports.serving import SEE_OFF_S
+from gateway.ports.turns import LoopTurns
 from shared.contract.calls import FULL
 from shared.contract.errors import RequestError, UnavailableError
 from shared.process import logs

@@ -15,7 +15,7 @@ from h2.events import Event
 
 from gateway.grpc.wire.http2 import Http2
 from gateway.grpc.wire.sending import Sending
-from gateway.grpc.wire.turns import TURN_S, LoopTurns
+from gateway.ports.turns import TURN_S, LoopTurns
 
 Hears = Mapping[type[Event], Callable[[Any], None]]
 """Who is told of an event, by its kind."""

@@ -17,7 +17,7 @@ from gateway.grpc.wire.http2 import Http2
 from gateway.grpc.wire.opening import Headers
 from gateway.grpc.wire.pings import Pings
 from gateway.grpc.wire.rpc import Rpc
-from gateway.grpc.wire.turns import TURN_S, LoopTurns
+from gateway.ports.turns import TURN_S, LoopTurns
 
 WRITE_BYTES = 128 << 10
 """So much is handed to the transport at once, which then says whether it is full."""

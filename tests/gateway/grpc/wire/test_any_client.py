@@ -24,8 +24,8 @@ from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
-from gateway.grpc.wire.turns import LoopTurns
 from gateway.ports.seats import Share
+from gateway.ports.turns import LoopTurns
 from shared.contract.errors import MeshError
 from tests.gateway.grpc.wire.peer import LIVE, ClientSide
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from gateway.grpc.wire.turns import LoopTurns
+from gateway.ports.turns import LoopTurns
 
 
 async def test_one_connection_goes_on_in_each_turn_of_the_loop() -> None:
@@ -23,6 +23,16 @@ async def test_one_connection_goes_on_in_each_turn_of_the_loop() -> None:
         await asyncio.sleep(0)
 
     assert ["a", "b", "c", "a", "b", "c"] == [name for (name,) in went[:-1]]
+
+
+async def test_who_does_not_wait_for_its_turn_any_more_takes_none() -> None:
+    turns = LoopTurns()
+    waiting = [asyncio.create_task(turns.turn()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
+
+    assert [False, True, False] == [one.cancelled() for one in waiting]
 
 
 async def test_turns_of_the_loop_are_told_apart() -> None:

@@ -34,6 +34,12 @@ class LoopTurns:
         if len(self._waiting) == 1:
             self._loop.call_soon(self._next)
 
+    async def turn(self) -> None:
+        """Returns in a later turn of the loop, as `wait` calls."""
+        come = self._loop.create_future()
+        self.wait(lambda: come.done() or come.set_result(None))
+        await come
+
     def _count(self) -> None:
         self._is_counting = False
         self._number += 1
