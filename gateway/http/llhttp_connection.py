@@ -124,8 +124,8 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             while self._abort_at is None and (request := await self._next()) is not None:
                 await self._serve(request)
                 if self._buffer:
-                    # Other connections have a turn between the requests of a client that sends ahead.
-                    await asyncio.sleep(0)
+                    # Of the clients that send ahead, one goes on in each turn of the loop, however many they are.
+                    await self._turns.turn()
         except OSError:
             pass  # the client left before the beginning
         finally:

@@ -15,6 +15,7 @@ from gateway.http.llhttp_request import HEADERS_MAX
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
 from gateway.ports.seats import Share
+from gateway.ports.turns import LoopTurns
 from gateway.rest.reply import send_bytes
 from gateway.settings import HttpParser
 
@@ -287,6 +288,27 @@ async def test_a_client_that_sends_ahead_keeps_nobody_waiting(parser: HttpParser
             writer.close()
 
     assert served.index("/other") < 1000
+
+
+async def test_of_the_clients_that_send_ahead_one_is_served_in_a_turn_of_the_loop() -> None:
+    """So that any number of them takes from all others as much as one does."""
+    turns, served = LoopTurns(), set[int]()
+
+    async def counting(scope: Any, receive: Any, send: Any) -> None:
+        served.add(turns.number)
+        await app(scope, receive, send)
+
+    async with serving(counting, "llhttp") as port, asyncio.timeout(SOON_S):
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in connections:
+            writer.write(GET * 20)
+        for reader, writer in connections:
+            for _ in range(2 * 20):
+                await reader.readuntil(b"|")
+            writer.close()
+
+    # Two turns, one after the other, may be counted as one.
+    assert len(served) >= 20 * (20 - 1) // 2
 
 
 @pytest.mark.parametrize(
