@@ -185,8 +185,6 @@ async def _servers(
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     gauges = gauges_of(parts, http_share, grpc)
     served = applications(settings, parts, stop, exposure, regions, gauges)
-    # In this order: messages that are on their way go before answers that are made.
-    parts.memory.reliefs += [grpc.relieve, parts.unread.relieve]
     http = HttpServer(
         Served(served.of_http, http_share),
         Served(served.of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
@@ -194,6 +192,8 @@ async def _servers(
         settings=settings,
         unread=parts.unread,
     )
+    # In this order: messages that are on their way go before answers that are made.
+    parts.memory.reliefs += [grpc.relieve, http.relieve, parts.unread.relieve]
     await http.start(ports.http)
     metrics_share = Share(descriptors.METRICS, descriptors.METRICS)
     metrics = HttpServer(Served(served.of_metrics, metrics_share), parser=settings.http_parser)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from shared.contract.errors import UnavailableError
 from shared.process import logs
@@ -27,6 +28,11 @@ FULL_PART = 0.8
 TRIM_EVERY_S = 1.0
 SAY_EVERY_S = 10.0
 STATM = Path("/proc/self/statm")
+LITTLE_BYTES = 16 << 10
+"""A call or connection that keeps less than this is left alone when memory is short: its share of the bound allows for
+it (`gateway.settings.RPC_BYTES`)."""
+
+KeeperT = TypeVar("KeeperT")
 
 
 def resident_bytes() -> int:
@@ -91,6 +97,17 @@ class MemoryBound:
         elif now - self._said >= SAY_EVERY_S:
             self._said = now
             logs.warning("memory is nearly full, requests are refused", resident=resident, memory_max=self.bytes_max)
+
+
+def largest(sizes: Mapping[KeeperT, int], excess: int) -> list[KeeperT]:
+    """Those that keep most, as many as keep so many bytes together; none that keeps less than LITTLE_BYTES."""
+    chosen: list[KeeperT] = []
+    for keeper in sorted(sizes, key=lambda keeper: -sizes[keeper]):
+        if excess <= 0 or sizes[keeper] < LITTLE_BYTES:
+            break
+        chosen.append(keeper)
+        excess -= sizes[keeper]
+    return chosen
 
 
 def trim() -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from grpc_health.v1 import health_pb2
 
 from gateway.bounds.clients import PATIENCE_S
 from gateway.bounds.descriptors import CONNECTIONS_MAX, LEAVING
+from gateway.bounds.memory import largest
 from gateway.grpc.health import Health
 from gateway.grpc.pb import pb
 from gateway.grpc.rpcs import Rpcs
@@ -35,12 +35,6 @@ IDLE_S = 600.0
 """How long a connection without a call stays open, as on the HTTP port. Clients silently open another one."""
 HEALTH_PERIOD_S = 0.25
 """Pause between two checks for a change of readiness, which watchers are told."""
-LITTLE_BYTES = 16 << 10
-"""A call that keeps less than this is left alone when memory is short: its share of the bound allows for it
-(`gateway.settings.RPC_BYTES`)."""
-
-
-KeeperT = TypeVar("KeeperT")
 
 
 class GrpcServer(PortServer[GrpcConnection]):
@@ -161,14 +155,3 @@ def grpc_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
         return None
     cert, key, ca = settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
     return tls_context(GRPC_PORT, cert, key, ca, protocol="h2", asks_clients=settings.grpc_use_ssl_mutual)
-
-
-def largest(sizes: Mapping[KeeperT, int], excess: int) -> list[KeeperT]:
-    """Those that keep most, as many as keep so many bytes together; none that keeps less than LITTLE_BYTES."""
-    chosen: list[KeeperT] = []
-    for keeper in sorted(sizes, key=lambda keeper: -sizes[keeper]):
-        if excess <= 0 or sizes[keeper] < LITTLE_BYTES:
-            break
-        chosen.append(keeper)
-        excess -= sizes[keeper]
-    return chosen

@@ -100,6 +100,11 @@ class Connection(ABC):
     def _is_within_request(self) -> bool:
         """Whether part of a request has come, and part of it is still to come."""
 
+    @property
+    @abstractmethod
+    def ahead_bytes(self) -> int:
+        """Bytes that have come and that nobody has taken."""
+
     @abstractmethod
     def _refusal(self, status: int, error: str) -> bytes:
         """The bytes of an error answer after which the connection ends.

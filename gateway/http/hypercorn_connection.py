@@ -77,6 +77,11 @@ class HypercornConnection(Connection):
     def _is_within_request(self) -> bool:
         return self._http.is_within_request
 
+    @property
+    def ahead_bytes(self) -> int:
+        reader: Any = self._reader
+        return len(reader._buffer)  # noqa: SLF001
+
     def _refusal(self, status: int, error: str) -> bytes:
         return self._http.refusal(status, error)
 

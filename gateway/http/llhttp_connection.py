@@ -144,6 +144,10 @@ class LlhttpConnection(Connection, asyncio.Protocol):
     def _is_within_request(self) -> bool:
         return bool(self._buffer) if self._request is None else not self._request.is_whole
 
+    @property
+    def ahead_bytes(self) -> int:
+        return len(self._buffer)
+
     def _refusal(self, status: int, error: str) -> bytes:
         request = self._request
         if request is not None and request.is_begun:

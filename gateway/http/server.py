@@ -14,6 +14,7 @@ from hypercorn.config import Config
 
 from gateway.bounds.clients import PATIENCE_S
 from gateway.bounds.descriptors import LEAVING
+from gateway.bounds.memory import largest
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.http.connection import HEAD_S, Connection
 from gateway.http.hypercorn_connection import HypercornConnection
@@ -24,6 +25,7 @@ from gateway.ports.serving import PortServer
 from gateway.ports.tls import tls_context
 from gateway.ports.turns import LoopTurns
 from gateway.settings import GatewaySettings, HttpParser
+from shared.process import logs
 
 CONNECTIONS: Mapping[HttpParser, Callable[[Any, Config, WorkerContext, Seat, UnreadAnswers, LoopTurns], Connection]] = {
     "llhttp": LlhttpConnection,
@@ -79,6 +81,18 @@ class HttpServer(PortServer[Connection]):
             end_s=PATIENCE_S,
             leaving_max=LEAVING,
         )
+
+    def relieve(self, excess: int) -> int:
+        """Gives memory of what clients have sent ahead back: closes the connections that keep most of it. Returns how
+        many bytes that is."""
+        ahead = {connection: connection.ahead_bytes for connection in self._connections()}
+        chosen = largest(ahead, excess)
+        for connection in chosen:
+            connection.cut()
+        given = sum([ahead[connection] for connection in chosen])
+        if chosen:
+            logs.warning("memory is short, connections are closed", connections=len(chosen), waiting_bytes=given)
+        return given
 
     def _connection(self, seat: Seat) -> Connection:
         served = self._served[seat.share]

@@ -403,6 +403,35 @@ async def test_nothing_of_a_connection_stays_when_it_is_over(parser: HttpParser,
             writer.close()
 
 
+async def test_who_has_sent_ahead_loses_the_connection_when_memory_is_short() -> None:
+    """But not who has sent little ahead."""
+    answer_now = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await answer_now.wait()
+        await hello(scope, receive, send)
+
+    server = HttpServer(Served(slow, Share(100, 100)))
+    listening = listen("127.0.0.1", 0)
+    await server.start(listening)
+    (reader, writer), (other, others) = [await connected(server.port) for _ in range(2)]
+    writer.write(REQUEST * 5_000)
+    others.write(REQUEST * 2)
+    async with asyncio.timeout(SOON_S):
+        while not server.relieve(1):
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ConnectionError):
+            assert b"" == await reader.read()
+        answer_now.set()
+        for _ in range(2):
+            await other.readuntil(b"hello")
+
+    assert 0 == server.relieve(1 << 30)
+    writer.close()
+    others.close()
+    await server.stop(1.0, see_off_s=0.0)
+
+
 async def test_nobody_waits_for_ever_for_the_rest_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under TLS all of an answer is handed on at once, and the end of the connection waits until it has been taken."""
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
