@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
+import orjson
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
@@ -24,7 +25,7 @@ from gateway.rest.models import Models
 from gateway.rest.observability import Observability
 from gateway.rest.openapi import PATH, document
 from gateway.rest.operations import ANY_OBJECT, described
-from gateway.rest.reply import Handler, RouteEndpoint, send_error, send_json
+from gateway.rest.reply import JSON, Handler, RouteEndpoint, send_bytes, send_error
 from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import CudaSharedMemory, SystemSharedMemory
@@ -108,7 +109,7 @@ class Crowded(Routes):
         await send_error(send, UnavailableError(CROWDED), (b"connection", b"close"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     """Collects the routes. restrictions: by category."""
 
@@ -124,7 +125,12 @@ class Table:
     @described(ANY_OBJECT)
     async def document(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/openapi.json: this document."""
-        await send_json(send, document(route.described for route in self.routes))
+        await send_bytes(send, 200, self._document, (JSON,))
+
+    @cached_property
+    def _document(self) -> bytes:
+        """Made once: it takes some milliseconds."""
+        return orjson.dumps(document(route.described for route in self.routes))
 
 
 def build_app(

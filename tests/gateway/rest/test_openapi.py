@@ -69,6 +69,14 @@ async def test_the_document_is_valid_and_says_something_of_every_operation(gatew
         assert " .../" not in operation["summary"], (method, path)
 
 
+async def test_the_document_is_made_once(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for it ever again keeps nobody waiting."""
+    made = await document_of(gateway)
+    monkeypatch.setattr("gateway.rest.app.document", MagicMock(side_effect=AssertionError))
+
+    assert made == await document_of(gateway)
+
+
 async def test_no_schema_has_a_title(gateway: RunningGateway) -> None:
     """A generator of clients makes a type of each title, and leaves out a route where two have the same."""
     made = await document_of(gateway)
