@@ -49,8 +49,11 @@ what it needs. Changes nothing. The exit status is 1 if something fails, else 0.
 
 async def run(settings: OperatorSettings, *, as_json: bool) -> None:
     """Ends with status 1 if a diagnosis fails."""
-    found = list(of_machine(settings.data_dir))
-    if settings.redis_url or has_state(settings.data_dir):
+    is_here = has_state(settings.data_dir)
+    found = list(of_machine())
+    if is_here or not settings.redis_url:  # Nothing of a mesh elsewhere is kept on this machine.
+        found.append(of_disk(settings.data_dir))
+    if is_here or settings.redis_url:
         found += await of_mesh(settings)
     else:
         found += diagnoses.of_ports(ports_of_up())
@@ -138,13 +141,17 @@ async def of_members(mesh: OperatedMesh) -> list[Diagnosis]:
 # -- this machine ----------------------------------------------------------------------------------------------------
 
 
-def of_machine(data_dir: Path) -> Iterator[Diagnosis]:
+def of_machine() -> Iterator[Diagnosis]:
     """Diagnoses of this machine, whatever runs on it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield diagnoses.of_open_files(-1 if limit == resource.RLIM_INFINITY else limit)
-    where = next(folder for folder in (data_dir, *data_dir.absolute().parents) if folder.is_dir())
-    yield diagnoses.of_disk(shutil.disk_usage(where).free, str(where))
     yield diagnoses.of_gpus(*gpus(), installed("torch"))
+
+
+def of_disk(data_dir: Path) -> Diagnosis:
+    """Whether there is room where `seqmesh up` keeps its data, or would."""
+    where = next(folder for folder in (data_dir, *data_dir.absolute().parents) if folder.is_dir())
+    return diagnoses.of_disk(shutil.disk_usage(where).free, str(where))
 
 
 def can_keep_data(data_dir: Path) -> bool:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from redis import Redis
 
 from deploy import cli
-from deploy.local.data_directory import MeshState
+from deploy.local.data_directory import MeshState, state_path
 from deploy.local.embedded import free_port
 from deploy.operate import doctor
 from deploy.operate.diagnoses import Severity
@@ -250,6 +250,18 @@ def test_a_doctor_without_a_mesh_looks_at_the_machine(tmp_path: Path) -> None:
     assert 0 == result.exit_code
     assert f"none runs in {tmp_path}: start one with `seqmesh up`" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_doctor_of_a_mesh_elsewhere_asks_for_no_room_on_this_disk(tmp_path: Path, *, is_here: bool) -> None:
+    """A container has a small /tmp and nothing else to write to, and no Redis of its own."""
+    if is_here:
+        state_path(tmp_path).touch()
+    arguments = ["doctor", "--json", f"--data-dir={tmp_path}", f"--redis-url=redis://127.0.0.1:{free_port()}"]
+
+    result = CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
+
+    assert is_here == ("disk" in {one["subject"] for one in json.loads(result.stdout)})
 
 
 @pytest.mark.parametrize("below", ["", "data"])
