@@ -18,7 +18,7 @@ import pytest
 
 from shared.contract.ids import sequence_id
 from shared.traces.context import sequence_trace_id
-from tests.e2e.compose_mesh import COMMAND_TIMEOUT_S, ComposeMesh, docker, wait_for
+from tests.e2e.compose_mesh import COMMAND_TIMEOUT_S, SERVICES, ComposeMesh, docker, wait_for
 from tests.e2e.open_sums import MODEL, callers_of, open_sums
 from tests.mesh.traffic import Step
 
@@ -68,6 +68,15 @@ def test_every_container_is_bounded_and_sees_only_what_it_needs(mesh: ComposeMes
     assert behind == {service for service, seen in networks.items() if "back" in seen}
     assert {"traces"} == networks["collector"]
     assert "none" == services["secret"]["network_mode"]
+
+
+def test_no_container_has_a_volume_without_a_name(mesh: ComposeMesh) -> None:
+    """Which `docker compose down` would leave behind, another one each time."""
+    containers = [one for service in (*SERVICES, "secret") for one in mesh.containers(service)]
+    mounts = [mount for one in containers for mount in mesh.inspect(one)["Mounts"]]
+
+    named = {f"{mesh.project}_{name}" for name in ("redis", "secret")}
+    assert named == {mount["Name"] for mount in mounts if mount["Type"] == "volume"}
 
 
 def test_redis_wants_its_password_and_keeps_its_files_to_itself(mesh: ComposeMesh) -> None:
