@@ -38,8 +38,10 @@ from tests.markdown_pages import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+COMPOSE_FILES = ("compose.yaml", "deploy/compose.traces.yaml", "deploy/compose.gpu.yaml")
 COMPOSE_OPTIONS = {
-    "up": {"--build", "--wait", "--scale", "-d"},
+    "build": set[str](),
+    "up": {"--build", "--wait", "--scale", "--no-recreate", "-d"},
     "down": {"-v"},
     "logs": {"-f"},
     "ps": set[str](),
@@ -153,7 +155,7 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 def is_known(name: str) -> bool:
     """Whether an environment variable means anything."""
-    compose = (ROOT / "compose.yaml").read_text()
+    compose = "".join((ROOT / file).read_text() for file in COMPOSE_FILES)
     return name.startswith("OTEL_") or name in installed_variables() or f"${{{name}" in compose
 
 
@@ -226,6 +228,9 @@ def check_docker(arguments: Sequence[str]) -> None:
                         assert words.pop(0).split("=")[0] in COMPOSE["services"]
                 else:
                     assert word in COMPOSE["services"] or (subcommand == "port" and word.isdecimal())
+        case ["stop" | "rm", *containers]:
+            found = [re.fullmatch(rf"{COMPOSE['name']}-(\w+)-\d", one) for one in containers]
+            assert all(one and one[1] in COMPOSE["services"] for one in found)
         case ["volume", "rm", volume]:
             assert volume in {f"{COMPOSE['name']}_{one}" for one in COMPOSE["volumes"]}
         case ["buildx", "imagetools", "inspect", image]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,6 +163,18 @@ def test_variables_that_a_page_names_exist(page: Path) -> None:
     named = {one for span in code_spans(page) for one in re.findall(r"\bSEQMESH_[A-Z_]+[A-Z]\b(?!_?<)", span)}
 
     assert [] == [one for one in sorted(named) if not commands.is_known(one)]
+
+
+@pytest.mark.parametrize("file", commands.COMPOSE_FILES)
+def test_the_head_of_a_compose_file_and_the_guide_name_every_variable_that_it_reads(file: str) -> None:
+    text = (commands.ROOT / file).read_text()
+    environments = [one.get("environment", {}) for one in yaml.safe_load(text)["services"].values()]
+    handed_on = {name for variables in environments for name, value in variables.items() if value is None}
+    head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+    guide = (commands.ROOT / "docs/start/containers.md").read_text()
+
+    for page in (head, guide):
+        assert set() == (handed_on | set(re.findall(r"\$\{(\w+)", text))) - set(re.findall(r"[A-Z_]+", page))
 
 
 @PAGES
