@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,19 @@ def test_whatever_the_project_needs_is_locked() -> None:
     assert [] == [one for one in needed if spelled(one) not in known]
     assert {"torch"} == known - locked("requirements.lock").keys()
     assert {"pip", "setuptools"} == locked("bootstrap.lock").keys()
+
+
+def test_protobuf_has_the_upper_bound_of_tritonclient() -> None:
+    """Without it `pip install '.[gateway,executor]'` downloads every release of onnxruntime, and finds no end."""
+    script = [sys.executable, str(ROOT / "deploy" / "requirements_of.py"), "gateway", "executor"]
+    needed = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    said = metadata.requires("tritonclient") or []
+
+    expected = {bound_of(one) for one in said if spelled(one) == "protobuf"}
+    assert expected == {bound_of(one) for one in needed if spelled(one) == "protobuf"}
+
+
+def bound_of(requirement: str) -> int:
+    """The first major version that a requirement refuses; 0: none."""
+    found = re.search(r"<(\d+)", requirement)
+    return int(found[1]) if found else 0
