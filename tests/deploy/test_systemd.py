@@ -128,6 +128,15 @@ def test_the_template_for_several_gateways_differs_by_its_flags_alone() -> None:
     assert unit.read_text().replace(started, started + flags) == template
 
 
+def test_the_guide_installs_nothing_but_what_is_locked() -> None:
+    """What runs as a service of a machine is what the tests have run."""
+    script = (ROOT / "deploy" / "requirements_of.py").relative_to(ROOT)
+    installed = re.findall(r"/bin/pip install (\S+) ", GUIDE)
+
+    assert {"--require-hashes", "--no-deps"} == set(installed)
+    assert f"{script} gateway scheduler executor" in GUIDE
+
+
 def test_files_that_may_have_secrets_are_for_root_alone() -> None:
     assert {"0600"} == set(re.findall(r"^install -m (\d+) ", GUIDE, re.MULTILINE))
 
