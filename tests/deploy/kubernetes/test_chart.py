@@ -258,6 +258,8 @@ def test_every_container_may_do_little(values: dict[str, Any]) -> None:
         assert pod["securityContext"]["runAsNonRoot"]
         assert {"type": "RuntimeDefault"} == pod["securityContext"]["seccompProfile"]
         assert not pod["automountServiceAccountToken"]
+        pulled_with = [secret["name"] for secret in pod.get("imagePullSecrets", [])]
+        assert values.get("image", {}).get("pullSecrets", []) == pulled_with
         claims: list[dict[str, Any]] = one["spec"].get("volumeClaimTemplates", [])
         volumes = {volume["name"] for volume in pod["volumes"]} | {claim["metadata"]["name"] for claim in claims}
         for container in pod["containers"]:
@@ -358,7 +360,7 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], words
         rendered(values)
 
 
-@pytest.mark.parametrize("name", ["a" * 53, "team.mesh", "a" * 37 + "-b", "seqmesh-" + "a" * 45])
+@pytest.mark.parametrize("name", ["a" * 53, "team.mesh", "a" * 37 + "-b", "seqmesh-" + "a" * 45, "2" * 53])
 def test_a_release_of_any_name_has_objects_that_kubernetes_can_make(name: str) -> None:
     """Services: RFC 1035, 63 characters. A StatefulSet's name and a hash are a label of its pods."""
     made = [one for text in rendered({}, name=name).values() for one in yaml.safe_load_all(text) if one]

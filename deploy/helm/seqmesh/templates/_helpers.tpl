@@ -1,7 +1,8 @@
-{{- /* Services have names without a dot. The name of the StatefulSet, with `-redis`, is a part of a label of its pods,
+{{- /* Services have names without a dot, which begin with a letter. The name of the StatefulSet, with `-redis`, is a part of a label of its pods,
        and has 52 characters at most. */}}
 {{- define "seqmesh.name" -}}
 {{- $name := .Release.Name | replace "." "-" -}}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "seqmesh-%s" $name }}{{ end -}}
 {{- if contains "seqmesh" $name }}{{ $name | trunc 46 | trimSuffix "-" }}{{ else }}{{ $name | trunc 38 | trimSuffix "-" }}-seqmesh{{ end }}
 {{- end }}
 
@@ -87,18 +88,23 @@ imagePullPolicy: {{ $image.pullPolicy }}
 {{- end }}
 {{- end }}
 
-{{- /* What every pod has in common; argument: (list root component). */}}
-{{- define "seqmesh.pod" -}}
-{{- $root := index . 0 -}}
-serviceAccountName: {{ include "seqmesh.name" $root }}
+{{- /* What every pod has in common, that of Redis too. */}}
+{{- define "seqmesh.anyPod" -}}
+serviceAccountName: {{ include "seqmesh.name" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with $root.Values.image.pullSecrets }}
+{{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{- /* What every pod of a service has in common; argument: (list root component). */}}
+{{- define "seqmesh.pod" -}}
+{{- $root := index . 0 -}}
+{{ include "seqmesh.anyPod" $root }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
