@@ -62,6 +62,7 @@ def test_every_container_is_bounded_and_sees_only_what_it_needs(mesh: ComposeMes
         assert said["read_only"], service
         assert int(said["mem_limit"]) > 0, service
         assert int(said["pids_limit"]) > 0, service
+        assert {"max-size": "32m", "max-file": "2"} == said["logging"]["options"], service
     networks = {service: set(said.get("networks") or {}) for service, said in services.items()}
     assert {"gateway", "console"} == {service for service, seen in networks.items() if "front" in seen}
     behind = {"redis", "gateway", "scheduler", "executor", "console"}
@@ -122,6 +123,7 @@ def test_the_file_for_traces_adds_a_viewer_and_tells_the_collector_of_it(mesh: C
 
     viewer = with_viewer["services"].pop("viewer")
     assert "traces" in viewer["networks"]
+    assert plain["services"]["collector"]["logging"] == viewer["logging"]
     assert ["127.0.0.1"] == [port["host_ip"] for port in viewer["ports"]]
     before, after = plain["services"].pop("collector"), with_viewer["services"].pop("collector")
     assert before["command"] == after["command"][:1]
