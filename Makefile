@@ -53,7 +53,7 @@ $(VENV)/.installed-docs: pyproject.toml requirements.lock bootstrap.lock | $(BIN
 install: $(VENV)/.installed-dev  ## everything, with what the tests need, into .venv
 
 run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, until Ctrl-C
-	@exec $(BIN)/seqmesh up --models deploy/models $(UP)
+	@exec $(BIN)/seqmesh up $(UP)
 
 vad: $(VENV)/.installed-vad  ## speech and pauses found in recordings, while an executor is killed (`seqmesh demo vad`)
 	@exec $(BIN)/seqmesh demo vad $(ARGS)

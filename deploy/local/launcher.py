@@ -338,21 +338,10 @@ class Launcher:
             for console in self._of("console")
         ]
         places = [where, *consoles, f"metrics {metrics}", f"redis {url_without_password(self._redis_url)}"]
-        advice = f"Try, in another terminal: {self._next_command()}"
+        advice = f"Try, in another terminal: {next_command(Path(sys.argv[0]), self._settings)}"
         if sys.stdout.isatty():
             return "\n    ".join(["ready:", *places, advice])
         return f"ready: {'; '.join(places)}. {advice}"
-
-    def _next_command(self) -> str:
-        """A command line that works with any settings: the demo of the sample models, or what says how the given ones
-        are. It begins as this program was called, so that it can be pasted.
-        """
-        program = Path(sys.argv[0])
-        is_pasteable = program.is_absolute() and program.name == "seqmesh"
-        called = min(os.path.relpath(program), str(program), key=len) if is_pasteable else "seqmesh"
-        is_default = self._settings.data_dir == UpSettings().data_dir
-        words = [called, "doctor" if self._settings.models else "demo"]
-        return shlex.join(words if is_default else [*words, "--data-dir", str(self._settings.data_dir)])
 
     async def _relay_logs(self) -> None:
         while True:
@@ -363,6 +352,16 @@ class Launcher:
         for name, log in self._log_files.items():
             for line in log.new_important_lines():
                 show(f"{name} | {line}", sys.stderr)
+
+
+def next_command(program: Path, settings: UpSettings) -> str:
+    """A command line that works with any settings: the demo of the sample models, or what says how the given ones are.
+    It begins as `program` was called, so that it can be pasted.
+    """
+    called = min(os.path.relpath(program), str(program), key=len) if program.name == "seqmesh" else "seqmesh"
+    is_default = settings.data_dir == UpSettings().data_dir
+    words = [called, "doctor" if settings.models else "demo"]
+    return shlex.join(words if is_default else [*words, "--data-dir", str(settings.data_dir)])
 
 
 def http_scheme() -> str:

@@ -24,11 +24,12 @@ from deploy.local.child_logs import LogFile
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, has_state, locked, read_state
 from deploy.local.endings import stop_signals
-from deploy.local.launcher import up
+from deploy.local.launcher import next_command, up
 from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memory
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
 from shared.process.machine import available_bytes
+from tests.markdown_pages import ROOT
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
@@ -308,6 +309,19 @@ def test_what_can_be_tried_next_works_whatever_protects_the_ports(launch: Launch
     line = launch(GIVEN_MODELS=str(tmp_path / "models")).reads_until("ready: ")
 
     assert f"Try, in another terminal: seqmesh doctor --data-dir {tmp_path / 'mesh'}\n" == line[line.index("Try") :]
+
+
+@pytest.mark.parametrize("program", [Path(".venv/bin/seqmesh"), Path.cwd() / ".venv/bin/seqmesh"])
+def test_what_can_be_tried_next_begins_as_the_program_was_called(program: Path) -> None:
+    """As `make run` calls it, it is not on PATH. Without models of one's own there is the demo."""
+    assert ".venv/bin/seqmesh demo" == next_command(program, UpSettings())
+    assert "seqmesh demo" == next_command(Path("/site-packages/deploy/cli.py"), UpSettings())
+
+
+def test_make_run_gives_no_models_so_the_demo_is_what_can_be_tried_next() -> None:
+    (recipe,) = re.findall(r"^run: .*\n\t@exec \$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    assert "seqmesh up $(UP)" == recipe
 
 
 def test_the_console_alone_gets_a_token_and_kills_an_executor_through_the_launcher(launch: Launch) -> None:
