@@ -6,8 +6,8 @@ from tests.design.canvas import BOX, BOX_EDGE, LINE, QUIET, STORE, STORE_EDGE, C
 
 KEPT = (
     ("one sequence", ("seq: record", "idle: idle marker", "parked: parked steps", "checkpoint: state")),
-    ("between services", ("starts: backlog; feed:", "inbox: per executor", "replies: per gateway", "work: stateless")),
-    ("the mesh", ("executors, leases", "leaders, terms", "models, control", "tally:, counts:")),
+    ("between services", ("starts, feed: leader", "inbox: per executor", "replies: per gateway", "work: stateless")),
+    ("the mesh", ("executors, leases", "leaders, terms", "models, control", "tally, counts")),
 )
 """What Redis holds, in three columns."""
 
