@@ -19,6 +19,7 @@ from deploy.console.reader import MeshReader
 from deploy.console.settings import ConsoleSettings
 from deploy.local.control import killable_executors
 from deploy.local.embedded import family_of
+from deploy.local.readiness import reachable
 from deploy.operate.operating import located
 from shared.contract.errors import UnavailableError
 from shared.origins import Origins, is_loopback
@@ -58,7 +59,8 @@ async def serve(
         app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), control), page_files())
         tasks.start(live.run(), name="live")
         stop.started()
-        where = f"http://{authority(settings.host, port)}/"
+        # Of a container it is the address on its machine, where the port is published as it is.
+        where = f"http://{authority(reachable(settings.host), port)}/"
         if settings.console_token:
             # The token is known already, and need not stand in a log.
             logs.info("console ready", url=where, redis=url_without_password(url))

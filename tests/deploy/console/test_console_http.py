@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -125,6 +126,16 @@ async def test_a_page_is_told_of_executors_models_and_sequences(console: Served)
     ]
     assert ("live", "42") == (found["story"]["sequence"]["state"], found["story"]["sequence"]["id"])
     assert not found["begin"]["can_kill"]
+
+
+async def test_the_address_in_the_log_can_be_opened_though_the_console_listens_everywhere(
+    mesh: ScriptedMesh, redis_url: str, key_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Browsers do not open 0.0.0.0, or not always."""
+    caplog.set_level(logging.INFO, "seqmesh")
+    async with serving_console(redis_url=redis_url, key_prefix=key_prefix, host="0.0.0.0") as served:
+        (fields,) = [vars(record)["fields"] for record in caplog.records if record.message == "console ready"]
+        assert f"http://127.0.0.1:{served.port}/" == fields["url"]
 
 
 async def test_a_sequence_is_found_by_its_id_and_by_the_begin_of_it(console: Served) -> None:
