@@ -8,6 +8,7 @@ import orjson
 
 from deploy.analyze.command import EXIT_NONE_FITS
 from deploy.chaos.report import EXIT_FAILED_CHECK
+from deploy.cli import EXIT_INTERRUPTED
 from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON
 from executor.service import UNUSABLE_EXIT_CODE
 from gateway.grpc.codec import encode_stream_error
@@ -62,6 +63,7 @@ EXITS = (
         "A model hangs (`--batch-limit-s`), or the GPU is lost: only a new process helps.",
     ),
     ("every command", 2, "The command line or the environment is wrong."),
+    ("every command", EXIT_INTERRUPTED, "Ctrl-C ended it, unless a line below says more of it."),
     ("`seqmesh up`", 1, "The mesh could not begin, or was given up before it was ready once."),
     ("`seqmesh up`", 0, "Stopped as it was told."),
     ("`seqmesh drain`, `seq`, `tenants`, `settings`", 1, "It could not be done; the message says what to do instead."),
