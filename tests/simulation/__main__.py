@@ -5,6 +5,7 @@ python -m tests.simulation --seed 17                 one of them, with its whole
 python -m tests.simulation --mutants                 every fault that is put in on purpose must be found
 ... --scripts                                        the scripts alone, without services (script_fuzz.py)
 ... --operator                                       with an operator in the middle of it (operator.py)
+... --reload                                         with loads and unloads of the model besides (reloading.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
@@ -23,6 +24,7 @@ from functools import partial
 from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.operator import operated
+from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.script_fuzz import fuzz
 from tests.simulation.world import Result, simulate
@@ -32,7 +34,12 @@ MUTANT_SEEDS = 100
 
 Play = Callable[[int], Result]
 """Runs a seed."""
-KINDS: Mapping[Play, str] = {fuzz: " --scripts", operated: " --operator", resharded: " --reshard"}
+KINDS: Mapping[Play, str] = {
+    fuzz: " --scripts",
+    operated: " --operator",
+    reloaded: " --reload",
+    resharded: " --reshard",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,10 +54,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--scripts", action="store_true", help="the scripts alone, under random calls")
     parser.add_argument("--drill", choices=list(DRILLS), help="how long things take when this goes wrong")
     parser.add_argument("--operator", action="store_true", help="an operator pauses, moves, copies and ends sequences")
+    parser.add_argument("--reload", action="store_true", help="the operator loads and unloads the model, too")
     parser.add_argument("--reshard", action="store_true", help="the mesh is stopped, and has other shards afterwards")
     given = parser.parse_args(arguments)
     play: Play = partial(drilled, given.drill) if given.drill else resharded if given.reshard else simulate
-    play = fuzz if given.scripts else operated if given.operator else play
+    play = fuzz if given.scripts else operated if given.operator else reloaded if given.reload else play
     if given.mutants:
         return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS), play)
     if given.seed is not None:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
-from shared.contract.errors import MeshError, Reason, SequenceError, UnavailableError
+from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import FAILURE, INPUT, NAME, STATELESS, before_last, fold, number, value_of
 from tests.simulation.story import Story
@@ -95,7 +95,6 @@ class Client:
         ledger: Ledger,
         *,
         idle_s: float,
-        declared: bool,
         decoupled: bool = False,
         is_over: Callable[[], bool],
     ) -> None:
@@ -108,11 +107,10 @@ class Client:
         self._story = story
         self._ledger = ledger
         self._idle_s = idle_s
-        self._declared = declared
         self._decoupled = decoupled
         self._is_over = is_over
         self._lives = 0
-        self.excused: frozenset[Reason] = EXCUSED
+        self.excused: frozenset[Reason | Code] = EXCUSED
 
     @property
     def patience_s(self) -> float | None:
@@ -266,10 +264,10 @@ class Sequence:
             self._check_all(value, self._state)
             return
         reason = error.reason if isinstance(error, SequenceError) else None
-        excused = reason in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
+        excused = (reason or error.code) in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
-        if not excused or (reason is Reason.LOST and self._client._declared):
+        if not excused or (reason is Reason.LOST and self._client._ledger.declared):
             story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
         raise GivenUpError(f"sequence {self._id}: {reason or error.message}")
 

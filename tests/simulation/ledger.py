@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +31,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
 from shared.store.script_values import (
     CommitCode,
+    Rejection,
     StepAnswers,
     StepCommit,
     StepOutcome,
@@ -84,7 +86,7 @@ class Ledger:
         self.keys = keys
         self._idle_s = idle_s
         self._tombstone_s = tombstone_s
-        self._declared = declared
+        self.declared = declared
         self._paged = paged
         self._calls: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Seen] = {}
         self._lives: dict[tuple[SequenceId, bytes], Life] = {}
@@ -112,6 +114,7 @@ class Ledger:
         """While it lasts, the calls that processes make are known here by what they mean."""
         submit, commit, assign, expire = Scripts.submit, Scripts.commit, Scripts.assign, Scripts.expire
         page, answers, reclaim = Scripts.page, Scripts.answers, Scripts.reclaim
+        reload, reject = Scripts.reload, Scripts.reject
 
         def seen_submit(scripts: Scripts, steps: Sequence[Submission], **where: Any) -> Call[Any]:
             call = submit(scripts, steps, **where)
@@ -153,12 +156,25 @@ class Ledger:
             executor = str(where["executor"])
             return self._note(call, lambda: None, lambda _, paged: self._left(executor, owned, paged))
 
+        def seen_reload(scripts: Scripts, sequences: Sequence[SequenceId], **where: Any) -> Call[Any]:
+            return self._note(reload(scripts, sequences, **where), lambda: None, lambda _, __: self._reclaimed())
+
+        def seen_reject(scripts: Scripts, rejections: Sequence[Rejection], **where: Any) -> Call[Any]:
+            call = reject(scripts, rejections, **where)
+            return self._note(
+                call,
+                lambda: [self._record(one.sequence) for one in rejections],
+                lambda records, refused: self._rejected(rejections, records, refused),
+            )
+
         def seen_reclaim(scripts: Scripts, executor: ExecutorId, **where: Any) -> Call[Any]:
             return self._note(reclaim(scripts, executor, **where), lambda: None, lambda _, __: self._reclaimed())
 
         with (
             patch.object(Scripts, "answers", seen_answers),
             patch.object(Scripts, "reclaim", seen_reclaim),
+            patch.object(Scripts, "reload", seen_reload),
+            patch.object(Scripts, "reject", seen_reject),
             patch.object(Scripts, "page", seen_page),
             patch.object(Scripts, "submit", seen_submit),
             patch.object(Scripts, "commit", seen_commit),
@@ -312,7 +328,7 @@ class Ledger:
                 if StepFlag.START in flags:
                     life.state = None
             case StepOutcome.VOID:
-                if state is not None and self._declared:
+                if state is not None and self.declared:
                     self.story.violate(f"{place}: was refused, although its state is there")
                 life.state = None
             case StepOutcome.CANCELLED:
@@ -322,7 +338,7 @@ class Ledger:
             case StepOutcome.GIVEN_UP:
                 life.state = None
             case StepOutcome.LOST:
-                if self._declared:
+                if self.declared:
                     self.story.violate(f"{place}: its state was given up")
                 life.state = None
 
@@ -369,6 +385,14 @@ class Ledger:
             record = self._record(sequence)
             if life.over_at is None and record.get(b"st") == LOST and record.get(b"bn", b"") == birth:
                 life.over_at = self._now_s()
+
+    def _rejected(self, rejections: Sequence[Rejection], records: Sequence[Record], refused: Sequence[int]) -> None:
+        """A sequence that waited is over, and nothing stays of it."""
+        for one, record, steps in zip(rejections, records, refused, strict=True):
+            life = self._lives.get((one.sequence, record.get(b"bn", b"")))
+            if steps >= 0 and life is not None:
+                self.story.tell(f"reject {one.sequence}: {steps}")
+                life.over_at = -inf
 
     def _check_idle(self, sequence: SequenceId, record: Record) -> float:
         """Returns how long it has been idle, s."""

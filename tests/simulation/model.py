@@ -12,7 +12,6 @@ import random
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from executor.engine.base import Answers, BatchResult, Row, RowError, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
@@ -187,23 +186,46 @@ class ChancePace(Pace):
 
 
 class FoldRepository(ModelRepository):
-    """A model repository that holds these models alone."""
+    """A model repository that holds these models alone.
 
-    def __init__(self, shape: Shape) -> None:
-        super().__init__((), Devices())
+    reloads  they may be loaded again. Each load is another one; two in a row have the same content, so that states of
+             the first are states of the second
+    """
+
+    def __init__(self, shape: Shape, *, reloads: bool = False) -> None:
+        super().__init__((), Devices(), reloads=reloads)
         self._shape = shape
 
     def names(self) -> list[str]:
         return [NAME, STATELESS] if self._shape.decoupled else [NAME]
 
-    def load(self, name: str, *args: Any, **kwargs: Any) -> LoadedModel:
+    def load(
+        self,
+        name: str,
+        override_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        generation: str = "0",
+    ) -> LoadedModel:
+        present = self.loaded.get(name)
+        if present is not None and present.record.generation == generation:
+            return present
         config = self._shape.config() if name == NAME else self._shape.stateless()
-        load = ModelLoad(name, "1", "0")
+        load = ModelLoad(name, "1", generation)
         workers = [
             EngineWorker(FoldEngine(only_computes=self._shape.computes), name, f"{name}_{index}", InstanceIndex(index))
             for index in range(self._shape.instances)
         ]
         slots = self._shape.slots if name == NAME else 0
-        served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), Fingerprint("one", "one"))
-        self.loaded[name] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
+        content = content_of(int(generation))
+        # As `ModelRepository._state_mark`.
+        mark = "" if not self.reloads or name != NAME else content if config.recoverable else f"{random.random()}"
+        fingerprint = Fingerprint(content, generation)
+        served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), fingerprint, mark=mark)
+        model = LoadedModel(ModelRecord(config, "{}", ("1",), generation), [served])
+        self._replace(name, model)
         return model
+
+
+def content_of(generation: int) -> str:
+    """What the states of a load depend on."""
+    return f"content {generation // 2}"

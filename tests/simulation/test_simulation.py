@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.operator import operated
+from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.world import simulate, simulate_answers
 
@@ -36,6 +37,15 @@ def test_an_operator_in_the_middle_of_it_loses_nothing_either(first: int) -> Non
 
     assert [] == [summary(result) for result in results if result.violations]
     assert any("has paused" in line for result in results for line in result.lines)
+
+
+def test_loads_and_unloads_of_the_model_in_the_middle_of_it_lose_nothing_either() -> None:
+    results = [reloaded(seed) for seed in range(1, 5)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    lines = [line for result in results for line in result.lines]
+    assert any("wants the model to be loaded" in line for line in lines)
+    assert any("model unloaded" in line for line in lines)
 
 
 @pytest.mark.parametrize("first", [1, 4])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from redis.asyncio import BlockingConnectionPool
 
@@ -324,10 +324,12 @@ class World:
 
     def _executor(self, name: str) -> Callable[[Life], Awaitable[int]]:
         def main(life: Life) -> Awaitable[int]:
-            settings = ExecutorSettings(models=(Path(),), lease_ms=LEASE_MS, **self._common(name))
-            return lifecycle.outcome(partial(executor.service.serve, settings), life.stop)
+            return lifecycle.outcome(partial(executor.service.serve, self._executor_settings(name)), life.stop)
 
         return main
+
+    def _executor_settings(self, name: str) -> ExecutorSettings:
+        return ExecutorSettings(models=(Path(),), lease_ms=LEASE_MS, **self._common(name))
 
     def _scheduler(self, name: str) -> Callable[[Life], Awaitable[int]]:
         def main(life: Life) -> Awaitable[int]:
@@ -405,7 +407,6 @@ class World:
             self.story,
             self.ledger,
             idle_s=self.plan.shape.idle_s,
-            declared=self.plan.shape.declared,
             decoupled=self.plan.shape.decoupled,
             is_over=lambda: self._calm,
         )
@@ -602,7 +603,7 @@ async def _run(make: Callable[[], World]) -> World:
         return made
 
     def repository(*folders: Any, **options: Any) -> FoldRepository:
-        return FoldRepository(world.plan.shape)
+        return FoldRepository(world.plan.shape, reloads=options["reloads"])
 
     def spare_slots(config: ModelConfig, _: int) -> int:
         return world.plan.shape.spare if config.pageable else 0
@@ -612,6 +613,8 @@ async def _run(make: Callable[[], World]) -> World:
         world.ledger.watching(),
         patch("executor.service.ModelRepository", repository),
         patch("executor.sequences.sequence_model.spare_slots", spare_slots),
+        # What it finds is another thing in each process, and its end would be an event here.
+        patch("executor.models.repository.gc", Mock()),
         patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("executor.workers.worker.Pace", ChancePace),
         patch("gateway.service._serve_ports", world.serve_ports),
