@@ -8,6 +8,7 @@ and if it likes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
@@ -257,14 +258,13 @@ class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[
     dial: how to reach it
     """
 
-    _made = 0
+    numbers = itertools.count(1)
 
     def __init__(self, *, dial: Dial, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._dial = dial
         # Pools keep connections in a set; by a number of their own its order is the same in every run.
-        TwinConnection._made += 1
-        self._number = TwinConnection._made
+        self._number = next(self.numbers)
 
     def __hash__(self) -> int:
         return self._number

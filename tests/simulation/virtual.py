@@ -70,10 +70,10 @@ class NothingLeftError(AssertionError):
 class OrderedTask(asyncio.Task[Any]):
     """A task that sorts by age where it is kept in a set."""
 
-    _ages = itertools.count(1)
+    ages = itertools.count(1)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._age = next(self._ages)
+        self._age = next(self.ages)
         super().__init__(*args, **kwargs)
 
     def __hash__(self) -> int:
@@ -213,6 +213,8 @@ def virtual_world(seed: int, *, compute_s: Callable[[random.Random], float]) -> 
     chance = random.Random(f"engine {seed}")
     state = random.getstate()
     random.seed(seed)
+    # The order of a set depends on how high the numbers are: a seed tells the same story behind whichever others.
+    OrderedTask.ages = itertools.count(1)
     with ExitStack() as stack:
         stack.callback(random.setstate, state)
         for module, name, replacement in (
@@ -222,6 +224,7 @@ def virtual_world(seed: int, *, compute_s: Callable[[random.Random], float]) -> 
             (time, "monotonic_ns", lambda: int(_monotonic_s() * 1e9)),
             (time, "perf_counter_ns", lambda: int(_monotonic_s() * 1e9)),
             (secrets, "token_hex", lambda size=4: random.randbytes(size).hex()),
+            (secrets, "token_bytes", random.randbytes),
             (uuid, "uuid4", lambda: uuid.UUID(int=random.getrandbits(128), version=4)),
         ):
             stack.enter_context(patch.object(module, name, replacement))

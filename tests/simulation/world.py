@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Generator
@@ -570,6 +571,8 @@ def play(seed: int, plan: Plan, make: Callable[[int, Story, Plan], World]) -> Re
     story = Story()
     # What other tests of this process have left to be told to Redis would be told in this world.
     reading.found.counts.clear()
+    # As of tasks (virtual.py).
+    TwinConnection.numbers = itertools.count(1)
     # The collector runs when memory says so, and ends what it finds: not while every event counts.
     gc.disable()
     try:
