@@ -1,9 +1,9 @@
 """Repairs the mesh after a key that many sequences share could not be read, from the sequences' own records.
 
-Such keys are: an inbox with steps on their way, the streams and sets that say which sequences wait and which executor
-owns them, the deadlines of idle sequences, and the list of executors: of one that is not in it nobody would take
-sequences over. A key of the wrong type is removed by the process or script that meets it (`shared.store.mending`,
-common.lua), and counted. The sequences' records hold all that was in it, except the steps.
+Such keys are: an inbox with steps on their way, the streams and sets that say which sequences wait, which executor owns
+them and which tenant they are of, the deadlines of idle sequences, and the list of executors: of one that is not in it
+nobody would take sequences over. A key of the wrong type is removed by the process or script that meets it
+(`shared.store.mending`, common.lua), and counted. The sequences' records hold all that was in it, except the steps.
 
 A scheduler watches these counts. When one has grown, the leaders go over every sequence of their models (`sweep.lua`),
 and rebuild their state from Redis. So do those of models of which an executor owns sequences that is in no list: the
@@ -24,7 +24,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.reading import read_counts, text_of
 
-SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "executors")
+SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""
 PAUSE_S = 5.0
 """Shortest pause between two sweeps, each of which goes over every key of the mesh."""

@@ -131,6 +131,7 @@ class Stage:
         pageable: bool = False,
         model: str = MODEL,
         prefers: str = "",
+        tenant: str = "",
     ) -> Submitted:
         """A gateway's step; its token is `<correlation id>`."""
         sequence = sequence_id(model, "", correlation_id)
@@ -146,6 +147,7 @@ class Stage:
             str(correlation_id),
             timeout_us,
             encode(InferMessage(model, "1", "", correlation_id, ())),
+            tenant=tenant,
             prefers=prefers,
         )
         call = self.scripts.submit([step], backlog_max=10_000, in_flight_max=1_000)

@@ -131,6 +131,31 @@ async def test_after_a_sweep_an_owner_that_is_registered_no_more_is_lost(stage: 
 
 
 @pytest.mark.leaves_sequences
+async def test_a_tenants_sequences_count_for_it_again_after_its_set_was_unreadable(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it might have as many more."""
+    monkeypatch.setattr("scheduler.sweep.PAUSE_S", 0.0)
+    tenant = stage.keys.tenant(stage.keys.shard_of(SEVEN), "acme")
+    await stage.join("e1")
+    async with stage.scheduler() as scheduler:
+        await stage.submit(7, start=True, tenant="acme")
+        await stage.live(7)
+
+        async def is_watched() -> bool:
+            return scheduler._spoilt._seen is not None
+
+        await stage.until(is_watched)
+        await stage.commands.set(tenant, "no set")
+        await stage.submit(8, start=True, tenant="acme")
+
+        async def is_counted() -> bool:
+            return await stage.commands.scard(tenant) == 2
+
+        await stage.until(is_counted)
+
+
+@pytest.mark.leaves_sequences
 async def test_a_slot_that_is_asked_for_while_a_step_runs_is_given_up_when_the_step_is_done(stage: Stage) -> None:
     """However soon that is: otherwise who waits for the slot waits until it is asked for again."""
     e1 = await stage.join("e1")

@@ -1,6 +1,6 @@
 -- Repairs sequences after a key was removed that could not be read and held something of many sequences. What the
--- records say is written again: which executor owns them, that they wait and for how long, when to look at their idle
--- markers. A sequence whose next step lies in no stream any more is lost.
+-- records say is written again: which executor owns them and which tenant they are of, that they wait and for how long,
+-- when to look at their idle markers. A sequence whose next step lies in no stream any more is lost.
 --
 -- KEYS   those of leader.lua, then per sequence: its record
 -- ARGV   1 term
