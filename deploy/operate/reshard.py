@@ -32,6 +32,7 @@ from deploy.operate.texts import counted
 from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, entry_key, model_of
 from shared.contract.record import BIRTH, DEADLINE_ENTRY, STATE, WAIT_ENTRY, WAITING
 from shared.store.company import services
+from shared.store.journals import RUN
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
@@ -314,16 +315,30 @@ class Resharding:
         records = await self._records(entries)
         moved = moved_entries(self._to, entries, records)
         counts = line_counts(self._to, moved, records, read[1::2])
+        runs = await self._renamed_runs(moved, records)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(*(self._named(shard, kind, model) for shard in shards for kind in ("starts", "line")))
             for entry in moved:
                 pipe.xadd(self._named(entry.shard, "starts", model), entry.fields, id=entry.id)
                 if entry.renamed:
                     pipe.hset(self._to.sequence(entry.sequence).record, mapping=entry.renamed)
+            for journal, run in runs.items():
+                pipe.hset(journal, RUN, run)
             for shard, line in counts.items():
                 if line:
                     pipe.hset(self._named(shard, "line", model), mapping=dict(line))
             await pipe.execute()
+
+    async def _renamed_runs(self, moved: Iterable[MovedEntry], records: Records) -> dict[str, str]:
+        """The runs of journals that name their sequences by births of old: those of copies, which have waited since."""
+        runs: dict[str, str] = {}
+        for entry in moved:
+            if BIRTH in entry.renamed:
+                journal = self._to.journal(entry.sequence)
+                birth, _, start = text_of(await self._redis.hget(journal, RUN) or b"").partition(".")
+                if birth == text_of(records[entry.sequence][BIRTH] or b""):
+                    runs[journal] = f"{entry.renamed[BIRTH]}.{start}"
+        return runs
 
     async def _records(self, entries: Iterable[StartsEntry]) -> dict[SequenceId, dict[str, bytes | None]]:
         """What the records of these entries' sequences say of their wait."""

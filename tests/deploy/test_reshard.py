@@ -16,13 +16,15 @@ from deploy.local.embedded import served
 from deploy.operate import reshard
 from deploy.operate.reshard import Resharding
 from deploy.operate.settings import OperatorSettings
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber, Term
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, StepNumber, Term
 from shared.contract.messages import StepFlag
 from shared.store.commands import Redis
 from shared.store.company import Company
+from shared.store.exported import ExportedSequence
+from shared.store.journals import journal_of
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.redis_client import UnfitRedisError, connect, join_mesh
-from shared.store.script_values import StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import ReopenCode, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
 
@@ -266,6 +268,30 @@ async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkey
         await check(redis, 1, opened)
 
     assert deaths > 20
+
+
+async def test_a_copy_that_gets_another_birth_keeps_its_journal(redis: Redis) -> None:
+    """Two entries of one millisecond come into one stream: the second one gets a name of its own."""
+    mesh = ScriptedMesh(redis, keys := await join_mesh(redis, "seqmesh", 2), "sum")
+    first, copy = (next(n for n in range(99) if keys.shard_of(mesh.sequence(n)) == shard) for shard in (0, 1))
+    journal = {"n": b"1", "b": b"2", "i:1": b"i", "o:1": b"o"}
+    exported = ExportedSequence("sum", "1", 1, 1, 1, {}, {"s:SUM": b"x"}, 0, "", journal)
+    reopened = mesh.scripts.reopen(mesh.sequence(copy), exported, idle_ms=IDLE_MS, live_max=10, pageable=False)
+    assert ReopenCode.DONE == await mesh.scripts.run(reopened)
+    await mesh.submit(mesh.submission(first, INPUT, StepFlag.START))
+    commands, (record, other), starts = cast("Any", redis), keys.records(map(mesh.sequence, (first, copy))), keys.starts
+    ((_, fields),) = await commands.xrange(starts(ShardId(0), "sum"))
+    birth = (await commands.hget(other, "bn")).decode()
+    await commands.delete(starts(ShardId(0), "sum"))
+    await commands.xadd(starts(ShardId(0), "sum"), fields, id=birth)
+    await commands.hset(record, mapping={"bn": birth, "be": birth})
+
+    await Resharding(redis, "seqmesh", 1).run()
+
+    keys = Keyspace("seqmesh", 1)
+    found = await commands.hgetall(keys.sequence(mesh.sequence(copy)).record)
+    assert birth.encode() != found[b"bn"] == found[b"be"]
+    assert journal == journal_of(await commands.hgetall(keys.journal(mesh.sequence(copy))), found)
 
 
 async def test_a_mesh_that_runs_is_left_alone(redis: Any) -> None:
