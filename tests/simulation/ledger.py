@@ -210,6 +210,14 @@ class Ledger:
                 state = life.states[last]
                 self._lives[copy, born] = Life(inputs, state, exported.start_step, last, now, states={last: state})
 
+    def renamed(self, sequence: SequenceId, before: bytes, now: bytes) -> None:
+        """A sequence that waits has another birth: another shard's had the same one (deploy/operate/reshard.py)."""
+        if now != before and (life := self._lives.pop((sequence, before), None)) is not None:
+            self._lives[sequence, now] = life
+            for value, _ in life.inputs.values():
+                if (run := self._accepted.get(value)) is not None and run[0] == before:
+                    self._accepted[value] = (now, run[1])
+
     # -- judging ----------------------------------------------------------------------------------------------------
 
     def _submitted(self, steps: Sequence[Submission], outcomes: Sequence[Submitted]) -> None:

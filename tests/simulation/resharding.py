@@ -40,6 +40,8 @@ from tests.simulation.world import PREFIX, URL, Life, Member, Plan, Result, plan
 
 STOP_S = 2.0
 """So long at most a process that was told to stop has for it."""
+ON_THE_WAY_S = 2.5
+"""Longer than anything is on its way (`tests.simulation.network.Trouble`)."""
 DEATHS_MAX = 3
 SHARDS_MAX = 4
 NAMES_OF_ENTRIES = frozenset({"be", "bn", "dn"})
@@ -93,7 +95,9 @@ class ReshardedWorld(OperatedWorld):
         await asyncio.sleep(self._fate.uniform(0.0, STOP_S))
         for member in self.members:
             member.kill()
-        # Of those that were killed; else the command refuses to begin for a minute.
+        # The command refuses to begin for a minute after a process was killed. Here nobody waits for longer than until
+        # what was on its way from it has come.
+        await asyncio.sleep(ON_THE_WAY_S)
         self.store.execute([b"DEL", self.keys.services.encode()])
         before = self._sequences()
         for _ in range(self._fate.randint(0, DEATHS_MAX)):
@@ -177,6 +181,7 @@ class ReshardedWorld(OperatedWorld):
             is_right = was[b"du"] == b"0" and was[b"nx"] == was[b"cm"]
         else:
             is_right = now.get(b"st") in (MOVING, PAGED) and changed <= OF_THE_OWNER | NAMES_OF_ENTRIES
+        self.ledger.renamed(sequence, was[b"bn"], now.get(b"bn", b""))
         if not is_right:
             self.story.violate(f"{sequence}: its record was {was}, and is {now}")
 
