@@ -8,4 +8,4 @@ local function resume(keys, sid)
   return redis.call('HGET', keys.record, 'be') == NO_ENTRY and go_on(keys, sid) or 0
 end
 
-return for_each(0, 0, 1, resume, 0)
+return for_each(0, 0, 0, resume, 0)
