@@ -253,7 +253,11 @@ class Scheduler:
             leader.observe(poll, now_ms, asked_at)
 
     async def _look_for_owners(self) -> None:
-        self._have_swept(await stranded(self._mesh))
+        found = await stranded(self._mesh)
+        for model, executors in sorted(found.items()):
+            named = ", ".join(sorted(executors)[:LOST_NAMED_MAX])
+            logs.warning("owners in no list of executors", model=model, executors=len(executors), named=named)
+        self._have_swept(found)
 
     def _have_swept(self, models: Iterable[str]) -> None:
         """The next leader of each of these models sweeps; one that leads it now ends."""

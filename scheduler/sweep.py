@@ -78,7 +78,7 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
             looked_at += sum(await mesh.scripts.run(mesh.scripts.sweep(chunk, shard=shard, model=model, term=term)))
             asked = [("HMGET", mesh.keys.sequence(sequence).record, STATE, OWNER) for sequence in chunk]
             owners |= {ExecutorId(text_of(owner)) for state, owner in await mesh.links.ask(asked) if state == LIVE}
-    logs.warning("sequences looked over after keys were unreadable", model=model, sequences=looked_at)
+    logs.warning("sequences looked over, as keys were lost", model=model, sequences=looked_at)
     return owners
 
 

@@ -626,7 +626,9 @@ async def test_a_takeover_is_the_next_leaders_though_its_executor_is_registered_
 
 
 @pytest.mark.leaves_sequences
-async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no_list(stage: Stage) -> None:
+async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no_list(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     """The list was lost, the executor died, and no leader lives that had seen either."""
     await stage.join("e1")
     async with stage.scheduler():
@@ -644,6 +646,9 @@ async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no
             return (await stage.record(1)).get("ow") == "e2" and await stage.commands.exists(left_over) == 0
 
         await stage.until(is_taken)
+
+    told = [vars(one)["fields"] for one in caplog.records if one.getMessage() == "owners in no list of executors"]
+    assert {"model": MODEL, "executors": 2, "named": "e0, e1"} == told[0]
 
 
 async def is_led(scheduler: Scheduler, after: Term) -> bool:
