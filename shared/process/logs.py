@@ -10,6 +10,7 @@ often it came in between. So one cause does not fill a disk, or hide other event
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -189,10 +190,11 @@ class TextLines(Lines):
     def format(self, record: logging.LogRecord) -> str:
         """One line, or more when there is a traceback."""
         fields = {**self._bound, **fields_of(record)}
-        words = [timestamp(record), f"{record.levelname:<7}", event_of(record)]
+        words = [timestamp(record), f"{record.levelname:<7}", as_seen(event_of(record))]
         line = " ".join([*words, *(f"{name}={text_value(value)}" for name, value in fields.items())])
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + "\n".join("    " + part for part in self.formatException(record.exc_info).splitlines())
+            parts = self.formatException(record.exc_info).splitlines()
+            line += "\n" + "\n".join("    " + as_seen(part) for part in parts)
         return line
 
 
@@ -210,7 +212,7 @@ class JsonLines(Lines):
         }
         if record.exc_info and record.exc_info[0] is not None:
             entry["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        return as_seen(orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 
 def timestamp(record: logging.LogRecord) -> str:
@@ -235,7 +237,16 @@ def text_value(value: object) -> str:
     text = str(value)
     if text and text.isprintable() and not any(character in ' ="' for character in text):
         return text
-    return orjson.dumps(text).decode()
+    return as_seen(orjson.dumps(text).decode())
+
+
+def as_seen(text: str) -> str:
+    """The text with JSON's escapes in the place of what is not seen. A line has ids and names that clients have chosen,
+    and a terminal may obey some of their characters, or show others in another order (U+009B, U+202E).
+    """
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() else json.dumps(one)[1:-1] for one in text])
 
 
 def level_of_line(line: str) -> Level | None:

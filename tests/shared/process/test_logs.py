@@ -67,6 +67,24 @@ def test_a_json_line_is_one_object_with_the_same_content(configured: Configure) 
     assert stream.getvalue().count("\n") == 1
 
 
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_what_a_terminal_would_obey_is_escaped_and_reads_back(configured: Configure, style: str) -> None:
+    """Clients choose ids and names that stand in the log."""
+    chosen = "é\x1b[31m\x9b2J\u202egnol\U000e0001"
+    stream = configured(style=style)
+
+    logs.info("sequence expired", sequence=chosen)
+    logging.getLogger("library").warning("refused %s", chosen)
+    logs.error("broken", ValueError(chosen))
+
+    lines = stream.getvalue().split("\n")
+    assert all(line.isprintable() for line in lines)
+    read_back = json.loads(lines[0].partition("sequence=" if style == "text" else '"sequence":')[2].rstrip("}"))
+    assert chosen == read_back
+    if style == "json":
+        assert [f"library: refused {chosen}", "broken"] == [json.loads(line)["event"] for line in lines[1:3]]
+
+
 def test_the_lines_of_a_text_traceback_are_indented_below_their_event(configured: Configure) -> None:
     stream = configured()
 
