@@ -122,6 +122,9 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 GIVEN_UP = "the handler is closed"
 """How uvloop's error ends about a transport that is closed."""
 
+FAILED_CONNECTION = "Unhandled exception in client_connected_cb"
+"""What asyncio says of an exception in what serves a connection of `asyncio.start_server`."""
+
 Serve = Callable[[Tasks, Stop], Awaitable[None]]
 
 
@@ -159,9 +162,13 @@ def tell_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     """Logs what fails in a loop with nobody to hear of it.
 
     But not that bytes came for a connection which was given up in the middle of TLS: uvloop calls that a fatal error,
-    and a failover has dozens of them.
+    and a failover has dozens of them. Nor that a connection is lost for which Hypercorn has nothing to do but to wait
+    for its end: a browser whose machine sleeps takes nothing more.
     """
-    if isinstance(failure := context.get("exception"), RuntimeError) and str(failure).endswith(GIVEN_UP):
+    failure, message = context.get("exception"), context.get("message")
+    if isinstance(failure, RuntimeError) and str(failure).endswith(GIVEN_UP):
+        return
+    if isinstance(failure, OSError) and message == FAILED_CONNECTION:
         return
     loop.default_exception_handler(context)
 

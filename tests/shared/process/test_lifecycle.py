@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -63,6 +64,27 @@ def test_the_log_says_what_fails_in_the_loop_but_not_that_bytes_came_for_a_conne
 
     assert run(serve) == 0
     assert ["a fault of ours"] == [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+
+
+@pytest.mark.usefixtures("uncut")
+def test_that_a_client_takes_nothing_more_is_no_failure_of_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter((TimeoutError(errno.ETIMEDOUT, "Connection timed out"), RuntimeError("a fault of ours")))
+
+    async def fails(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        raise next(failures)
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
+        async with await asyncio.start_server(fails, "127.0.0.1", 0) as server:
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+                assert b"" == await reader.read()
+                writer.close()
+
+    assert run(serve) == 0
+    told = [record.exc_info[0] for record in caplog.records if record.name == "asyncio" and record.exc_info]
+    assert [RuntimeError] == told
 
 
 async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
