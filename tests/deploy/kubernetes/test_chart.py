@@ -409,3 +409,6 @@ def test_the_chart_starts_this_release_of_the_images_that_are_built() -> None:
     assert {f"{image}:{project['version']}" for image in built} == {
         made[name]["image"] for name in made if name != "redis"
     }
+    guide = (ROOT / "docs/start/kubernetes.md").read_text()
+    tags = re.findall(r"seqmesh-[$\w]+:([\w.]+)", guide.replace("@seqmesh-redis:6379", ""))
+    assert [project["version"]] * 3 == tags, "those that the guide pushes, and names"
