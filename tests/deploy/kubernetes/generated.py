@@ -32,7 +32,7 @@ SETTINGS: dict[str, type[SettingsClass]] = {
 }
 OF_THE_CHART = {
     # What the chart says itself, so that its ports, volumes and probes fit.
-    *("host", "http_port", "grpc_port", "metrics_port", "console_port", "models", "model_cache_dir", "data_dir"),
+    *("http_port", "grpc_port", "metrics_port", "console_port", "models", "model_cache_dir", "data_dir"),
     *("http_server_cert", "http_server_key", "grpc_use_ssl", "grpc_server_cert", "grpc_server_key"),
     # Of one process: pods of a Deployment are called after themselves. The launcher's socket is not in a pod, and a
     # gateway has its pod's ports for itself.

@@ -77,6 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
         "executor": {"settings": {"drain_timeout_s": 0.5}},
         "image": {"prefix": "registry.example.com/team/", "tag": "1.2.3", "pullSecrets": ["pull"]},
     },
+    "IPv6 alone": {"gateway": {"settings": {"host": "::"}}, "console": {"enabled": True, "settings": {"host": "::"}}},
     "as little as can be": {"podDisruptionBudgets": False, "gateway": {"replicas": 1, "preStopSeconds": 0}},
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [
