@@ -14,7 +14,7 @@ import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -620,6 +620,7 @@ async def _run(make: Callable[[], World]) -> World:
         patch("executor.models.repository.gc", Mock()),
         patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("executor.workers.worker.Pace", ChancePace),
+        patch("gateway.service._opened", nullcontext),
         patch("gateway.service._serve_ports", world.serve_ports),
     ):
         await world.run()
