@@ -54,8 +54,6 @@ LEADER_S = 15.0
 READ_AT_ONCE = 512
 """Records, or members of a set, that are read in one round trip."""
 ENDED_BY_OPERATOR = ended_by("an operator")
-
-
 NOT_JOURNALED = (
     "its steps are not kept: give its model the parameter journal_steps, and journal_bytes if a first step is larger "
     "than 16 MiB; then begin the sequence again"
@@ -279,7 +277,8 @@ class Sequences:
         return exported
 
     async def reopen(self, sequence: SequenceId, exported: ExportedSequence) -> None:
-        """Opens an exported sequence under an id. It gets a slot with its next step.
+        """Opens an exported sequence under an id. It gets a slot with its next step; one that is to keep its slot gets
+        it at once.
 
         Raises NotDoneError if no executor serves its version, or none could go on from its state, no client could name
         the id, clients are to name another version, the id has an open sequence, or there are too many.
