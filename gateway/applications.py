@@ -1,4 +1,4 @@
-"""The ASGI applications of a gateway: of the HTTP port, of connections beyond its bound, and of the metrics port."""
+"""The ASGI applications of a gateway: of the HTTP port, of the metrics port, and of connections beyond their bounds."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from shared.process.lifecycle import Stop
 
 
 class PortApplications(NamedTuple):
-    """Of the HTTP port, of its connections beyond the bound, and of the metrics port."""
+    """Of the HTTP port and of the metrics port, and of the connections beyond their bounds."""
 
     of_http: Router
     of_crowd: Router
     of_metrics: Router
+    of_metrics_crowd: Router
 
 
 def applications(
@@ -65,7 +66,10 @@ def applications(
         restrictions,
     )
     of_crowd = build_crowded_app(server, origins, restrictions)
-    return PortApplications(of_http, of_crowd, build_metrics_app(server, origins, settings.restrictions))
+    of_metrics, of_metrics_crowd = (
+        build(server, origins, settings.restrictions) for build in (build_metrics_app, build_crowded_app)
+    )
+    return PortApplications(of_http, of_crowd, of_metrics, of_metrics_crowd)
 
 
 def repository_of(

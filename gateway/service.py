@@ -23,7 +23,7 @@ from gateway.grpc.servicer import InferenceServicer
 from gateway.http.server import HttpServer, Served
 from gateway.parts import GatewayParts, running_parts
 from gateway.ports.listening import METRICS_PORT, listen
-from gateway.ports.seats import Share
+from gateway.ports.seats import Share, of_one_client
 from gateway.ports.sharing import PortShare, SharedPorts, sharing
 from gateway.requests.region_folder import RegionFolder
 from gateway.requests.regions import REGIONS_MAX, Regions
@@ -195,8 +195,11 @@ async def _servers(
     # In this order: messages that are on their way go before answers that are made.
     parts.memory.reliefs += [grpc.relieve, http.relieve, parts.unread.relieve]
     await http.start(ports.http)
-    metrics_share = Share(descriptors.METRICS, descriptors.METRICS)
-    metrics = HttpServer(Served(served.of_metrics, metrics_share), parser=settings.http_parser)
+    metrics = HttpServer(
+        Served(served.of_metrics, Share(descriptors.METRICS, of_one_client(descriptors.METRICS))),
+        Served(served.of_metrics_crowd, Share(descriptors.METRICS_SPARE, descriptors.METRICS_SPARE // 2), once=True),
+        parser=settings.http_parser,
+    )
     await metrics.start(ports.metrics)
     return Servers(http, grpc, metrics)
 

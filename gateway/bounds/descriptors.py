@@ -8,8 +8,9 @@ OWN = 64
 """Files kept for the gateway itself: Redis, listening sockets, event loops, logs."""
 METRICS = 16
 """Connections of the metrics port."""
-SPARE = 16
-"""Connections of the HTTP port beyond its bound. They are served health alone, and refused everything else."""
+SPARE, METRICS_SPARE = 16, 4
+"""Connections of the HTTP port, and of the metrics port, beyond its bound. They are served health alone, and refused
+everything else."""
 LEAVING = 8
 """Connections of each port that have made room for others and may take their time to close."""
 PORTS = 3
@@ -32,7 +33,7 @@ def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0
     regions           files kept for regions of shared memory
     http, grpc, ...   settings, where 0 is the default
     """
-    kept = OWN + METRICS + SPARE + PORTS * LEAVING + regions
+    kept = OWN + METRICS + SPARE + METRICS_SPARE + PORTS * LEAVING + regions
     half = min(CONNECTIONS_MAX, max(1, (limit - kept) // 2))
     connections = http or half
     return DescriptorShares(connections, http_per_client or max(1, connections // 2), grpc or half)

@@ -20,9 +20,9 @@ from gateway.grpc.rpcs import Rpcs
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.pings import PingRules
-from gateway.grpc.wire.rules import ConnectionRules, RpcLimit, of_one_client
+from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.ports.listening import GRPC_PORT, listen
-from gateway.ports.seats import Seat, Share
+from gateway.ports.seats import Seat, Share, of_one_client
 from gateway.ports.serving import PortServer
 from gateway.ports.tls import tls_context
 from gateway.settings import GatewaySettings

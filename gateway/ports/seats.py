@@ -18,6 +18,9 @@ would end one another's new connections."""
 IPV6_CLIENT_BITS = 64
 """Addresses with the same first 64 bits count as one client: a single machine may use all of them."""
 
+OTHERS_PART = 8
+"""An eighth of what a client could have is left to the others. No more of it: behind a proxy all clients are one."""
+
 
 @dataclass(slots=True, eq=False)
 class Seat:
@@ -106,6 +109,11 @@ class Share:
                 seat.end()
                 return True
         return False
+
+
+def of_one_client(most: int) -> int:
+    """How many of so many calls, or connections, one client may have."""
+    return most - most // OTHERS_PART
 
 
 def client_of(host: str) -> str:

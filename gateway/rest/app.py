@@ -171,7 +171,7 @@ def build_app(
 
 
 def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
-    """The application of the HTTP port for clients beyond the bound of connections."""
+    """The application of a port for clients beyond its bound of connections."""
     table = Table(origins, restrictions)
     _add_health(table, server)
     return Crowded(table.routes)

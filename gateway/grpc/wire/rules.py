@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gateway.grpc.wire.pings import PingRules
+from gateway.ports.seats import of_one_client
 
 HEALTH = frozenset(
     {
@@ -16,15 +17,6 @@ HEALTH = frozenset(
 )
 SPARE = 16
 """Calls beyond the bound: of health alone, so that nobody takes a gateway for dead because a client has many calls."""
-
-
-OTHERS_PART = 8
-"""An eighth of what a client could have is left to the others. No more of it: behind a proxy all clients are one."""
-
-
-def of_one_client(most: int) -> int:
-    """How many of so many calls, or connections, one client may have."""
-    return most - most // OTHERS_PART
 
 
 @dataclass(slots=True)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.bounds.descriptors import CONNECTIONS_MAX, LEAVING, METRICS, OWN, PORTS, SPARE, DescriptorShares, shares
+from gateway.bounds.descriptors import (
+    CONNECTIONS_MAX,
+    LEAVING,
+    METRICS,
+    METRICS_SPARE,
+    OWN,
+    PORTS,
+    SPARE,
+    DescriptorShares,
+    shares,
+)
 
 
 @pytest.mark.parametrize("limit", [128, 200, 1024, 5000])
 def test_all_shares_together_are_no_more_than_there_are(limit: int) -> None:
     given = shares(limit)
 
-    assert OWN + given.http + given.grpc + METRICS + SPARE + PORTS * LEAVING <= limit
+    assert OWN + given.http + given.grpc + METRICS + SPARE + METRICS_SPARE + PORTS * LEAVING <= limit
     assert 1 <= given.http_per_client <= given.http
 
 

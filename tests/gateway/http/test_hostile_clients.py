@@ -8,12 +8,14 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast, get_args
 
 import aiohttp
 import pytest
 
+from gateway.bounds.descriptors import METRICS
 from gateway.settings import HttpParser
 from tests.gateway.fake_executor import FakeExecutor
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
@@ -52,12 +54,14 @@ async def process(
 
 
 @asynccontextmanager
-async def clients(port: int, count: int, sent: bytes) -> AsyncGenerator[list[asyncio.StreamWriter]]:
-    """Connections that have sent that and do not read; from addresses of their own, ten each."""
+async def clients(
+    port: int, count: int, sent: bytes, *, of_each: int = 10
+) -> AsyncGenerator[list[asyncio.StreamWriter]]:
+    """Connections that have sent that and do not read; from addresses of their own, so many of each."""
     writers: list[asyncio.StreamWriter] = []
     try:
         for number in range(count):
-            address = (f"127.1.{number // 10 // 250}.{number // 10 % 250 + 1}", 0)
+            address = (f"127.1.{number // of_each // 250}.{number // of_each % 250 + 1}", 0)
             _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
             cast("asyncio.Transport", writer.transport).pause_reading()
             writer.write(sent)
@@ -75,7 +79,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def status(port: int, path: str) -> int:
-    """Of a request on a connection of its own, until there is one."""
+    """Of a request on a connection of its own, until there is room for it."""
     async with asyncio.timeout(SOON_S):
         while True:
             try:
@@ -83,9 +87,11 @@ async def status(port: int, path: str) -> int:
                     aiohttp.ClientSession() as session,
                     session.get(f"http://127.0.0.1:{port}{path}") as response,
                 ):
-                    return response.status
+                    if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                        return response.status
             except (aiohttp.ClientConnectionError, ConnectionError):
-                await asyncio.sleep(0.1)
+                pass
+            await asyncio.sleep(0.1)
 
 
 SLOW = {
@@ -105,6 +111,20 @@ async def test_health_and_metrics_answer_beside_slow_clients(process: GatewayPro
                 assert await status(process.ports["http"], HEALTH) == 200
 
     assert 1 <= process.said.count(b"connections refused") <= len(SLOW), process.said.decode()
+
+
+@pytest.mark.parametrize(("of_each", "path"), [(METRICS // 2, HEALTH), (METRICS, "/metrics")])
+async def test_the_metrics_port_answers_beside_clients_that_keep_it_busy(
+    process: GatewayProcess, of_each: int, path: str
+) -> None:
+    """At once: how the gateway is, whoever asks, and one client leaves room for the metrics, too."""
+    port, busy = process.ports["metrics"], b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 3000
+    async with (
+        clients(port, METRICS, busy, of_each=of_each),
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}{path}") as response,
+    ):
+        assert response.status == 200
 
 
 async def test_clients_that_never_close_their_side_of_tls_keep_nobody_out(
