@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from scheduler.mesh import MeshAccess
 from shared.contract.ids import SequenceId
 from shared.contract.messages import ModelRecord
 from shared.contract.record import COMMITTED, PAGED, STATE
 from shared.contract.state_fields import checkpointed_states
 from shared.contract.tensors import described
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
-from shared.store.membership import Membership
 from shared.store.reading import value_of
 
 
 async def paged_descriptions(
-    redis: Redis, keys: Keyspace, membership: Membership, model: str, sequences: Iterable[SequenceId]
+    mesh: MeshAccess, model: str, sequences: Iterable[SequenceId]
 ) -> Mapping[SequenceId, Mapping[str, object]]:
     """Descriptions of the paged ones among the sequences, if the model asks for it; else none.
 
@@ -29,9 +27,9 @@ async def paged_descriptions(
     Raises one of `CONNECTION_LOST`.
     """
     looked_at = list(sequences)
-    if not looked_at or not _is_asked_for(await membership.model(model)):
+    if not looked_at or not _is_asked_for(await mesh.membership.model(model)):
         return {}
-    pipe = redis.pipeline(transaction=False)
+    keys, pipe = mesh.keys, mesh.redis.pipeline(transaction=False)
     for sequence in looked_at:
         own = keys.sequence(sequence)
         pipe.hmget(own.record, [STATE, COMMITTED])

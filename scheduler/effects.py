@@ -45,23 +45,17 @@ from scheduler.core.events import (
 )
 from scheduler.descriptions import paged_descriptions
 from scheduler.ingest import StreamKind
-from scheduler.polls import Polls
+from scheduler.mesh import MeshAccess
 from shared.contract.errors import Code
 from shared.contract.forecast import encode_forecast
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.process import logs
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
-from shared.store.link import SharedLinks
-from shared.store.membership import Membership
 from shared.store.reading import text_of
 from shared.store.script_sender import Call
 from shared.store.script_values import Assignment, Pausing, Rejection, VacateCode, Vacation
-from shared.store.scripts import Scripts
 from shared.traces.spans import SpanName
-from shared.traces.tracing import Tracing
 
 WANT_SLOTS_TTL_MS = 2000
 """How long commits go on to free slots after the leader last asked for them. The leader asks again every tick."""
@@ -74,23 +68,6 @@ RECLAIM_COUNT = 256
 
 T = TypeVar("T")
 Item = TypeVar("Item", bound=Assign | MoveOut | Reject | Vacate)
-
-
-class MeshAccess:
-    """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
-    retries.
-    """
-
-    def __init__(
-        self, redis: Redis, keys: Keyspace, scripts: Scripts, membership: Membership, tracing: Tracing
-    ) -> None:
-        self.redis = redis
-        self.keys = keys
-        self.scripts = scripts
-        self.membership = membership
-        self.tracing = tracing
-        self.links = SharedLinks(redis)
-        self.polls = Polls(membership)
 
 
 class TakeoverProgress:
@@ -118,7 +95,6 @@ class EffectPerformer:
         self._mesh = mesh
         self._keys = mesh.keys
         self._scripts = mesh.scripts
-        self._redis = mesh.redis
         self._links = mesh.links
         self._model = model
         self._term = term
@@ -423,7 +399,7 @@ class EffectPerformer:
         inboxes = [("EXISTS", self._keys.inbox(shard, executor)) for shard in self._keys.shard_ids()]
         if not any(await self._exchange([("HEXISTS", self._keys.executors, executor), *inboxes])):
             return True
-        models = {text_of(name) for name in await self._redis.hkeys(self._keys.models)} | {self._model}
+        models = {text_of(name) for name in await self._mesh.redis.hkeys(self._keys.models)} | {self._model}
         owned = [
             ("EXISTS", *(self._keys.owned(shard, executor, model) for model in sorted(models)))
             for shard in self._keys.shard_ids()
@@ -472,7 +448,7 @@ class EffectPerformer:
                 return
             seen.update(looked_at)
             # Read before the script runs, which removes the checkpoints.
-            states = await paged_descriptions(self._redis, self._keys, self._mesh.membership, self._model, looked_at)
+            states = await paged_descriptions(self._mesh, self._model, looked_at)
             calls = [
                 self._scripts.expire(
                     sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms

@@ -16,8 +16,9 @@ from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is
 from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import CONFIRMED, ExecutorPhase, LeaderState, Policy, SequencePhase
-from scheduler.effects import EffectPerformer, MeshAccess
+from scheduler.effects import EffectPerformer
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
+from scheduler.mesh import MeshAccess
 from scheduler.rebuild import raise_fence, rebuilt, recall
 from scheduler.sweep import sweep
 from shared.contract.ids import ExecutorId, SequenceId, ShardId, Term
@@ -171,7 +172,7 @@ class Leader:
     async def _rebuild(self) -> None:
         mesh = self._mesh
         owners: set[ExecutorId] = set()
-        await raise_fence(mesh.scripts, mesh.keys, self.model, self.term)
+        await raise_fence(mesh, self.model, self.term)
         if self._sweep:
             # A leader may have ended in the midst of a takeover: a step that still lies in another inbox is not lost.
             poll, _ = await mesh.polls.next()
@@ -183,8 +184,8 @@ class Leader:
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
-        await recall(mesh.scripts, mesh.links, mesh.keys, self.model, self.term, self._offers)
-        events = await rebuilt(mesh.links, mesh.keys, self.model, self._offers, now_ms)
+        await recall(mesh, self.model, self.term, self._offers)
+        events = await rebuilt(mesh, self.model, self._offers, now_ms)
         actions: list[Action] = []
         for begin in range(0, len(events), REBUILT_AT_ONCE):
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])

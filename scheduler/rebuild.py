@@ -14,12 +14,10 @@ from functools import partial
 
 from scheduler.core.events import EpochsFound, Event, SequenceFound, Tick
 from scheduler.ingest import Offers, address, member_events
+from scheduler.mesh import MeshAccess
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, Term
 from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, TENANT, VERSION
-from shared.store.keyspace import Keyspace
-from shared.store.link import SharedLinks
 from shared.store.reading import text_of, value_of
-from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
 """Sequence records that are read in one round trip."""
@@ -29,31 +27,31 @@ FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH, TENANT)
 """Fields that are read of each record."""
 
 
-async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) -> None:
+async def raise_fence(mesh: MeshAccess, model: str, term: Term) -> None:
     """Makes Redis refuse the scripts of every older leader, in every shard.
 
     Done by a script call that expires nothing: any script with a newer term raises the fence. Raises ResponseError
     FENCED if this leader is the older one.
     """
-    calls = [scripts.expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in keys.shard_ids()]
-    await scripts.run_together(calls)
+    shards, expire = mesh.keys.shard_ids(), mesh.scripts.expire
+    await mesh.scripts.run_together(
+        [expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in shards]
+    )
 
 
-async def recall(
-    scripts: Scripts, links: SharedLinks, keys: Keyspace, model: str, term: Term, executors: Iterable[ExecutorId]
-) -> None:
+async def recall(mesh: MeshAccess, model: str, term: Term, executors: Iterable[ExecutorId]) -> None:
     """Takes back what the leader before has laid out: no sequence takes a slot that this leader takes for free."""
-    places = [(executor, shard) for executor in executors for shard in keys.shard_ids()]
-    exist = await links.ask([("EXISTS", keys.spares(shard, executor, model)) for executor, shard in places])
+    places = [(executor, shard) for executor in executors for shard in mesh.keys.shard_ids()]
+    exist = await mesh.links.ask([("EXISTS", mesh.keys.spares(shard, executor, model)) for executor, shard in places])
     calls = [
-        scripts.recall(executor, shard=shard, model=model, term=term)
+        mesh.scripts.recall(executor, shard=shard, model=model, term=term)
         for (executor, shard), exists in zip(places, exist, strict=True)
         if exists
     ]
-    await scripts.run_together(calls)
+    await mesh.scripts.run_together(calls)
 
 
-async def rebuilt(links: SharedLinks, keys: Keyspace, model: str, offers: Offers, now_ms: int) -> list[Event]:
+async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int) -> list[Event]:
     """The events that bring an empty state to what Redis holds. Take them in before any entry of the streams.
 
     now_ms  the clock of Redis, when the offers were read or later
@@ -61,16 +59,15 @@ async def rebuilt(links: SharedLinks, keys: Keyspace, model: str, offers: Offers
     Sequences of lost executors are not among them: they come back through the starts stream when they are reclaimed.
     """
     # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
-    events: list[Event] = [Tick(now_ms, "rebuild"), await epochs_found(links, keys), *member_events({}, offers)]
+    events: list[Event] = [Tick(now_ms, "rebuild"), await epochs_found(mesh), *member_events({}, offers)]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
-    owned = await owned_sequences(links, keys, model, serving)
-    return [*events, *await found(links, keys, owned)]
+    return [*events, *await found(mesh, await owned_sequences(mesh, model, serving))]
 
 
-async def epochs_found(links: SharedLinks, keys: Keyspace) -> EpochsFound:
+async def epochs_found(mesh: MeshAccess) -> EpochsFound:
     """To be read when spare slots have been recalled, and before the live sequences are."""
-    shards = keys.shard_ids()
-    newest = await links.ask([("GET", keys.epoch(shard)) for shard in shards])
+    keys, shards = mesh.keys, mesh.keys.shard_ids()
+    newest = await mesh.links.ask([("GET", keys.epoch(shard)) for shard in shards])
     read = {shard: value_of(keys.epoch(shard), raw, _counter) for shard, raw in zip(shards, newest, strict=True) if raw}
     return EpochsFound({shard: Epoch(epoch) for shard, epoch in read.items() if epoch is not None})
 
@@ -81,22 +78,22 @@ def _counter(raw: bytes) -> int:
     return count
 
 
-async def owned_sequences(
-    links: SharedLinks, keys: Keyspace, model: str, executors: Iterable[ExecutorId]
-) -> list[SequenceId]:
+async def owned_sequences(mesh: MeshAccess, model: str, executors: Iterable[ExecutorId]) -> list[SequenceId]:
     """Every sequence of the model that one of the executors owns, by executor, shard and name."""
+    keys = mesh.keys
     names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shard_ids()]
-    replies = await links.ask([("SMEMBERS", name) for name in names])
+    replies = await mesh.links.ask([("SMEMBERS", name) for name in names])
     return [SequenceId(text_of(sequence)) for members in replies for sequence in sorted(members)]
 
 
-async def found(links: SharedLinks, keys: Keyspace, sequences: Sequence[SequenceId]) -> list[SequenceFound]:
+async def found(mesh: MeshAccess, sequences: Sequence[SequenceId]) -> list[SequenceFound]:
     """The slots of the live ones among the sequences. A record that cannot be read is counted and left out."""
+    keys = mesh.keys
     events: list[SequenceFound] = []
     for begin in range(0, len(sequences), RECORDS_PER_READ):
         chunk = sequences[begin : begin + RECORDS_PER_READ]
         asked = [("HMGET", keys.sequence(sequence).record, *FIELDS_READ) for sequence in chunk]
-        for sequence, record in zip(chunk, await links.ask(asked), strict=True):
+        for sequence, record in zip(chunk, await mesh.links.ask(asked), strict=True):
             if record[0] == LIVE:
                 event = value_of(keys.sequence(sequence).record, record, partial(_found, sequence))
                 if event is not None:

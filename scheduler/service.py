@@ -22,9 +22,9 @@ from redis.exceptions import ResponseError
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
-from scheduler.effects import MeshAccess
 from scheduler.leader import LOST_NAMED_MAX, ClockSetBackError, Leader
 from scheduler.leadership import Leadership
+from scheduler.mesh import MeshAccess
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
 from scheduler.sweep import SpoiltKeys, stranded

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from scheduler.effects import MeshAccess
+from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, SequenceId, Term, model_of
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.record import LIVE, OWNER, STATE

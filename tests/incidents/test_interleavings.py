@@ -11,7 +11,8 @@ import pytest
 import scheduler.effects
 from scheduler.core.actions import ReclaimPart
 from scheduler.core.events import Reclaimed
-from scheduler.effects import EffectPerformer, MeshAccess
+from scheduler.effects import EffectPerformer
+from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.store.commands import Redis

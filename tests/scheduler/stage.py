@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from scheduler.effects import MeshAccess
+from scheduler.mesh import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
 from shared.contract.ids import CorrelationId, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id

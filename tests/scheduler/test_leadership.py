@@ -21,10 +21,11 @@ from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Recl
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import ExecutorPhase, Policy
-from scheduler.effects import EffectPerformer, MeshAccess
+from scheduler.effects import EffectPerformer
 from scheduler.ingest import Poll, StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
+from scheduler.mesh import MeshAccess
 from scheduler.rebuild import epochs_found, raise_fence
 from scheduler.service import Scheduler
 from scheduler.sweep import sweep
@@ -172,7 +173,7 @@ async def test_stopped_leader_hands_over_without_waiting_for_the_lease(stage: St
 @pytest.mark.leaves_sequences
 async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     await stage.submit(1, start=True)
-    await raise_fence(stage.scripts, stage.keys, MODEL, Term(5))
+    await raise_fence(stage.mesh, MODEL, Term(5))
     await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(QUESTION), MODEL), {QUESTION: 1})
     entry = Entry(1, 0, ShardId(0))
     place = SlotAddress(ExecutorId("e1"), "1", InstanceIndex(0), SlotIndex(0))
@@ -195,7 +196,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     with pytest.raises(ResponseError, match="FENCED"):
         await late.acknowledge()
     with pytest.raises(ResponseError, match="FENCED"):
-        await raise_fence(stage.scripts, stage.keys, MODEL, Term(4))
+        await raise_fence(stage.mesh, MODEL, Term(4))
 
     assert before == await stage.record(1)
     assert 1 == await stage.backlog_length()
@@ -221,7 +222,7 @@ async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> N
 async def test_a_model_is_led_again_at_once_though_the_counter_of_terms_was_lost(stage: Stage, seen: int) -> None:
     """Not after as many terms as there were before."""
     await stage.join("e1")
-    await raise_fence(stage.scripts, stage.keys, MODEL, Term(seen))
+    await raise_fence(stage.mesh, MODEL, Term(seen))
     async with stage.scheduler():
         await stage.submit(1, start=True)
         await stage.live(1)
@@ -343,7 +344,7 @@ async def test_a_counter_of_epochs_that_scripts_begin_anew_is_not_rebuilt_from(
     (shard,) = stage.keys.shard_ids()
     await stage.commands.set(stage.keys.epoch(shard), written)
 
-    newest = (await epochs_found(stage.mesh.links, stage.keys)).newest
+    newest = (await epochs_found(stage.mesh)).newest
 
     assert ({shard: written} if found else {}) == newest
 

@@ -12,8 +12,9 @@ import scheduler.leader
 from scheduler.core.actions import Action, Forget
 from scheduler.core.events import Event, Tick
 from scheduler.core.state import LeaderState, Policy
-from scheduler.effects import EffectPerformer, MeshAccess
+from scheduler.effects import EffectPerformer
 from scheduler.leader import REBUILT_AT_ONCE, Leader
+from scheduler.mesh import MeshAccess
 from scheduler.polls import Polls
 from shared.contract.ids import Term
 from shared.store.link import LINKS_MAX, Link

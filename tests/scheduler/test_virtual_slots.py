@@ -22,9 +22,9 @@ import pytest
 
 from scheduler.core.backlog import Entry
 from scheduler.core.state import Policy
-from scheduler.effects import MeshAccess
 from scheduler.ingest import Poll, parse_entry
 from scheduler.leader import Leader
+from scheduler.mesh import MeshAccess
 from shared.contract.ids import CorrelationId, ExecutorId, SequenceId, Term
 from shared.contract.messages import (
     ExecutorRegistration,
