@@ -186,15 +186,16 @@ class ReshardedWorld(OperatedWorld):
             self.story.violate(f"{sequence}: its record was {was}, and is {now}")
 
     def _check_parked(self, sequence: SequenceId, record: Record) -> None:
-        """Every open step waits for the next owner, behind those that it needs to run again."""
+        """Every open step waits for the next owner, with those that it needs to run again. In any order: a step that
+        came while the sequence had no owner lies before those that a takeover has moved.
+        """
         parked = self.store.value(self.keys.sequence(sequence).parked.encode())
         entries = [dict(pairs(parked.fields[entry])) for entry in parked.ids] if isinstance(parked, Stream) else []
         steps = [int(fields[b"a"].split()[0]) for fields in entries]
         accepted, committed = int(record[b"nx"]), int(record[b"cm"])
         # A step that failed left the state as it was: it is not run again.
-        if steps != sorted(set(steps)) or [n for n in steps if n > committed] != list(
-            range(committed + 1, accepted + 1)
-        ):
+        waits = sorted(step for step in steps if step > committed)
+        if len(steps) > len(set(steps)) or waits != list(range(committed + 1, accepted + 1)):
             self.story.violate(f"{sequence}: {steps} are parked, and {committed} of {accepted} committed")
 
     def _check_lines(self, records: Mapping[SequenceId, Record]) -> None:
