@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from shared.contract.errors import MeshError
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.operator import operated
 from tests.simulation.reloading import reloaded
@@ -29,6 +31,19 @@ def test_nothing_is_lost_doubled_reordered_or_leaked(first: int) -> None:
 
     assert [] == [summary(result) for result in results if result.violations]
     assert sum(result.answers for result in results) > 5 * AT_ONCE
+
+
+def test_no_gateway_needs_a_port_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gateways would want the same one, and so would another simulation."""
+
+    def listen(*_: object, **__: object) -> NoReturn:
+        raise MeshError("cannot listen")
+
+    monkeypatch.setattr("gateway.service.listen", listen)
+    result = simulate(103)
+
+    assert [] == result.violations
+    assert [] == [line for line in result.lines if "cannot listen" in line]
 
 
 @pytest.mark.parametrize("first", [1, 4])

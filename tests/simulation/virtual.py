@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 EPOCH_S = 1_800_000_000
 """The wall clock when a run begins."""
@@ -97,7 +98,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._compute_s = compute_s
-        self._busy_until: dict[int, float] = {}
+        self._busy_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self.set_task_factory(_ordered_task)
 
     def time(self) -> float:
@@ -156,8 +157,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if executor is None:
             self.call_soon(work)
         else:
-            end = max(self._now, self._busy_until.get(id(executor), 0.0)) + self._compute_s()
-            self._busy_until[id(executor)] = end
+            end = max(self._now, self._busy_until.get(executor, 0.0)) + self._compute_s()
+            self._busy_until[executor] = end
             self.call_at(end, work)
         return future
 

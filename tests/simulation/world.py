@@ -618,6 +618,7 @@ async def _run(make: Callable[[], World]) -> World:
         patch("executor.sequences.sequence_model.spare_slots", spare_slots),
         # What it finds is another thing in each process, and its end would be an event here.
         patch("executor.models.repository.gc", Mock()),
+        patch("executor.models.loader.EngineThread", VirtualThread),
         patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("executor.workers.worker.Pace", ChancePace),
         patch("gateway.service._opened", nullcontext),
