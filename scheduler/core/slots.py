@@ -102,9 +102,8 @@ class InstanceSlots:
 
     def recall(self, shard: ShardId) -> None:
         """The slots that are spare in a shard are free."""
-        for slot in [slot for slot, laid_out_in in self.spare.items() if laid_out_in == shard]:
-            del self.spare[slot]
-            heappush(self._given_back, slot)
+        for slot in list(self.spare):
+            self.withdraw(slot, shard)
 
     def withdraw(self, slot: SlotIndex, shard: ShardId) -> None:
         """A slot is free, if it counts as spare in that shard."""
