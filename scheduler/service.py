@@ -302,18 +302,7 @@ class Scheduler:
         """
         failures = 0
         while self._leadership.terms.get(model) == term:
-            leader = Leader(
-                self._mesh,
-                model,
-                term,
-                policy=self._policy,
-                tombstone_ms=self._settings.tombstone_seconds * 1000,
-                shares=lambda: self._tenants.now.shares,
-                check=self._settings.check_invariants,
-                sweep=model in self._to_sweep,
-            )
-            self._to_sweep.discard(model)
-            self.leaders[model] = leader
+            leader = self.leaders[model] = self._new_leader(model, term)
             reader = self._reader_for(leader)
             begin = self._clock()
             try:
@@ -343,6 +332,20 @@ class Scheduler:
                     del self.leaders[model]
             failures = failures + 1 if self._clock() - begin < RETRY_LAST_S else 1
             await asyncio.sleep(retry_s(failures))
+
+    def _new_leader(self, model: str, term: Term) -> Leader:
+        sweep = model in self._to_sweep
+        self._to_sweep.discard(model)
+        return Leader(
+            self._mesh,
+            model,
+            term,
+            policy=self._policy,
+            tombstone_ms=self._settings.tombstone_seconds * 1000,
+            shares=lambda: self._tenants.now.shares,
+            check=self._settings.check_invariants,
+            sweep=sweep,
+        )
 
     def _stop_leading(self, models: Sequence[str], why: str) -> None:
         if models:
