@@ -157,7 +157,7 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
     state.sequences[event.sequence] = sequence
     state.used.add(event.version)
     state.move(sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
-    state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving, tenant=event.tenant)
+    state.backlogs[event.version].add(event.sequence, event.entry, moving=event.moving, tenant=event.tenant)
     if event.timeout_us > 0 and not event.moving:
         expiry.watch(state, event.sequence, event.entry, expiry.deadline_ms(event.entry, event.timeout_us))
     return actions + serve(state, event.version, event.cause)
@@ -212,7 +212,7 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     is_paged = event.kind == PAGED
     if is_paged:
         # A commit has freed one of the slots that it was told to free.
-        holders = state.slot_holders(sequence.version)
+        holders = state.holders[sequence.version]
         holders.wanted = max(0, holders.wanted - 1)
     if sequence.phase is SequencePhase.ASSIGNING:
         # The epoch that is being given is not known yet, so this may be its end: `assigned` compares the two.
@@ -285,7 +285,7 @@ def vacated(state: LeaderState, event: Vacated) -> list[Action]:
     if event.freed:
         return end(state, sequence, "paged", event.cause)
     state.move(sequence, "kept", event.cause)
-    state.slot_holders(sequence.version).busy += 1
+    state.holders[sequence.version].busy += 1
     return paging.ask_for_slots(state, sequence.version, event.cause)
 
 
@@ -333,7 +333,7 @@ def seat(state: LeaderState, event: SequenceFound | SpareTaken, how: str) -> Non
 def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Gives free slots to waiting sequences, in their turn, until there are no slots or no sequences left."""
     actions: list[Action] = []
-    backlog = state.backlog(version)
+    backlog = state.backlogs[version]
     while (sequence := backlog.first(state.turns(version))) is not None:
         table = balance.placement(state, state.sequences[sequence])
         if table is None:
@@ -351,7 +351,7 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
 
 def note_room(state: LeaderState, version: str) -> None:
     """Notes whether a slot is left: for the forecast only the time counts in which there is none."""
-    state.freed_slots(version).taken(state.now_ms, all_taken=not state.ring(version).has_free_slot())
+    state.freed[version].taken(state.now_ms, all_taken=not state.ring(version).has_free_slot())
 
 
 def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
@@ -378,14 +378,14 @@ def end(state: LeaderState, sequence: Sequence, how: str, cause: str, *, is_spar
     state.move(sequence, how, cause)
     del state.sequences[sequence.sequence]
     if sequence.place is None:
-        state.backlog(sequence.version).withdraw(sequence.sequence)
+        state.backlogs[sequence.version].withdraw(sequence.sequence)
         return []
     table = state.table_at(sequence.place)
     stays_spare = is_spare and state.executors[table.executor].has_spares
     spare_in = shard_of(sequence.sequence, state.policy.shards) if stays_spare else None
     table.release(sequence.place, sequence.sequence, spare_in)
     if how not in NOT_FREED:
-        state.freed_slots(sequence.version).freed(state.now_ms)
+        state.freed[sequence.version].freed(state.now_ms)
     return serve(state, sequence.version, cause)
 
 
@@ -579,7 +579,7 @@ def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Act
     actions: list[Action] = []
     for version in event.versions:
         message = f"Request for unknown model: '{event.model}' version {version} is not at ready state"
-        waiting = state.backlog(version).in_order(state.turns(version))
+        waiting = state.backlogs[version].in_order(state.turns(version))
         refused = [each.sequence for each in waiting if is_whole or each.rank != MOVING_RANK]
         actions += [reject(state, sequence, message, event.cause) for sequence in refused]
     return actions

@@ -61,6 +61,6 @@ def _by_version(state: LeaderState, expiries: Iterable[tuple[SequenceId, int]]) 
 
 
 def _of_line(state: LeaderState, version: str, expiries: list[int]) -> LineForecast:
-    observed_ms, freed, spread = state.freed_slots(version).seen(state.now_ms)
-    line = tuple(waiting.sequence for waiting in state.backlog(version).in_order(state.turns(version)))
+    observed_ms, freed, spread = state.freed[version].seen(state.now_ms)
+    line = tuple(waiting.sequence for waiting in state.backlogs[version].in_order(state.turns(version)))
     return LineForecast(version, line, observed_ms, freed, spread, tuple(sorted(expiries)))

@@ -57,7 +57,7 @@ def check_sequences(state: LeaderState) -> None:
         in_line = sequence.phase in IN_LINE
         demand(sequence.phase is not SequencePhase.ABSENT, f"{name} is still there")
         demand(in_line == (sequence.place is None), f"{name} has place {sequence.place}")
-        demand(in_line == (sequence.sequence in state.backlog(sequence.version)), f"{name} and the backlog disagree")
+        demand(in_line == (sequence.sequence in state.backlogs[sequence.version]), f"{name} and the backlog disagree")
         demand((sequence.epoch != 0) == (sequence.phase in CONFIRMED), f"{name} has epoch {sequence.epoch}")
         demand(not in_line or sequence.entry is not None, f"{name} has no place in the starts stream")
 

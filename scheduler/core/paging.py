@@ -20,7 +20,7 @@ def ask_for_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
 
     Call it only when every table of the version is full.
     """
-    backlog, holders = state.backlog(version), state.slot_holders(version)
+    backlog, holders = state.backlogs[version], state.holders[version]
     if not len(backlog) or not is_paged(state, version):
         return []
     actions: list[Action] = []
@@ -34,7 +34,7 @@ def ask_for_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
 
 def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
     """All holders are busy: tells commits how many slots to free."""
-    holders, count = state.slot_holders(version), len(state.backlog(version))
+    holders, count = state.holders[version], len(state.backlogs[version])
     # Commits still have at least half of what is wanted to free. Telling them only then saves a command per wait.
     if 2 * holders.wanted >= count:
         return []
@@ -51,7 +51,7 @@ def look_again(state: LeaderState, cause: str) -> list[Action]:
     """At a tick: asks the holders again, who may be idle by now, and renews what `commit` was told, which expires."""
     actions: list[Action] = []
     for version, holders in sorted(state.holders.items()):
-        count = len(state.backlog(version))
+        count = len(state.backlogs[version])
         holders.busy = 0
         if holders.told:
             holders.wanted, holders.told = count, count > 0

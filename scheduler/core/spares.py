@@ -26,7 +26,7 @@ def lay_out(state: LeaderState, versions: Iterable[str], cause: str) -> list[Act
     an even load."""
     actions: list[Action] = []
     for version in sorted(versions):
-        if not len(state.backlog(version)):
+        if not len(state.backlogs[version]):
             ring = state.ring(version)
             most = room(ring)
             for executor, table in sorted(ring.tables.items()):

@@ -206,13 +206,15 @@ class LeaderState:
 
     now_ms           the latest time that was heard, Redis clock
     look_ms          when to look for idle sequences next; none can be due before
-    rings, backlogs, holders  by version
+    rings            by version: the executors that serve it
+    backlogs         by version: the sequences that wait for a slot
+    holders          by version: the sequences that hold slots
     timeouts         heap of (deadline, entry, sequence) of waiting sequences
     underway         sequences that were moved out and have not come back yet -> version, and since when. The version of
                      a paged sequence is "": the leader does not know it
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
-    freed            by version
+    freed            by version: how often slots become free
     found_until      epochs up to which sequences were found when the state was rebuilt, by shard
     used             versions that have had sequences
     superseded       sequences of whose end the feed is still to tell, by epoch -> the slot, which counts as spare
@@ -227,13 +229,13 @@ class LeaderState:
     executors: dict[ExecutorId, Executor] = field(default_factory=dict[ExecutorId, Executor])
     sequences: dict[SequenceId, Sequence] = field(default_factory=dict[SequenceId, Sequence])
     rings: dict[str, Ring] = field(default_factory=dict[str, Ring])
-    backlogs: dict[str, Backlog] = field(default_factory=lambda: defaultdict[str, Backlog](Backlog))
-    holders: dict[str, SlotHolders] = field(default_factory=lambda: defaultdict[str, SlotHolders](SlotHolders))
+    backlogs: defaultdict[str, Backlog] = field(default_factory=lambda: defaultdict[str, Backlog](Backlog))
+    holders: defaultdict[str, SlotHolders] = field(default_factory=lambda: defaultdict[str, SlotHolders](SlotHolders))
     timeouts: list[tuple[int, Entry, SequenceId]] = field(default_factory=list[tuple[int, Entry, SequenceId]])
     underway: dict[SequenceId, tuple[str, int]] = field(default_factory=dict[SequenceId, tuple[str, int]])
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
-    freed: dict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
+    freed: defaultdict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
     found_until: Mapping[ShardId, Epoch] = field(default_factory=dict[ShardId, Epoch])
     used: set[str] = field(default_factory=set[str])
     superseded: dict[tuple[SequenceId, Epoch], SlotAddress] = field(
@@ -252,21 +254,9 @@ class LeaderState:
             ring = self.rings[version] = Ring(self.policy.load_factor, self.policy.virtual_nodes)
         return ring
 
-    def backlog(self, version: str) -> Backlog:
-        """The sequences that wait for a slot of a version."""
-        return self.backlogs[version]
-
-    def slot_holders(self, version: str) -> SlotHolders:
-        """The sequences that hold slots of a version."""
-        return self.holders[version]
-
     def turns(self, version: str) -> Turns:
         """What decides which tenant gets the next slot of a version."""
-        return Turns(self.slot_holders(version).by_tenant, self.shares)
-
-    def freed_slots(self, version: str) -> FreedSlots:
-        """How often slots of a version become free."""
-        return self.freed[version]
+        return Turns(self.holders[version].by_tenant, self.shares)
 
     def tables(self, executor: ExecutorId) -> list[SlotTable]:
         """An executor's slot tables, in the order of the versions."""
@@ -285,7 +275,7 @@ class LeaderState:
         before = sequence.phase
         after = SequencePhase(self.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause))
         sequence.phase = after
-        holders = self.slot_holders(sequence.version)
+        holders = self.holders[sequence.version]
         if before is SequencePhase.LIVE:
             holders.remove(sequence.sequence)
         if after is SequencePhase.LIVE:

@@ -170,4 +170,4 @@ def test_the_shares_that_an_operator_sets_decide_from_then_on_and_a_tenant_witho
     (assign,) = decide(state, SequenceOver(SequenceId("2"), Epoch(1)))
     assert isinstance(assign, Assign)
     assert "4" == assign.sequence
-    assert {"acme": 3} == dict(state.slot_holders("1").by_tenant)
+    assert {"acme": 3} == dict(state.holders["1"].by_tenant)

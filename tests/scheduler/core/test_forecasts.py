@@ -104,7 +104,7 @@ class Hall:
                 self.take(IdleSeen(()))
             case Publish(lines):
                 (line,) = lines
-                assert [waiting.sequence for waiting in self.state.backlog("1").in_order()] == list(line.line)
+                assert [waiting.sequence for waiting in self.state.backlogs["1"].in_order()] == list(line.line)
                 outlook = Forecast(lines).of(chosen) if (chosen := self.chance.choice(line.line)) else None
                 if outlook is not None and outlook.wait_ms is not None:
                     # The first word counts: later ones about the same sequence would count its wait several times.

@@ -71,9 +71,9 @@ def test_spare_slots_are_all_that_sequences_need_while_nobody_waits_and_none_is_
     state.underway[SequenceId("a")] = ("1", 1000)
     assert not has_spares_only(state)
     state.underway.clear()
-    state.backlog("2").add(SequenceId("b"), Entry(2, 0, ONE), moving=False)
+    state.backlogs["2"].add(SequenceId("b"), Entry(2, 0, ONE), moving=False)
     assert not has_spares_only(state)
-    state.backlog("2").withdraw(SequenceId("b"))
+    state.backlogs["2"].withdraw(SequenceId("b"))
     assert has_spares_only(state)
 
     assert [Recall(E1)] == take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 4),)))
@@ -84,12 +84,12 @@ def test_the_time_in_which_a_spare_slot_is_the_last_one_taken_counts_for_the_for
     state = LeaderState(Policy(spare_slots=4))
     take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 2),)), waits("a", 1))
     take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)), Tick(1000))
-    assert 0 == state.freed_slots("1").seen(1500)[0]
+    assert 0 == state.freed["1"].seen(1500)[0]
 
     place = SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(1))
     assert [] == take(state, SpareTaken(SequenceId("b"), place, Epoch(2)))
 
-    assert 500 == state.freed_slots("1").seen(1500)[0]
+    assert 500 == state.freed["1"].seen(1500)[0]
 
 
 def test_a_slot_is_not_given_to_others_that_a_sequence_has_taken_whose_wait_ended_unheard() -> None:
