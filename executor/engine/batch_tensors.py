@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.engine.error_texts import quoted
 from executor.engine.shapes import Shape
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInputKind, ModelConfig
@@ -68,7 +69,7 @@ def check_batch_tensors(config: ModelConfig) -> None:
     for entry in config.batch_inputs:
         if entry.kind in _OF_ITEMS and config.max_batch_size == 0:
             raise LoadError(
-                f"model '{config.name}': batch input {_quoted(entry.names)} tells the shapes of batch items, but "
+                f"model '{config.name}': batch input {quoted(entry.names)} tells the shapes of batch items, but "
                 "max_batch_size is 0"
             )
     for cut in config.batch_outputs:
@@ -83,7 +84,3 @@ def check_batch_tensors(config: ModelConfig) -> None:
 
 
 _OF_ITEMS = (BatchInputKind.ITEM_SHAPE, BatchInputKind.ITEM_SHAPE_FLATTEN)
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)

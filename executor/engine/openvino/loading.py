@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.engine.base import LoadRequest
+from executor.engine.error_texts import quoted
 from executor.engine.openvino.session import compiled, open_model, options_of, signature_of
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions import completion
@@ -40,7 +41,7 @@ def load(request: LoadRequest) -> TorchEngine:
     options = options_of(told, fixed_threads=fixed_threads)
     model = open_model(_path(request.model_dir / request.version, told), told)
     if config.sequence_batching and (variables := model.get_variables()):
-        names = ", ".join(f"'{variable.get_info().variable_id}'" for variable in variables)
+        names = quoted(variable.get_info().variable_id for variable in variables)
         raise LoadError(
             f"unable to load model '{config.name}': it keeps {names} in itself, which all of its sequences would "
             "share; export it with its states as inputs and outputs, and declare them in sequence_batching"

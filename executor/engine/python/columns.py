@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from executor.engine import shapes
 from executor.engine.base import Row
+from executor.engine.error_texts import quoted
 from executor.engine.null_rows import zeros
 from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import Column, ModelTensor, TypedTensor
@@ -71,7 +72,7 @@ class Columns(dict[str, Column]):
         lacking = [name for name in list(self) if name not in names]
         if not lacking:
             return ""
-        return f"\nThe model asked for {_quoted(lacking)}. Its configuration has {_quoted(names) or 'no input'} alone."
+        return f"\nThe model asked for {quoted(lacking)}. Its configuration has {quoted(names) or 'no input'} alone."
 
     def _input_column(self, name: str, spec: TensorSpec) -> Column:
         tensors = [row.inputs.get(name) for row in self._batch]
@@ -102,10 +103,6 @@ class Columns(dict[str, Column]):
         return [
             null if tensor is None and row.null else tensor for tensor, row in zip(tensors, self._batch, strict=True)
         ]
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> Column:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.engine.error_texts import quoted
 from executor.engine.pytorch.datatypes import DATATYPE
 from executor.engine.pytorch.signature import argument_names
 from shared.contract.errors import LoadError
@@ -134,8 +135,8 @@ def _bound_by_place(
     missing = [argument.name for index, argument in enumerate(arguments) if argument.required and index not in bound]
     if missing:
         raise LoadError(
-            f"model '{config.name}': nothing in the configuration is argument {_quoted(missing)} of forward; "
-            f"its arguments are {_quoted([argument.name for argument in arguments])}"
+            f"model '{config.name}': nothing in the configuration is argument {quoted(missing)} of forward; "
+            f"its arguments are {_all_quoted(arguments)}"
         )
     return [bound[position] for position in sorted(bound)]
 
@@ -149,16 +150,16 @@ def _ordered_inputs(config: ModelConfig, arguments: Sequence[Argument]) -> dict[
     names += [name for spec in config.batch_inputs for name in spec.names]
     if len(names) > len(arguments):
         raise LoadError(
-            f"model '{config.name}': its inputs {_quoted(names)} are neither arguments of forward nor named "
+            f"model '{config.name}': its inputs {quoted(names)} are neither arguments of forward nor named "
             f"NAME__INDEX, and there are more of them than arguments, which are "
-            f"{_quoted([argument.name for argument in arguments])}"
+            f"{_all_quoted(arguments)}"
         )
     log.warning(
         "model '%s': its inputs %s are not all arguments of forward (%s), nor all named NAME__INDEX: they are given in "
         "the order of the configuration",
         config.name,
-        _quoted(names),
-        _quoted([argument.name for argument in arguments]),
+        quoted(names),
+        _all_quoted(arguments),
     )
     return {name: position for position, name in enumerate(names)}
 
@@ -238,9 +239,9 @@ def _argument_position(config: ModelConfig, name: str, arguments: Sequence[Argum
         return index
     raise LoadError(
         f"model '{config.name}': '{name}' is no argument of forward, nor does it follow the convention NAME__INDEX; "
-        f"the arguments are {_quoted([argument.name for argument in arguments])}"
+        f"the arguments are {_all_quoted(arguments)}"
     )
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names) or "(none)"
+def _all_quoted(arguments: Sequence[Argument]) -> str:
+    return quoted(argument.name for argument in arguments) or "(none)"

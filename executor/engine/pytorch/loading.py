@@ -14,6 +14,7 @@ from torch.export.passes import move_to_device_pass
 
 from executor.engine.base import LoadRequest
 from executor.engine.batch_tensors import check_batch_tensors
+from executor.engine.error_texts import quoted
 from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.attributes import Changes, FileChanges, program_changes, script_changes
 from executor.engine.pytorch.batch_trial import settle_batches
@@ -145,7 +146,7 @@ def _tell_kept(request: LoadRequest, kept: KeptForward, engine: TorchEngine) -> 
         "model '%s', instance %s: each sequence has its own %s of the module; %s",
         request.config.name,
         request.instance_name,
-        ", ".join(f"'{name}'" for name in kept.forms),
+        quoted(kept.forms),
         f"each row is a call of its own, because {engine.alone_because}"
         if engine.alone_because
         else "rows share calls",

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from executor.engine.error_texts import quoted
 from executor.engine.pytorch.attributes import Changes
 from executor.engine.pytorch.binding import Argument, bind_arguments
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
@@ -78,10 +79,9 @@ def values_after_a_step(
 
 def _undeclared(model: str, names: Sequence[str], when: str) -> ConfigError:
     """The error for attributes whose shapes nothing tells, with the remedy."""
-    quoted = ", ".join(f"'{name}'" for name in names)
     return ConfigError(
-        f"model '{model}': the shape of {quoted}, which forward changes, is unknown: unset {when}. Declare each as a "
-        "state, with its data_type, and with -1 for each of its dims"
+        f"model '{model}': the shape of {quoted(names)}, which forward changes, is unknown: unset {when}. Declare each "
+        "as a state, with its data_type, and with -1 for each of its dims"
     )
 
 

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.engine.error_texts import quoted
 from executor.engine.sessions.checks import SessionCall
 from executor.engine.sessions.forward import Run
 from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of, used_names
@@ -179,7 +180,7 @@ def _chosen_signature(found: Mapping[str, Any], config: Mapping[str, Any]) -> An
     names = [name for name in found if name not in _NO_SIGNATURES]
     chosen = wanted or (names[0] if len(names) == 1 else SERVING_DEFAULT)
     if chosen not in names:
-        told = ", ".join(f"'{name}'" for name in sorted(names)) or "none"
+        told = quoted(sorted(names)) or "none"
         raise LoadError(
             f"unable to load model '{config.get('name')}', expected '{chosen}' signature; the model has {told}, and "
             "the parameter TF_SIGNATURE_DEF chooses"
