@@ -79,6 +79,15 @@ class Changes:
     attributes: tuple[Attribute, ...] = ()
     problems: tuple[str, ...] = ()
 
+    @property
+    def leaves(self) -> list[Leaf]:
+        """All that changes, leaf by leaf."""
+        return [leaf for attribute in self.attributes for leaf in attribute.leaves]
+
+    def read(self) -> list[tuple[Leaf, Any]]:
+        """Each leaf with its present value (`Attribute.read`)."""
+        return [(leaf, value) for each in self.attributes for leaf, value in zip(each.leaves, each.read(), strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:

@@ -104,7 +104,7 @@ def _complete_kept(config: dict[str, Any], model: _Model) -> None:
     left = Changes(tuple(each for each in model.changes.attributes if not names >= {leaf.name for leaf in each.leaves}))
     if not left.attributes:
         return
-    kept = {leaf.name for each in model.changes.attributes for leaf in each.leaves}
+    kept = {leaf.name for leaf in model.changes.leaves}
     found = values_after_a_step(config, model.module, model.arguments, left, kept)
     taken = {argument.name for argument in model.arguments}
     for spec in declared_states(left, found, batched=int(config.get("max_batch_size", 0)) > 0):

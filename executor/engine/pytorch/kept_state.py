@@ -85,16 +85,15 @@ def declared_states(changes: Changes, found: Mapping[str, torch.Tensor], *, batc
     found  values of the leaves that are unset in the file, after a first step
     """
     specs: list[StateSpec] = []
-    for attribute in changes.attributes:
-        for leaf, value in zip(attribute.leaves, attribute.read(), strict=True):
-            if leaf.scalar:
-                datatype, dims = leaf.scalar, (1,)
-            elif is_unset(value):
-                datatype, dims = datatype_of(leaf.name, found[leaf.name].dtype), (-1,) * found[leaf.name].dim()
-            else:
-                datatype, shape = datatype_of(leaf.name, value.dtype), tuple(value.shape)
-                dims = shape[1:] if batched and is_per_row(shape) else shape or (1,)
-            specs.append(StateSpec(leaf.name, leaf.name, datatype, dims))
+    for leaf, value in changes.read():
+        if leaf.scalar:
+            datatype, dims = leaf.scalar, (1,)
+        elif is_unset(value):
+            datatype, dims = datatype_of(leaf.name, found[leaf.name].dtype), (-1,) * found[leaf.name].dim()
+        else:
+            datatype, shape = datatype_of(leaf.name, value.dtype), tuple(value.shape)
+            dims = shape[1:] if batched and is_per_row(shape) else shape or (1,)
+        specs.append(StateSpec(leaf.name, leaf.name, datatype, dims))
     return specs
 
 
@@ -176,15 +175,14 @@ def kept_forms(config: ModelConfig, changes: Changes) -> dict[str, LeafForm]:
     refuse_problems(config.name, changes)
     declared = {state.input_name: state for state in config.states}
     forms: dict[str, LeafForm] = {}
-    for attribute in changes.attributes:
-        for leaf, value in zip(attribute.leaves, attribute.read(), strict=True):
-            spec = declared.get(leaf.name)
-            if spec is None:
-                raise LoadError(
-                    f"model '{config.name}' changes the attribute '{leaf.name}' of its module, and the configuration "
-                    f"declares no state '{leaf.name}': declare it, or let the mesh complete the configuration"
-                )
-            forms[leaf.name] = _form(config, spec, leaf, value)
+    for leaf, value in changes.read():
+        spec = declared.get(leaf.name)
+        if spec is None:
+            raise LoadError(
+                f"model '{config.name}' changes the attribute '{leaf.name}' of its module, and the configuration "
+                f"declares no state '{leaf.name}': declare it, or let the mesh complete the configuration"
+            )
+        forms[leaf.name] = _form(config, spec, leaf, value)
     return forms
 
 
@@ -214,16 +212,15 @@ def first_states(config: ModelConfig, changes: Changes, forms: Mapping[str, Leaf
     """What the states begin with: what the module's file holds, where the configuration gives no `initial_state`."""
     configured = {state.input_name for state in config.states if state.initial_dims is not None}
     firsts: dict[str, Tensor] = {}
-    for attribute in changes.attributes:
-        for leaf, value in zip(attribute.leaves, attribute.read(), strict=True):
-            form = forms[leaf.name]
-            if leaf.name in configured:
-                continue
-            dims = next(state.dims for state in config.states if state.input_name == leaf.name)
-            if is_unset(value):
-                firsts[leaf.name] = Tensor(leaf.name, form.datatype, (0,) * len(dims), b"")
-                continue
-            tensor = torch.as_tensor(value, dtype=TORCH_TYPE[form.datatype])
-            shape = tuple(tensor.shape[1:]) if form.per_row else tuple(tensor.shape) or (1,)
-            firsts[leaf.name] = Tensor(leaf.name, form.datatype, shape, bytes(raw_of(tensor)))
+    for leaf, value in changes.read():
+        form = forms[leaf.name]
+        if leaf.name in configured:
+            continue
+        dims = next(state.dims for state in config.states if state.input_name == leaf.name)
+        if is_unset(value):
+            firsts[leaf.name] = Tensor(leaf.name, form.datatype, (0,) * len(dims), b"")
+            continue
+        tensor = torch.as_tensor(value, dtype=TORCH_TYPE[form.datatype])
+        shape = tuple(tensor.shape[1:]) if form.per_row else tuple(tensor.shape) or (1,)
+        firsts[leaf.name] = Tensor(leaf.name, form.datatype, shape, bytes(raw_of(tensor)))
     return firsts

@@ -81,7 +81,7 @@ def _engine(
     if streams is not None and not changes_itself:
         streams.copy_beside()
     if switches.weight_sharing:
-        share_weights(module, path, device, {leaf.name for each in changes.attributes for leaf in each.leaves})
+        share_weights(module, path, device, {leaf.name for leaf in changes.leaves})
     keeps_apart = config.sequence_batching is None or config.sequence_recovery is not None
     forms = {} if keeps_apart else kept_forms(config, changes)
     firsts = first_states(config, changes, forms) if forms else {}
@@ -154,13 +154,13 @@ def _tell_kept(request: LoadRequest, kept: KeptForward, engine: TorchEngine) -> 
 
 
 def _warn_of_shared(config: ModelConfig, changes: Changes) -> None:
-    names = [f"'{leaf.name}'" for attribute in changes.attributes for leaf in attribute.leaves]
+    names = quoted(leaf.name for leaf in changes.leaves)
     log.warning(
         "model '%s' %s, and its forward changes the module: what it keeps is shared by all requests to an "
         "instance (%s)",
         config.name,
         "says that it keeps its sequences apart" if config.sequence_batching else "has no sequences",
-        "; ".join([*([", ".join(names)] if names else []), *changes.problems]),
+        "; ".join(filter(None, [names, *changes.problems])),
     )
 
 

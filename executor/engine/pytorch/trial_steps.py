@@ -60,8 +60,7 @@ def values_after_a_step(
     kept     every leaf that forward changes: a state of that name is no argument
     raises   ConfigError if forward takes no made-up input, or leaves None
     """
-    pairs = [pair for each in changes.attributes for pair in zip(each.leaves, each.read(), strict=True)]
-    names = [leaf.name for leaf, value in pairs if is_unset(value)]
+    names = [leaf.name for leaf, value in changes.read() if is_unset(value)]
     if not names:
         return {}
     name = str(config.get("name"))
@@ -104,13 +103,9 @@ def _stepped(
     try:
         with _copies_given(changes), torch.inference_mode():
             module(**given)
-            after = [attribute.read() for attribute in changes.attributes]
+            return {leaf.name: value for leaf, value in changes.read()}
     except Exception as error:  # noqa: BLE001 - the model's own code
         return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    pairs = zip(changes.attributes, after, strict=True)
-    return {
-        leaf.name: value for attribute, values in pairs for leaf, value in zip(attribute.leaves, values, strict=True)
-    }
 
 
 @contextmanager
