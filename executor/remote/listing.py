@@ -48,11 +48,6 @@ class Listing:
         lines = [f"{one.path}\n{one.size}\n{one.mtime_ns}" for one in self.files]
         return hashlib.sha256("\0".join((*lines, *self.folders)).encode()).hexdigest()[:32]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files together: what a copy takes on disk."""
-        return sum(file.size for file in self.files)
-
     def check(self) -> None:
         """Raises LoadError for a model that cannot be a folder of files."""
         if self.unsafe:
