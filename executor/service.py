@@ -56,19 +56,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     connections = RedisConnections(lambda run: redis(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
     remove_abandoned(OVERRIDE, UNPACKED)
-    repository = ModelRepository(
-        open_sources(settings.models, settings.model_cache_dir.expanduser(), settings.model_cache_bytes),
-        find_devices(settings.gpu),
-        config_name=settings.model_config_name,
-        backend_dirs=settings.backend_directory,
-        auto_complete=not settings.disable_auto_complete_config,
-        completion_limit_s=settings.auto_complete_timeout_secs,
-        metrics=settings.metrics,
-        value_bytes_max=bytes_max,
-        state_bytes_max=settings.state_bytes_max,
-        call_limit_s=settings.batch_limit_s,
-        reloads=settings.model_control_mode != "none",
-    )
+    repository = open_repository(settings, bytes_max)
     stored_settings = StoredSettings(connections.commands, keys)
     process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
     tasks.start(process.run(), name="settings")
@@ -91,6 +79,25 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         await tasks.end_all()
         await connections.close()
         await asyncio.to_thread(tracing.shutdown)
+
+
+def open_repository(settings: ExecutorSettings, value_bytes_max: int) -> ModelRepository:
+    """All models that these settings name. value_bytes_max: largest value that Redis takes. Raises MeshError (see
+    `open_sources`).
+    """
+    return ModelRepository(
+        open_sources(settings.models, settings.model_cache_dir.expanduser(), settings.model_cache_bytes),
+        find_devices(settings.gpu),
+        config_name=settings.model_config_name,
+        backend_dirs=settings.backend_directory,
+        auto_complete=not settings.disable_auto_complete_config,
+        completion_limit_s=settings.auto_complete_timeout_secs,
+        metrics=settings.metrics,
+        value_bytes_max=value_bytes_max,
+        state_bytes_max=settings.state_bytes_max,
+        call_limit_s=settings.batch_limit_s,
+        reloads=settings.model_control_mode != "none",
+    )
 
 
 async def reach(repository: ModelRepository, stop: Stop) -> None:
