@@ -26,6 +26,7 @@ from shared.statistics.tally import (
     ModelLoad,
     Response,
     Timings,
+    added,
     execution,
     failure,
     first_response,
@@ -136,3 +137,8 @@ class StatisticsRecorder:
     def refused(self, reason: FailureReason, *, arrived_ns: int, now_ns: int) -> bytes:
         """Counts of one request that is answered without the model."""
         return packed(failure(reason, total_ns=max(0, now_ns - arrived_ns)))
+
+
+def together(left: bytes, counts: bytes) -> bytes:
+    """Packed counts, with those that were left before; b"" for none."""
+    return packed(added((unpacked(left), unpacked(counts)))) if left else counts

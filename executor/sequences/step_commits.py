@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from executor.core.actions import Commit, HowAnswered, StepAnswer
 from executor.core.state import QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
-from executor.reporting.statistics import StatisticsRecorder
+from executor.reporting.statistics import StatisticsRecorder, together
 from executor.sequences.checkpoints import begins_anew, checkpoint_fields
 from executor.sequences.rows import RowMaker
 from executor.sequences.written_states import WrittenStates
@@ -18,7 +18,7 @@ from shared.contract.ids import ExecutorId
 from shared.contract.messages import START, StepFlag
 from shared.contract.model_config import ModelConfig
 from shared.process import logs
-from shared.statistics.tally import FailureReason, Response, added, packed, unpacked
+from shared.statistics.tally import FailureReason, Response
 from shared.store.script_values import StepCommit, StepOutcome
 
 
@@ -81,8 +81,7 @@ class StepCommits:
             null_rows=rows.count(None),
             gained=batch.gained,
         )
-        left = self._executed
-        self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts
+        self._executed = together(self._executed, counts)
 
     def _ran(self, given: StepAnswer, batch: FinishedBatch) -> StepCommit:
         row = batch.result.rows[given.row]

@@ -25,6 +25,7 @@ from executor.core.dynamic_batcher import BatchRules
 from executor.engine.base import Origin, Row, RowError, RowResult
 from executor.models.custom_batching import StrategyError
 from executor.models.served import ServedVersion
+from executor.reporting.statistics import together
 from executor.stateless.dozing import Dozing
 from executor.stateless.work_source import WorkSource
 from executor.workers.answers import answer, refusal
@@ -38,7 +39,7 @@ from shared.contract.limits import LOST_EXECUTORS_MAX, OPEN_ROWS_MAX
 from shared.contract.messages import UNREADABLE, InferMessage, StepFlag, decode_infer
 from shared.contract.response_cache import entry_name
 from shared.process import logs
-from shared.statistics.tally import FailureReason, added, packed, unpacked
+from shared.statistics.tally import FailureReason
 from shared.store.reading import value_of
 from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone, WorkHeld
 from shared.traces.spans import SpanName
@@ -347,7 +348,7 @@ class WorkModel:
 
     def _keep(self, execution: bytes) -> None:
         """A batch's own counts go with the next request that is finished."""
-        self._executed = packed(added((unpacked(self._executed), unpacked(execution))))
+        self._executed = together(self._executed, execution)
 
     async def _write(self, requests: Sequence[tuple[OpenWork, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
         return await self._source.answers([(work.id, answers) for work, answers in requests])
