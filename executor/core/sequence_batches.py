@@ -51,7 +51,6 @@ class SlotSteps(ABC, Generic[S]):
     """What every strategy keeps: the ready step of each slot, in the order in which they became ready."""
 
     def __init__(self, max_batch_size: int) -> None:
-        self._max_batch_size = max_batch_size
         self._rows = max(1, max_batch_size)
         self._ready: dict[SlotIndex, Ready[S]] = {}
 
@@ -99,7 +98,7 @@ class DirectSteps(SlotSteps[S]):
         self._strategy = strategy
 
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
-        batch = decide_direct(self._ready, strategy=self._strategy, max_batch_size=self._max_batch_size, now_us=now_us)
+        batch = decide_direct(self._ready, strategy=self._strategy, max_batch_size=self._rows, now_us=now_us)
         return batch if isinstance(batch, Wait) else [ready and ready.step for ready in batch]
 
 
@@ -113,7 +112,7 @@ class OldestSteps(SlotSteps[S]):
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         size = decide_queue(
             self._ready.values(),
-            max_batch_size=self._max_batch_size,
+            max_batch_size=self._rows,
             preferred=self._strategy.preferred_batch_sizes,
             max_queue_delay_us=self._strategy.max_queue_delay_us,
             now_us=now_us,
