@@ -12,8 +12,6 @@ ANSWERS_MAX = 256
 BYTES_MAX = 1 << 20
 """Answers of one process that its executor has not taken, and their bytes; the last one may exceed it."""
 
-Answer = RowResult | RowError
-
 
 class Window:
     """The answers of this process that are on their way to the executor. May be used from any thread."""
@@ -59,18 +57,18 @@ class RemoteAnswers:
         self._send = send
         self._has_ended = False
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: RowResult | RowError) -> None:
         size = answer_bytes(answer) if isinstance(answer, RowResult) else 0
         if self._window.enter(size, lambda: not (self.is_cancelled or self._has_ended)):
             self._say(answer, last=False)
 
-    def end(self, last: Answer, keep_state: Callable[[], None] | None = None) -> None:
+    def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
         # The collector of garbage may call it, on any thread and in the middle of anything: it must not wait.
         if not self._has_ended:
             self._has_ended = True
             self._say(last, last=True)
 
-    def _say(self, answer: Answer, *, last: bool) -> None:
+    def _say(self, answer: RowResult | RowError, *, last: bool) -> None:
         if isinstance(answer, RowResult):
             self._send(Answered(self._number, answer, None, last))
         else:
