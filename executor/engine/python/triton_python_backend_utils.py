@@ -3,8 +3,6 @@
 The engine registers this module in `sys.modules` under that name before it imports a model, so existing models run
 unchanged. Written from the documented interface of Triton's python backend; nothing of it is copied. What has no
 meaning inside a mesh executor is refused with a reason, never ignored.
-
-Tensors are numpy arrays underneath. BF16 has no numpy type: such a tensor is read and made through DLPack.
 """
 
 from __future__ import annotations
@@ -354,7 +352,7 @@ def unload_model(*_arguments: object, **_options: object) -> None:
 
 
 def is_model_ready(*_arguments: object, **_options: object) -> bool:
-    """Not supported: a model cannot call another one here."""
+    """Not supported: a call (`exec`) of a model that is not ready says so in its error."""
     raise _unsupported("asking for another model (is_model_ready)")
 
 
