@@ -44,7 +44,6 @@ class DecoupledEngine(PythonEngine):
         super().__init__(request)
         # A sender may wait for the event loop of the executor, so its thread cannot run the model.
         self.only_computes, self.makes_calls = False, True
-        self._name = request.config.name
 
     def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, None]:
         """One call of `execute`. It is never called again for the same rows, so that it may seem not to have raised."""
@@ -113,7 +112,9 @@ class DecoupledEngine(PythonEngine):
 
     @property
     def _not_none(self) -> str:
-        return f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+        return (
+            f"Python model '{self._config.name}' is using the decoupled mode and the execute function must return None."
+        )
 
     def _begin(
         self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender], columns: Mapping[str, Column]

@@ -63,7 +63,7 @@ from executor.engine.row_shapes import RowShapes
 from shared.contract.errors import Code, LoadError, ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.limits import MODEL_STATE_BYTES_MAX
-from shared.contract.model_config import Direct, FixedShape, Oldest, SequenceRecovery
+from shared.contract.model_config import Direct, FixedShape, ModelConfig, Oldest, SequenceRecovery, StateSpec
 from shared.contract.tensors import Tensor
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,8 @@ class PythonEngine:
         self._instance = request.instance_name
         self._process = os.getpid()
         self._coroutines = Coroutines(request.instance_name)
-        batched = config.max_batch_size > 0
-        self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
+        strategy = batching.strategy if batching is not None else None
+        self._keeps_positions = isinstance(strategy, Direct)
         self._shapes = RowShapes(config)
         self._states = SlotStates(config.states, request.model_dir, request.state_value_bytes_max)
         self._has_state = bool(self._states.specs)
@@ -128,24 +128,9 @@ class PythonEngine:
         self._repeatable = self._has_state or batching is None
         self._fixed = config.fixed_shape is not FixedShape.OFF
         self._call_rows = max(1, config.max_batch_size) if self._keeps_positions and not self._has_state else 1
-        ordered = batching is not None and isinstance(batching.strategy, Oldest) and batching.strategy.preserve_ordering
-        self._in_order = ordered
+        self._in_order = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._reader = ResponseReader(config, self._states.specs, request.state_value_bytes_max)
-        inputs = {spec.name: spec for spec in config.inputs}
-        null_controls = ControlTensors(config).null_row
-        false_controls = {control.name: null_controls[control.name] for control in config.controls}
-        states = {state.input_name: state for state in self._states.specs}
-        self._sources = Sources(
-            model=config.name,
-            version=int(request.version) if request.version.isdecimal() else -1,
-            inputs=inputs,
-            false_controls=false_controls,
-            states=states,
-            names=(*inputs, *false_controls, *states),
-            outputs=[spec.name for spec in config.outputs],
-            batched=batched,
-            cancelled={},
-        )
+        self._sources = _sources_of(config, request.version, self._states.specs)
         self._running: Sequence[Row] = ()
         version_dir = request.model_dir / request.version
         path = request.code or model_path(version_dir, config.default_model_filename)
@@ -164,23 +149,29 @@ class PythonEngine:
         except LoadError:
             forget(self._code, path.parent)
             raise
+        # The model may call others there too: then the instance waits, and has not hung.
+        beside = partial(self._executing, ())
+        bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
+        self._model_state = ModelState(self._model, config.name, beside, bytes_max) if self._has_methods() else None
+        tells = batching is not None and has_release(self._model_class)
+        self._held = GivenSequences(self._model, config.name, beside) if tells else None
+
+    def _has_methods(self) -> bool:
+        """Whether the model hands out the state of its sequences. Methods that do not fit are told of in the log."""
+        config = self._config
         # A request of an iterative model is a whole sequence, so no state outlives its answer.
-        own = batching is not None and not self._has_state and not self._iterative
-        own = own and config.sequence_recovery is not SequenceRecovery.NONE
-        wanted = own and has_methods(self._model_class)
-        if own and (unfit := unfit_methods(self._model_class)):
+        if config.sequence_batching is None or self._has_state or self._iterative:
+            return False
+        if config.sequence_recovery is SequenceRecovery.NONE:
+            return False
+        if unfit := unfit_methods(self._model_class):
             log.warning(
                 "model '%s' hands out no state by its %s: that takes checkpoint(self, correlation_id) and "
                 "restore(self, correlation_id, state)",
                 config.name,
                 " and ".join(unfit),
             )
-        # The model may call others there too: then the instance waits, and has not hung.
-        beside = partial(self._executing, ())
-        bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
-        self._model_state = ModelState(self._model, config.name, beside, bytes_max) if wanted else None
-        tells = batching is not None and has_release(self._model_class)
-        self._held = GivenSequences(self._model, config.name, beside) if tells else None
+        return has_methods(self._model_class)
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")
@@ -571,3 +562,21 @@ class PythonEngine:
                     return RowError(Code.INTERNAL, str(wrong))
                 written[state.input_name] = Tensor(old.name, old.datatype, old.shape, raw)
         return written
+
+
+def _sources_of(config: ModelConfig, version: str, states: Sequence[StateSpec]) -> Sources:
+    inputs = {spec.name: spec for spec in config.inputs}
+    null_controls = ControlTensors(config).null_row
+    false_controls = {control.name: null_controls[control.name] for control in config.controls}
+    by_input = {state.input_name: state for state in states}
+    return Sources(
+        model=config.name,
+        version=int(version) if version.isdecimal() else -1,
+        inputs=inputs,
+        false_controls=false_controls,
+        states=by_input,
+        names=(*inputs, *false_controls, *by_input),
+        outputs=[spec.name for spec in config.outputs],
+        batched=config.max_batch_size > 0,
+        cancelled={},
+    )
