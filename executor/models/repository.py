@@ -465,16 +465,7 @@ class ModelRepository:
             for name, device in self.devices.places(config):
                 if config.fixed_shape is not FixedShape.OFF and device == "cpu":
                     require_fixed_products(config.name)
-                request = LoadRequest(
-                    config=config,
-                    config_json=loaded.json,
-                    model_dir=loaded.model_dir,
-                    version=load.version,
-                    instance_name=name,
-                    device=device,
-                    slots=slots,
-                    state_value_bytes_max=self.value_bytes_max,
-                )
+                request = self._request(loaded, load.version, name, device, slots)
                 # A model may keep what belongs to the thread that made it: a connection of sqlite3, thread-local data.
                 thread = EngineThread(name)
                 threads.append(thread)
@@ -499,6 +490,18 @@ class ModelRepository:
         seconds = time.monotonic() - began
         return ServedVersion(
             config, load.version, workers, slots, statistics, present, strategy=strategy, load_seconds=seconds
+        )
+
+    def _request(self, loaded: LoadedConfig, version: str, instance: str, device: str, slots: int) -> LoadRequest:
+        return LoadRequest(
+            config=loaded.config,
+            config_json=loaded.json,
+            model_dir=loaded.model_dir,
+            version=version,
+            instance_name=instance,
+            device=device,
+            slots=slots,
+            state_value_bytes_max=self.value_bytes_max,
         )
 
 
