@@ -54,8 +54,8 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answers(Protocol):
-    """Where the answers to one request of a decoupled model go: one for all passes over the request. Its methods may be
-    called from any thread.
+    """Where the answers to one open request go: one for all passes over the request. Its methods may be called from any
+    thread. A request to a decoupled model is open, and any other whose only answer comes behind its batch.
 
     before  what the engine keeps here from the first pass to the last one
     """

@@ -53,7 +53,7 @@ class InstanceProcess:
     """A process, from its start to its end. One call at a time; `is_ready` and `order` may be called beside it, from
     any thread.
 
-    answered  called with each answer of a decoupled model, on a thread that must not wait
+    answered  called with each answer to an open request, on a thread that must not wait
 
     The kernel ends the process with the thread that started it, so the thread must live as long as the process.
     """

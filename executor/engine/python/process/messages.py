@@ -1,8 +1,8 @@
 """What an executor and the process of an instance say to each other. Both run the same release: nothing is versioned.
 
 `Call` and `Answer` take turns on one socket. On the other one, beside them, the process sends notes: what it logs and
-counts, the calls of its model to other models, and the answers of a decoupled model. It is sent orders there: what
-belongs to these, and whether its model is ready.
+counts, the calls of its model to other models, and the answers to open requests. It is sent orders there: what belongs
+to these, and whether its model is ready.
 """
 
 from __future__ import annotations

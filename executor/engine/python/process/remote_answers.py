@@ -1,4 +1,4 @@
-"""The answers of a decoupled model in a process of its own: handed to its executor (`open_requests`)."""
+"""The answers to open requests of a model in a process of its own: handed to its executor (`open_requests`)."""
 
 from __future__ import annotations
 
