@@ -140,7 +140,7 @@ class AnySlotSteps(DirectSteps[S]):
         return list(islice(fitting, self._rows))
 
 
-def slot_steps(batching: SequenceBatching, max_batch_size: int, *, any_slot: bool = False) -> SlotSteps[S]:
+def slot_steps(batching: SequenceBatching, max_batch_size: int, *, any_slot: bool) -> SlotSteps[S]:
     """The strategy that a model is configured with, for one instance. any_slot: slots are no rows of the batch"""
     match batching.strategy:
         case Direct() as direct if any_slot:

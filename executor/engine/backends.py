@@ -78,7 +78,7 @@ def find_backend(name: str, folders: Sequence[Path] = ()) -> Backend:
     return backend
 
 
-def folder_of(name: str, folders: Sequence[Path] = ()) -> Path | None:
+def folder_of(name: str, folders: Sequence[Path]) -> Path | None:
     """The folder with the code of a python-based backend; None for another backend."""
     code = _python_based(folders).get(name)
     return None if code is None else code.parent

@@ -95,7 +95,7 @@ class Serving:
         changed: asyncio.Event,
         *,
         tombstone_ms: int,
-        calls: Callable[[], Collection[tuple[str, str]]] = tuple,
+        calls: Callable[[], Collection[tuple[str, str]]],
     ) -> None:
         """calls: which model has called which"""
         self._executor = executor

@@ -52,7 +52,7 @@ class OpenRow(Generic[Key]):
     muted   the request runs for its state alone: it was answered before a takeover
     """
 
-    def __init__(self, rows: OpenRows[Key], key: Key, encode: Encode | None, *, muted: bool = False) -> None:
+    def __init__(self, rows: OpenRows[Key], key: Key, encode: Encode | None, *, muted: bool) -> None:
         self.key = key
         self.before: object = None
         self.count = 0

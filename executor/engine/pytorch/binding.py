@@ -96,9 +96,7 @@ def takes_dictionary(arguments: Sequence[Argument]) -> bool:
     return len(arguments) == 1 and arguments[0].is_dictionary
 
 
-def bind_arguments(
-    config: ModelConfig, arguments: Sequence[Argument], kept: Collection[str] = ()
-) -> tuple[Binding, ...]:
+def bind_arguments(config: ModelConfig, arguments: Sequence[Argument], kept: Collection[str]) -> tuple[Binding, ...]:
     """A tensor of the configuration for each of forward's arguments, in their order.
 
     kept  states that are attributes of the module: they are given by name, as arguments that forward does not have
@@ -198,7 +196,7 @@ def _returned_type(value: object, returned: object) -> str:
     return "None" if returned is None else "a number"
 
 
-def bind_outputs(config: ModelConfig, kept: Collection[str] = ()) -> dict[str, int]:
+def bind_outputs(config: ModelConfig, kept: Collection[str]) -> dict[str, int]:
     """Outputs, then states that are no outputs -> their place in a returned tuple.
 
     kept    states that are attributes of the module, which are not returned

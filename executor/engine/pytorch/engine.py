@@ -75,7 +75,7 @@ class TorchEngine:
         places: Mapping[str, int],
         arena: StateArena,
         *,
-        fixed_threads: int = 0,
+        fixed_threads: int,
         switches: Switches | None = None,
         streams: GpuStreams | None = None,
         failure: str = "PyTorch execute failure",
