@@ -308,13 +308,13 @@ class SequenceModel:
 
     def _cancel_running(self, event: InboxCancelled) -> None:
         """Tells the model, if it runs the step: it may want to stop."""
+        cancelled = event.sequence, event.epoch, event.step
         for instance in self._instances:
             for given in instance.given:
                 for member, row in zip(given.batch.members, given.rows, strict=True):
-                    if member is not None and member.owned.sequence == event.sequence:
-                        step = member.queued.step
-                        if (step.epoch, step.step) == (event.epoch, event.step):
-                            instance.worker.cancel(row)
+                    step = member.queued.step if member is not None else None
+                    if step is not None and (step.sequence, step.epoch, step.step) == cancelled:
+                        instance.worker.cancel(row)
 
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
         """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""
