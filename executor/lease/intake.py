@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from executor.lease.serving import Serving
-from executor.sequences.inbox import Inbox, ReadEntry
+from executor.sequences.inbox import Inbox, Read, ReadEntry
 from shared.contract.ids import correlation_id_of, model_of
 from shared.contract.messages import InboxStep, InferMessage, decode_infer, inbox_entry
 from shared.store.reading import FAILURES, noted
@@ -32,10 +32,7 @@ async def take_in(inbox: Inbox, serving: Serving, *, bytes_max: int) -> None:
         async for read in reads:
             if serving.queued_bytes > bytes_max:
                 await _below_bound(serving, bytes_max)
-            for stream, entries in read.items():
-                for entry in entries:
-                    if gone := _take(serving, stream, entry):
-                        inbox.done(stream, gone)
+            _take_all(inbox, serving, read)
             serving.taken()
             # The commits of batches that were run at once leave before the next read.
             await asyncio.sleep(0)
@@ -47,6 +44,13 @@ async def _below_bound(serving: Serving, bytes_max: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while serving.queued_bytes > bytes_max and serving.is_busy:  # noqa: ASYNC110 - it ends in many ways
                 await asyncio.sleep(BOUND_POLL_S)
+
+
+def _take_all(inbox: Inbox, serving: Serving, read: Read) -> None:
+    for stream, entries in read.items():
+        for entry in entries:
+            if gone := _take(serving, stream, entry):
+                inbox.done(stream, gone)
 
 
 def _take(serving: Serving, stream: str, read: ReadEntry) -> Sequence[str]:
