@@ -222,6 +222,20 @@ class WorkModel:
         """A request's message; None if it cannot be read."""
         return value_of(self.queue.messages, data, decode_infer, field=id)
 
+    def _read_all(
+        self, taken: Sequence[tuple[RequestId, bytes]]
+    ) -> tuple[list[tuple[RequestId, InferMessage]], list[WorkDone]]:
+        """The requests with their messages, and the answers to those that cannot be read."""
+        batch: list[tuple[RequestId, InferMessage]] = []
+        unreadable: list[WorkDone] = []
+        for id, data in taken:
+            message = self._read(id, data)
+            if message is not None:
+                batch.append((id, message))
+            else:
+                unreadable.append(self._refused(id, Code.INTERNAL, UNREADABLE, time.time_ns()))
+        return batch, unreadable
+
     # -- running ----------------------------------------------------------------------------------------------------
 
     def _start(self, taken: Sequence[tuple[RequestId, bytes]]) -> None:
@@ -232,14 +246,7 @@ class WorkModel:
         self._group.create_task(self._run_batch(worker, taken), name=f"{worker.name} batch")
 
     async def _run_batch(self, worker: EngineWorker, taken: Sequence[tuple[RequestId, bytes]]) -> None:
-        batch: list[tuple[RequestId, InferMessage]] = []
-        unreadable: list[WorkDone] = []
-        for id, data in taken:
-            message = self._read(id, data)
-            if message is not None:
-                batch.append((id, message))
-            else:
-                unreadable.append(self._refused(id, Code.INTERNAL, UNREADABLE, time.time_ns()))
+        batch, unreadable = self._read_all(taken)
         try:
             if self.config.decoupled:
                 await self._compute_open(worker, batch)
