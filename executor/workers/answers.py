@@ -70,9 +70,7 @@ def cancelled_answer(*, version: str, executor: ExecutorId, last_step: int) -> b
     """The answer to a step that was cancelled before it ran, or that was queued behind a cancelled one (triton-spec
     1.8).
     """
-    return encode(
-        ReplyMessage(version, error_code=Code.CANCELLED, reason=Reason.CANCELLED, step=last_step, executor=executor)
-    )
+    return _of_no_run(version, executor, last_step, Code.CANCELLED, Reason.CANCELLED)
 
 
 def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
@@ -81,11 +79,7 @@ def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId,
         f"sequence {correlation_id_of(sequence)} of model '{model_of(sequence)}' was given up: {LOST_OWNERS_MAX} "
         "executors were lost with its next step"
     )
-    return encode(
-        ReplyMessage(
-            version, error_code=Code.INTERNAL, error=message, reason=Reason.LOST, step=last_step, executor=executor
-        )
-    )
+    return _of_no_run(version, executor, last_step, Code.INTERNAL, Reason.LOST, message)
 
 
 def unloaded_answer(model: str, version: str, *, others: bool, executor: ExecutorId) -> bytes:
@@ -114,8 +108,11 @@ def void_answer(
         f"inference request for sequence {correlation_id_of(sequence)} to model '{model_of(sequence)}' must specify "
         f"the START flag on the first request of the sequence ({why})"
     )
-    return encode(
-        ReplyMessage(
-            version, error_code=Code.INVALID_ARG, error=message, reason=reason, step=last_step, executor=executor
-        )
-    )
+    return _of_no_run(version, executor, last_step, Code.INVALID_ARG, reason, message)
+
+
+def _of_no_run(
+    version: str, executor: ExecutorId, last_step: int, code: Code, reason: Reason, error: str = ""
+) -> bytes:
+    """The answer to a step that the model did not run. last_step: the last one that it ran"""
+    return encode(ReplyMessage(version, error_code=code, error=error, reason=reason, step=last_step, executor=executor))
