@@ -55,13 +55,14 @@ def decide_direct(
     """The next batch of the direct strategy: position in the list is the slot, None is a null row.
 
     ready    the head step of each slot that has one
+    max_batch_size  rows of a batch, from 1: also where the model has no batch dimension
     returns  slots 0 .. the highest ready one; a slot whose shapes differ from the oldest step's is a null row this time
              (Triton goes by the lowest slot, which may keep a sequence of other shapes waiting for ever)
     """
     if not ready:
         return NOTHING_YET
     oldest = min(ready.values(), key=_queued_us)
-    wait = wait_of(oldest, len(ready) / max(1, max_batch_size), strategy, now_us)
+    wait = wait_of(oldest, len(ready) / max_batch_size, strategy, now_us)
     if wait is not None:
         return wait
     # By the oldest step, so that no shape has to wait for ever.
@@ -94,6 +95,7 @@ def decide_queue(
     strategy.
 
     queue      in the order in which the requests are to run; only as much of it is read as fits a batch
+    max_batch_size  as of `decide_direct`
     preferred  row counts that are worth a batch; empty means max_batch_size
     was_busy   the requests gathered while the instance ran a batch
     include    a model's own decision (triton-spec 3.4), asked for each request in order. It is asked for the first
@@ -110,15 +112,14 @@ def decide_queue(
     takes whatever fits, so that no request is left to wait for the whole delay alone. (Triton does the same.) Without a
     delay, a preferred size closes the batch, and the other requests go next.
     """
-    limit = max(1, max_batch_size)
-    sizes = set(preferred) or {limit}
+    sizes = set(preferred) or {max_batch_size}
     waiting = iter(queue)
     first = next(waiting, None)
     if first is None:
         return NOTHING_YET
     if include is not None:
         include(first)
-    members, rows, best, grows = _fitting(first, waiting, sizes, limit, include)
+    members, rows, best, grows = _fitting(first, waiting, sizes, max_batch_size, include)
     until_us = first.queued_us + max_queue_delay_us
     is_late = max_queue_delay_us > 0 and now_us >= until_us
     is_complete = max_queue_delay_us == 0 or not grows or rows >= max(sizes)
