@@ -23,6 +23,7 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import cache
 from typing import Any
 
 import uvloop
@@ -207,6 +208,7 @@ async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] =
                 when_cancelled()
                 this_task.cancel()
 
+    keep_signals_of_forks_apart()
     for expected in STOP_SIGNALS:
         loop.add_signal_handler(expected, on_signal, expected)
     try:
@@ -214,6 +216,31 @@ async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] =
     finally:
         for expected in STOP_SIGNALS:
             loop.remove_signal_handler(expected)
+
+
+@cache
+def keep_signals_of_forks_apart() -> None:
+    """From now on a stop signal ends the process that a library forks from this one, and nothing else.
+
+    A fork has the loop's signal handlers, and the socket by which they wake the loop. So what multiprocessing's `Pool`
+    sends to its workers at its end would stop this service, and the workers would live on.
+    """
+    masks = threading.local()
+
+    def hold() -> None:
+        # A signal may come before the fork has run a line of Python.
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def take_leave() -> None:
+        signal.set_wakeup_fd(-1)
+        for expected in STOP_SIGNALS:
+            signal.signal(expected, signal.SIG_DFL)
+        let_go()
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=take_leave)
 
 
 async def outcome(serve: Serve, stop: Stop) -> int:

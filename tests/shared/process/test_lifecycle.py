@@ -202,6 +202,38 @@ def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str, code:
     assert code == done.returncode
 
 
+FORKS = """
+import asyncio, os, signal
+from shared.process.lifecycle import run
+
+def ended_by():
+    reads, writes = os.pipe()
+    if not (child := os.fork()):
+        os.close(writes)
+        os.read(reads, 1)
+        os._exit(0)
+    # At once, as `Pool` does it to workers for which there was no work.
+    os.kill(child, signal.SIGTERM)
+    os.close(writes)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+async def serve(tasks, stop):
+    stop.started()
+    ends = {await asyncio.to_thread(ended_by) for _ in range(5)}
+    print(ends == {-signal.SIGTERM}, stop.requested, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stop.wait()
+
+run(serve)
+"""
+
+
+def test_a_stop_signal_to_a_process_that_a_library_has_forked_ends_that_process_and_not_the_service() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], timeout=60, check=True, capture_output=True, text=True)
+
+    assert "True False set()\n" == done.stdout
+
+
 async def test_a_failing_task_is_logged_by_name_and_ends_the_service_with_1(caplog: pytest.LogCaptureFixture) -> None:
     story: list[str] = []
 
