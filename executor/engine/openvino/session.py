@@ -97,14 +97,16 @@ def compiled(model: Any, call: SessionCall, options: Mapping[str, str], name: st
     if halved := [tensor.name for tensor in tensors if tensor.datatype == "FP64"]:
         log.warning("model '%s': OpenVINO computes FP64 in 32 bits: %s", name, ", ".join(halved))
     datatypes = {name: tensor.datatype for name, tensor in call.signature.inputs.items()}
-    outputs = [(name, call.signature.outputs[name].datatype) for name in call.outputs]
+    # By their places: two outputs that are one value, a cell's output and its state say, have one name when compiled.
+    places = {_name(port, set(call.signature.outputs)): place for place, port in enumerate(model.outputs)}
+    outputs = [(places[name], call.signature.outputs[name].datatype) for name in call.outputs]
 
     def run(arrays: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         given = {name: _own(array, datatypes[name]) for name, array in arrays.items()}
         # `infer` would make arrays of the outputs, also of strings.
         request.start_async(given, share_inputs=True)
         request.wait()
-        return [_taken(request.get_tensor(name), datatype) for name, datatype in outputs]
+        return [_taken(request.get_output_tensor(place), datatype) for place, datatype in outputs]
 
     return run
 

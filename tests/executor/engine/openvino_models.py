@@ -45,6 +45,17 @@ def leaky_sum(path: Path, batch: int = BATCH) -> Path:
     return save(path, [x, index, s], {"y": op.add(s_next, op.gather(offsets, index, op.constant(0))), "s_next": s_next})
 
 
+def tanh_cell(path: Path) -> Path:
+    """y = s_next = tanh(x + s): one value that is two outputs."""
+    x, s = value("x", np.float32, [BATCH, 1]), value("s", np.float32, [BATCH, 1])
+    after = op.tanh(op.add(x, s))
+    results = {name: op.result(after) for name in ("y", "s_next")}
+    for name, result in results.items():
+        result.output(0).set_names({name})
+    ov.save_model(ov.Model(list(results.values()), [x, s], path.stem), str(path), compress_to_fp16=False)
+    return path
+
+
 def identity(path: Path, kind: Any, dims: Sequence[int]) -> Path:
     """y = x."""
     x = value("x", kind, dims)

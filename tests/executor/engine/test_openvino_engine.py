@@ -148,6 +148,24 @@ def test_with_fixed_shape_a_row_has_the_same_bits_in_any_company(workshop: Works
         assert expected[:size] == list(map(raws, results(engine, rows[:size])))
 
 
+def test_an_output_may_be_the_next_state(workshop: Workshop) -> None:
+    openvino_models.tanh_cell(workshop.version_dir("cell") / "model.xml")
+    engine = workshop.load(
+        sequence_config(
+            "cell",
+            "openvino",
+            inputs=[TensorSpec("x", "FP32", (1,))],
+            outputs=[TensorSpec("y", "FP32", (1,))],
+            states=[StateSpec("s", "s_next", "FP32", (1,))],
+        )
+    )
+
+    (first,) = results(engine, [Row({"x": wire("x", [[1]])}, slot=0, start=True)])
+    (second,) = results(engine, [Row({"x": wire("x", [[1]])}, slot=0)])
+
+    assert [np.tanh(1), np.tanh(1 + np.tanh(1))] == pytest.approx([array(first, "y").item(), array(second, "y").item()])
+
+
 def test_a_model_that_keeps_state_in_itself_serves_no_sequences(workshop: Workshop) -> None:
     openvino_models.keeps_its_sum(workshop.version_dir("sum") / "model.xml")
     told: dict[str, Any] = {"inputs": [TensorSpec("x", "FP32", (1,))], "outputs": [TensorSpec("y", "FP32", (1,))]}
