@@ -44,7 +44,8 @@ def load(request: LoadRequest) -> TorchEngine:
         names = quoted(variable.get_info().variable_id for variable in variables)
         raise LoadError(
             f"unable to load model '{config.name}': it keeps {names} in itself, which all of its sequences would "
-            "share; export it with its states as inputs and outputs, and declare them in sequence_batching"
+            "share; make inputs and outputs of them (docs/guides/backends.md has a program), and declare these in "
+            "sequence_batching"
         )
     call = checked_call(config, signature_of(model, told))
     run = compiled(model, call, options, config.name)

@@ -28,6 +28,7 @@ from tests.executor.engine.model_workshop import (
     wire,
 )
 from tests.executor.engine.openvino_models import op, value
+from tests.markdown_pages import all_blocks
 
 
 def parameters(**texts: str) -> dict[str, Any]:
@@ -170,8 +171,33 @@ def test_a_model_that_keeps_state_in_itself_serves_no_sequences(workshop: Worksh
     openvino_models.keeps_its_sum(workshop.version_dir("sum") / "model.xml")
     told: dict[str, Any] = {"inputs": [TensorSpec("x", "FP32", (1,))], "outputs": [TensorSpec("y", "FP32", (1,))]}
 
-    with pytest.raises(LoadError, match="it keeps 'total' in itself, which all of its sequences would share"):
+    with pytest.raises(LoadError, match=r"it keeps 'total' in itself, .*docs/guides/backends.md has"):
         workshop.load(sequence_config("sum", "openvino", **told))
+
+
+def test_what_the_guide_makes_of_a_model_that_keeps_state_in_itself_serves_sequences(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workshop.version_dir("sum")
+    openvino_models.keeps_its_sum(folder / "stateful.xml")
+    program = next(block.text for block in all_blocks() if '"stateful.xml"' in block.text)
+    monkeypatch.chdir(folder)
+    exec(program, {})
+    engine = workshop.load(
+        sequence_config(
+            "sum",
+            "openvino",
+            inputs=[TensorSpec("x", "FP32", (1,))],
+            outputs=[TensorSpec("y", "FP32", (1,))],
+            states=[StateSpec("total", "total_next", "FP32", (1,))],
+        )
+    )
+
+    def totals(start: bool) -> list[float]:
+        rows = [Row({"x": wire("x", [[slot + 1]])}, slot=slot, start=start) for slot in (0, 1)]
+        return [array(row, "y").item() for row in results(engine, rows)]
+
+    assert [[1, 2], [2, 4]] == [totals(start=True), totals(start=False)]
 
 
 def test_a_number_beyond_32_bits_fails_its_row(workshop: Workshop) -> None:
