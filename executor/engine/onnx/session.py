@@ -147,6 +147,8 @@ def _tensors(nodes: Sequence[Any]) -> Mapping[str, SessionTensor]:
 
 def _tensor(node: Any) -> SessionTensor:
     if node.type not in WIRE_TYPE:
-        raise LoadError(f"tensor '{node.name}' of the model is a {node.type}, which no request can carry")
+        # What skl2onnx makes of a classifier if it is not told otherwise.
+        remedy = "; export it as a tensor (skl2onnx: options={'zipmap': False})" if "map(" in node.type else ""
+        raise LoadError(f"tensor '{node.name}' of the model is a {node.type}, which no request can carry{remedy}")
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in node.shape)
     return SessionTensor(node.name, WIRE_TYPE[node.type], dims)

@@ -32,7 +32,8 @@ def save(
 ) -> Path:
     """Writes a model."""
     graph = make.make_graph(list(nodes), path.stem, list(inputs), list(outputs), list(constants))
-    made = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8)
+    opsets = [make.make_opsetid("", 17), make.make_opsetid("ai.onnx.ml", 3)]
+    made = make.make_model(graph, opset_imports=opsets, ir_version=8)
     library.checker.check_model(made)
     library.save(made, str(path))
     return path
@@ -54,6 +55,14 @@ def leaky_sum(path: Path, batch: int | str = BATCH) -> Path:
     outputs = [value("y", FLOAT, [batch, 3]), value("s_next", FLOAT, [batch, 3])]
     constants = [constant("half", FLOAT, [], [0.5]), constant("offsets", FLOAT, [4], [0.0, 10.0, 20.0, 30.0])]
     return save(path, nodes, inputs, outputs, constants)
+
+
+def classifier(path: Path) -> Path:
+    """probabilities = x by class, as skl2onnx writes them."""
+    by_class = make.make_map_type_proto(INT64, make.make_tensor_type_proto(FLOAT, []))
+    output = make.make_value_info("probabilities", make.make_sequence_type_proto(by_class))
+    zipped = node("ZipMap", ["x"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    return save(path, [zipped], [value("x", FLOAT, [BATCH, 2])], [output])
 
 
 def identity(path: Path, kind: int, dims: Sequence[int | str]) -> Path:

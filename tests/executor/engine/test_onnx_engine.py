@@ -94,6 +94,17 @@ def test_a_model_with_strings_is_called_without_io_binding_on_a_gpu_too(workshop
     assert torch.equal(torch.tensor([[2.5]]), cast("torch.Tensor", found["y1"]))
 
 
+def test_a_classifier_whose_probabilities_are_no_tensor_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    onnx_models.classifier(workshop.version_dir("classifier") / "model.onnx")
+    told: dict[str, Any] = {
+        "inputs": [TensorSpec("x", "FP32", (2,))],
+        "outputs": [TensorSpec("probabilities", "FP32", (2,))],
+    }
+
+    with pytest.raises(LoadError, match=r"which no request can carry; .*skl2onnx: options={'zipmap': False}"):
+        workshop.load(plain_config("classifier", "onnxruntime", **told))
+
+
 def test_strings_beside_bf16_are_refused(workshop: Workshop) -> None:
     model = two_echoes(workshop, onnx_models.BFLOAT16)
 
