@@ -375,7 +375,8 @@ class World:
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         for member in self.members:
             member.start()
-        await asyncio.sleep(2.0)
+        # A load takes as long as a run of the model may; then gateways hear of it.
+        await asyncio.sleep(LEASE_MS / 1000 + 2.0)
         doors = self.doors()
         self.clients = [self._client(index, habit, doors) for index, habit in enumerate(self.plan.habits, 1)]
         if self.plan.shape.decoupled:
