@@ -33,10 +33,12 @@ class WrittenStates:
         states = {name: result.states[name] for name in self._axes if name in result.states}
         if not states:
             return result
-        forms = {name: Parts.along(self._axes[name], one.datatype, one.shape) for name, one in states.items()}
+        forms = {name: self._form(name, state) for name, state in states.items()}
         before = self._written.get(sequence, {})
         # What Redis holds is not known, or has more parts: then nothing of it may stay.
-        anew = any(name not in before or self._parts(name, before[name]) > form.count for name, form in forms.items())
+        anew = any(
+            name not in before or self._form(name, before[name]).count > form.count for name, form in forms.items()
+        )
         self._written[sequence] = states
         return msgspec.structs.replace(
             result,
@@ -44,8 +46,8 @@ class WrittenStates:
             grown=[grown_state(forms[name], None if anew else before[name], one) for name, one in states.items()],
         )
 
-    def _parts(self, name: str, state: Tensor) -> int:
-        return Parts.along(self._axes[name], state.datatype, state.shape).count
+    def _form(self, name: str, state: Tensor) -> Parts:
+        return Parts.along(self._axes[name], state.datatype, state.shape)
 
     def forget(self, sequence: SequenceId) -> None:
         """The sequence leaves this executor, or begins anew."""

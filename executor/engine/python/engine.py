@@ -160,7 +160,7 @@ class PythonEngine:
         """Whether the model hands out the state of its sequences. Methods that do not fit are told of in the log."""
         config = self._config
         # A request of an iterative model is a whole sequence, so no state outlives its answer.
-        if config.sequence_batching is None or self._has_state or self._iterative:
+        if not config.is_stateful or self._has_state:
             return False
         if config.sequence_recovery is SequenceRecovery.NONE:
             return False
@@ -565,7 +565,7 @@ class PythonEngine:
 
 
 def _sources_of(config: ModelConfig, version: str, states: Sequence[StateSpec]) -> Sources:
-    inputs = {spec.name: spec for spec in config.inputs}
+    inputs = config.inputs_by_name
     null_controls = ControlTensors(config).null_row
     false_controls = {control.name: null_controls[control.name] for control in config.controls}
     by_input = {state.input_name: state for state in states}
