@@ -16,7 +16,6 @@ that changes nothing does nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -135,7 +134,7 @@ class Control:
             self._loader.unload(message.model)
             self._repository.never_loaded(message.model)
             return message
-        self._repository.loading.setdefault(message.model, time.time())
+        self._repository.note_load(message.model)
         self._changed.set()
         loaded = await self._loader.load(
             message.model, message.config_json, message.files, message.generation, limit_s=limit_s

@@ -178,7 +178,7 @@ class ModelRepository:
         raises      LoadError with Triton's words; its reason stays in `failures`. DeviceLostError: this process can
                     load nothing more
         """
-        self.loading.setdefault(name, time.time())
+        self.note_load(name)
         try:
             return self._load(name, override_json or None, files, generation)
         except NoSuchModelError:
@@ -200,6 +200,10 @@ class ModelRepository:
             self.loading.pop(name, None)
             if closed := fill_standard_streams():
                 logs.warning("model closed standard streams, they lead nowhere now", model=name, descriptors=closed)
+
+    def note_load(self, name: str) -> None:
+        """Notes that a model is being loaded, since now or since an earlier note."""
+        self.loading.setdefault(name, time.time())
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes that a load is not even tried. The versions served before go on."""
