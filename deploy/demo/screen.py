@@ -19,7 +19,7 @@ PATIENCE_S = 0.3
 """A text whose answer takes longer than this is shown as waiting."""
 PLAIN_EVERY = 12
 """Without a terminal, a line is printed for every twelfth piece of a text."""
-TEXT_MIN_COLUMNS, TAIL_COLUMNS = 10, 25
+MIDDLE_MIN_COLUMNS, TAIL_COLUMNS = 10, 25
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +45,11 @@ class View(ABC):
 ViewT = TypeVar("ViewT", bound=View)
 
 
+def middle_columns(columns: int, tail_columns: int) -> int:
+    """Columns of the middle of a line, of those behind its head: the tail gives way before the middle does."""
+    return max(min(MIDDLE_MIN_COLUMNS, columns), columns - tail_columns)
+
+
 @dataclass(slots=True)
 class TextView(View):
     """The present state of one text. answered, total: pieces"""
@@ -60,7 +65,7 @@ class TextView(View):
         waits_s = self.waits_s(now_s)
         tail = f" ... {waits_s:.1f} s" if waits_s > PATIENCE_S else self.continuation
         rest = columns - len(head)
-        room = max(min(TEXT_MIN_COLUMNS, rest), rest - TAIL_COLUMNS)
+        room = middle_columns(rest, TAIL_COLUMNS)
         text = printable(self.text).rjust(room)
         color = "yellow" if waits_s > PATIENCE_S else "cyan"
         return styled(head, dim=True) + text[len(text) - room :] + styled(printable(tail)[: rest - room], fg=color)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from deploy.demo.screen import PATIENCE_S, View
+from deploy.demo.screen import PATIENCE_S, View, middle_columns
 from deploy.demo.vad.segments import BEGINS, PIECE_S, Segmenter
 from deploy.local.terminal import styled
 
 SPEECH, PAUSE, UNHEARD = "█", "·", " "
 PLAIN = {SPEECH: "#", PAUSE: ".", UNHEARD: " "}
 """The same for a terminal that lacks those characters."""
-STRIP_MIN_COLUMNS, TAIL_COLUMNS = 10, 24
+TAIL_COLUMNS = 24
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class RecordingView(View):
         """One line of at most `columns` characters before styling: who, the strip, and what is going on."""
         head = f"{number:>2} {self.owner:<10.10} "[:columns]
         rest = columns - len(head)
-        strip = self.strip(max(min(STRIP_MIN_COLUMNS, rest), rest - TAIL_COLUMNS))
+        strip = self.strip(middle_columns(rest, TAIL_COLUMNS))
         waits_s = self.waits_s(now_s)
         tail, color = self._tail(), "cyan"
         if waits_s > PATIENCE_S:
