@@ -63,31 +63,29 @@ class Drained(services.GRPCInferenceServiceServicer):
             yield pb.ModelStreamInferResponse(error_message="no executor serves model 'running_sum'")
 
 
-def test_streams_that_are_refused_end_with_one_line() -> None:
-    with served(Drained()) as gateway:
-        finished = subprocess.run(
-            [sys.executable, EXAMPLES / "many_streams.py", "--sequences", "8", "--gateway", gateway],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-
-    assert 1 == finished.returncode
-    (said,) = finished.stderr.splitlines()
-    assert said.startswith("no executor serves model 'running_sum'. `make run` starts a mesh")
-
-
-@pytest.mark.parametrize("program", [["survive.py", "--patience", "0.1"], ["many_streams.py", "--sequences", "8"]])
-def test_without_a_mesh_they_end_with_one_line_that_names_the_remedy(program: list[str]) -> None:
+def refused(program: str, *arguments: str) -> str:
+    """The one line with which a program ends that cannot play its part."""
     finished = subprocess.run(
-        [sys.executable, EXAMPLES / program[0], *program[1:], "--gateway", f"127.0.0.1:{free_port()}"],
+        [sys.executable, EXAMPLES / program, *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
-
     assert 1 == finished.returncode
     (said,) = finished.stderr.splitlines()
+    return said
+
+
+def test_streams_that_are_refused_end_with_one_line() -> None:
+    with served(Drained()) as gateway:
+        said = refused("many_streams.py", "--sequences", "8", "--gateway", gateway)
+
+    assert said.startswith("no executor serves model 'running_sum'. `make run` starts a mesh")
+
+
+@pytest.mark.parametrize("program", [["survive.py", "--patience", "0.1"], ["many_streams.py", "--sequences", "8"]])
+def test_without_a_mesh_they_end_with_one_line_that_names_the_remedy(program: list[str]) -> None:
+    said = refused(*program, "--gateway", f"127.0.0.1:{free_port()}")
+
     assert "`make run` starts a mesh" in said
