@@ -107,7 +107,9 @@ class Executing:
 
 
 class PythonEngine:
-    """See `base.Engine`. Not thread-safe: one call at a time."""
+    """See `base.Engine`, and the protocols beside it. Not thread-safe: one call at a time."""
+
+    alone_because = "a python model is given one request at a time"
 
     def __init__(self, request: LoadRequest) -> None:
         """Imports and initialises the model. Raises LoadError with the model's own error."""
@@ -121,13 +123,14 @@ class PythonEngine:
         self._keeps_positions = isinstance(strategy, Direct)
         self._shapes = RowShapes(config)
         self._states = SlotStates(config.states, request.model_dir, request.state_value_bytes_max)
-        self._has_state = bool(self._states.specs)
+        self._has_state = self.frees_slots = self.is_testable = bool(self._states.specs)
         self._has_answered = False
         self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
         self._repeatable = self._has_state or batching is None
-        self._fixed = config.fixed_shape is not FixedShape.OFF
-        self._call_rows = max(1, config.max_batch_size) if self._keeps_positions and not self._has_state else 1
+        self.batch_rows = 0
+        if config.fixed_shape is not FixedShape.OFF:
+            self.batch_rows = max(1, config.max_batch_size) if self._keeps_positions and not self._has_state else 1
         self._in_order = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._reader = ResponseReader(config, self._states.specs, request.state_value_bytes_max)
         self._sources = _sources_of(config, request.version, self._states.specs)
@@ -135,9 +138,8 @@ class PythonEngine:
         version_dir = request.model_dir / request.version
         path = request.code or model_path(version_dir, config.default_model_filename)
         self.only_computes = only_computes(path.read_bytes())
-        """See `base.OnlyComputes`."""
+        # Code that only computes has no name for a call.
         self.makes_calls = not self.only_computes
-        """See `base.MakesCalls`: code that only computes has no name for a call."""
         self._code_dir = path.parent
         # As in Triton: a python-based backend serves many models, and asks in whose folder it is to look.
         model_dir = version_dir if request.code else path.parent
@@ -149,12 +151,14 @@ class PythonEngine:
         except LoadError:
             forget(self._code, path.parent)
             raise
+        self.has_readiness = hasattr(self._model, "is_ready")
         # The model may call others there too: then the instance waits, and has not hung.
         beside = partial(self._executing, ())
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
-        self._model_state = ModelState(self._model, config.name, beside, bytes_max) if self._has_methods() else None
-        tells = batching is not None and has_release(self._model_class)
-        self._held = GivenSequences(self._model, config.name, beside) if tells else None
+        self.hands_out_state = self._has_methods()
+        self._model_state = ModelState(self._model, config.name, beside, bytes_max) if self.hands_out_state else None
+        self.has_release = batching is not None and has_release(self._model_class)
+        self._held = GivenSequences(self._model, config.name, beside) if self.has_release else None
 
     def _has_methods(self) -> bool:
         """Whether the model hands out the state of its sequences. Methods that do not fit are told of in the log."""
@@ -216,9 +220,9 @@ class PythonEngine:
             self._sources.cancelled[id(row)] = row
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        if self._fixed:
+        if self.batch_rows:
             unrun = BatchResult([None] * len(rows), NO_TIME)
-            return self._run_apart(rows, want_state, unrun, None, self._call_rows)
+            return self._run_apart(rows, want_state, unrun, None, self.batch_rows)
         result, failure = self._run_once(rows, want_state)
         # A single row would only fail again.
         if failure is not None and self._repeatable and sum(not row.null for row in rows) > 1:
@@ -301,19 +305,11 @@ class PythonEngine:
         """Whether the model is asked for its state when the row fails."""
         return self._model_state is not None and row.slot is not None and not (row.start or row.end)
 
-    @property
-    def hands_out_state(self) -> bool:
-        return self._model_state is not None
-
     def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
         assert self._model_state is not None, "asked before"
         if self._held is not None:
             self._held.give_back(correlation_id)
         self._model_state.load(correlation_id, state)
-
-    @property
-    def has_release(self) -> bool:
-        return self._held is not None
 
     def release(self, correlation_id: CorrelationId) -> None:
         if self._held is not None:
@@ -337,34 +333,11 @@ class PythonEngine:
     def drop_state(self, slot: int) -> None:
         self._states.drop(slot)
 
-    @property
-    def frees_slots(self) -> bool:
-        """See `base.FreesSlots`."""
-        return self._has_state
-
-    @property
-    def batch_rows(self) -> int:
-        return self._call_rows if self._fixed else 0
-
-    @property
-    def alone_because(self) -> str:
-        return "a python model is given one request at a time"
-
-    @property
-    def is_testable(self) -> bool:
-        return self._has_state
-
     def run_rows_alone(self, because: str) -> None:
         """See `base.FixesShape`. Does nothing: rows run alone already."""
 
-    @property
-    def has_readiness(self) -> bool:
-        return hasattr(self._model, "is_ready")
-
     def is_ready(self) -> bool:
-        """The result of the model's `is_ready`; True if it has none, False if it raises."""
-        if not self.has_readiness:
-            return True
+        """The result of the model's `is_ready`; False if it raises."""
         try:
             with called(self._code):
                 return bool(self._model.is_ready())

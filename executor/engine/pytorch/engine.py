@@ -65,7 +65,7 @@ class StateLostError(Exception):
 
 
 class TorchEngine:
-    """See `base.Engine`. Not thread-safe: one call at a time."""
+    """See `base.Engine`, and the protocols beside it. Not thread-safe: one call at a time."""
 
     def __init__(
         self,
@@ -110,6 +110,8 @@ class TorchEngine:
         self.batch_rows = padded_rows(config.max_batch_size) if fixed_threads else 0
         self.alone_because = ""
         self.is_testable = True
+        self.runs_ahead = streams is not None
+        self.frees_slots = arena.varies
         cut = fixed_threads if self._device.type == "cpu" else 1
         if fixed_threads and (because := alone_because(config, cut)):
             self.run_rows_alone(because)
@@ -121,10 +123,6 @@ class TorchEngine:
         if isinstance(self._forward, torch.nn.Module) and self._device.type == "cpu":
             for weight in (*self._forward.parameters(), *self._forward.buffers()):
                 weight.data = relocated(weight.data, offset_bytes)
-
-    @property
-    def runs_ahead(self) -> bool:
-        return self._streams is not None
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         return self.begin(rows, want_state)()
@@ -163,11 +161,6 @@ class TorchEngine:
 
     def drop_state(self, slot: int) -> None:
         self._arena.drop(slot)
-
-    @property
-    def frees_slots(self) -> bool:
-        """See `base.FreesSlots`."""
-        return self._arena.varies
 
     def memory_usage(self) -> Sequence[MemoryUse]:
         forward = self._forward

@@ -44,6 +44,11 @@ class ProcessEngine:
     thread that made it, because the process ends with that thread.
     """
 
+    has_readiness = True
+    """An instance without a process is not ready."""
+    has_release = True
+    """What is kept of a sequence goes when the sequence does."""
+
     def __init__(self, request: LoadRequest, environment: Environment) -> None:
         """Starts the process and loads the model there. Raises LoadError."""
         self._model = request.config.name
@@ -64,6 +69,10 @@ class ProcessEngine:
         load = Load(request, logging.getLogger("seqmesh").getEffectiveLevel())
         self._process = CurrentProcess(load, environment, answered=self._open.came, lost=self._lost)
         self._sequences = ProcessSequences(request, self._process, self._open)
+        self.frees_slots = self._sequences.are_known_by_slot
+        abilities = self._process.abilities
+        self.batch_rows, self.alone_because = abilities.batch_rows, abilities.alone_because
+        self.is_testable, self.makes_calls = abilities.is_testable, abilities.makes_calls
 
     def limit_calls(self, limit_s: float) -> None:
         """See `base.LimitsCalls`."""
@@ -246,11 +255,6 @@ class ProcessEngine:
         self._sequences.drop(slot)
 
     @property
-    def frees_slots(self) -> bool:
-        """See `base.FreesSlots`."""
-        return self._sequences.are_known_by_slot
-
-    @property
     def hands_out_state(self) -> bool:
         return self._process.abilities.hands_out_state
 
@@ -260,11 +264,6 @@ class ProcessEngine:
         self._sequences.put_model_state(correlation_id, state)
 
     # -- sequences that leave -------------------------------------------------------------------------------------
-
-    @property
-    def has_release(self) -> bool:
-        """Always: what is kept of a sequence goes when the sequence does."""
-        return True
 
     def release(self, correlation_id: CorrelationId) -> None:
         self._sequences.release(correlation_id)
@@ -276,32 +275,10 @@ class ProcessEngine:
         if self._process.abilities.has_release:
             self._process.tell(ReleaseSequences(None))
 
-    # -- what the process says of itself --------------------------------------------------------------------------
-
-    @property
-    def has_readiness(self) -> bool:
-        """Always: an instance without a process is not ready."""
-        return True
+    # -- the rest -------------------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
         return self._process.is_ready
-
-    @property
-    def batch_rows(self) -> int:
-        return self._process.abilities.batch_rows
-
-    @property
-    def alone_because(self) -> str:
-        return self._process.abilities.alone_because
-
-    @property
-    def is_testable(self) -> bool:
-        return self._process.abilities.is_testable
-
-    @property
-    def makes_calls(self) -> bool:
-        """See `base.MakesCalls`."""
-        return self._process.abilities.makes_calls
 
     def run_rows_alone(self, because: str) -> None:
         """See `base.FixesShape`. Does nothing: rows run alone already."""
