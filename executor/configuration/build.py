@@ -30,7 +30,7 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
 
     dialect  a first request may begin a sequence without START
     """
-    sequence = _sequence_batching(config, dialect=dialect) if config.HasField("sequence_batching") else None
+    sequence = sequence_specs(config, dialect=dialect) if config.HasField("sequence_batching") else None
     # Beside a sequence batcher the dynamic batcher schedules nothing: `dialect` has copied its values to the oldest
     # strategy.
     dynamic = config.HasField("dynamic_batching") and sequence is None
@@ -39,8 +39,8 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
         backend=config.backend,
         platform=config.platform,
         max_batch_size=config.max_batch_size,
-        inputs=tuple(_tensor(tensor) for tensor in config.input),
-        outputs=tuple(_tensor(tensor) for tensor in config.output),
+        inputs=tuple(map(tensor_spec, config.input)),
+        outputs=tuple(map(tensor_spec, config.output)),
         default_model_filename=config.default_model_filename,
         sequence_batching=sequence,
         dynamic_batching=_dynamic_batching(config.dynamic_batching) if dynamic else None,
@@ -71,7 +71,7 @@ def _ensemble(config: ConfigMessage) -> tuple[EnsembleStep, ...]:
     )
 
 
-def _tensor(tensor: Part) -> TensorSpec:
+def tensor_spec(tensor: Part) -> TensorSpec:
     """Inputs and outputs alike; what only the other kind has is left at its default."""
     dims, shape = tuple(tensor.dims), tuple(tensor.reshape.shape)
     names = {field.name for field in tensor.DESCRIPTOR.fields}
@@ -86,7 +86,8 @@ def _tensor(tensor: Part) -> TensorSpec:
     )
 
 
-def _sequence_batching(config: ConfigMessage, *, dialect: bool) -> SequenceBatching:
+def sequence_specs(config: ConfigMessage, *, dialect: bool) -> SequenceBatching:
+    """The sequence batcher's values, with controls and states. dialect: as of `build`"""
     sequence = config.sequence_batching
     return SequenceBatching(
         strategy=_strategy(config),

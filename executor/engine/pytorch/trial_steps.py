@@ -22,6 +22,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from executor.configuration.build import sequence_specs, tensor_spec
+from executor.configuration.control_rules import check_controls
 from executor.engine.error_texts import quoted
 from executor.engine.pytorch.attributes import Changes
 from executor.engine.pytorch.binding import Argument, bind_arguments
@@ -29,16 +31,9 @@ from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
 from executor.engine.pytorch.kept_state import is_unset
 from executor.engine.pytorch.outputs import several
 from executor.engine.pytorch.signature import Signature, TensorSignature
+from shared.configuration.parse import parse_json
 from shared.contract.errors import ConfigError
-from shared.contract.model_config import (
-    ControlKind,
-    ControlSpec,
-    ModelConfig,
-    Oldest,
-    SequenceBatching,
-    StateSpec,
-    TensorSpec,
-)
+from shared.contract.model_config import ControlSpec, ModelConfig
 
 Fields = Mapping[str, Any]
 """A configuration, or a part of one, as JSON."""
@@ -90,7 +85,7 @@ def _stepped(
     """Every leaf after a step of zeros; or why there was none."""
     batch = (1,) if int(config.get("max_batch_size", 0)) else ()
     given: dict[str, Any] = {}
-    for binding in bind_arguments(_outline(config), arguments, kept):
+    for binding in bind_arguments(_declared(config), arguments, kept):
         source = binding.source
         if binding.name in kept:
             continue
@@ -126,7 +121,7 @@ def _model_dims(source: Any) -> tuple[int, ...]:
     return tuple(source.dims if reshape is None else reshape)
 
 
-def _outline(config: Fields) -> ModelConfig:
+def _declared(config: Fields) -> ModelConfig:
     """As much of a configuration as says what forward is given. Raises ConfigError for batch inputs, and for a
     declaration that says too little.
     """
@@ -134,53 +129,21 @@ def _outline(config: Fields) -> ModelConfig:
     if config.get("batch_input"):
         raise ConfigError(f"model '{name}' keeps state in its module and has batch inputs, which is not supported")
     batching: Fields = config.get("sequence_batching") or {}
-    controls = [
-        ControlSpec(_field(entry, "name"), ControlKind.READY, _control_type(control))
-        for entry in _parts(batching, "control_input")
-        for control in _parts(entry, "control")
-    ]
-    states = [
-        StateSpec(_field(each, "input_name"), _field(each, "output_name"), *_told(each))
-        for each in _parts(batching, "state")
-    ]
-    inputs = [
-        TensorSpec(_field(each, "name"), *_told(each), reshape=_reshape(each)) for each in _parts(config, "input")
-    ]
-    batch = int(config.get("max_batch_size", 0))
-    sequences = SequenceBatching(Oldest(1), 1, tuple(controls), tuple(states))
-    return ModelConfig(name, "pytorch", "", batch, tuple(inputs), (), sequence_batching=sequences)
+    _check_fields(config.get("input"), "name", "data_type")
+    _check_fields(batching.get("control_input"), "name")
+    _check_fields(batching.get("state"), "input_name", "output_name", "data_type")
+    message = parse_json(json.dumps(config))
+    check_controls(message)
+    for state in message.sequence_batching.state:
+        state.use_growable_memory = False  # a first step finds it as its dims say
+    inputs, sequences = tuple(map(tensor_spec, message.input)), sequence_specs(message, dialect=False)
+    return ModelConfig(name, "pytorch", "", message.max_batch_size, inputs, (), sequence_batching=sequences)
 
 
-def _parts(whole: Fields, field: str) -> Sequence[Fields]:
-    return whole.get(field) or []
-
-
-def _field(declaration: Fields, name: str) -> str:
-    if not declaration.get(name):
-        raise ConfigError(f"a declaration in the configuration must specify '{name}': {json.dumps(declaration)}")
-    return str(declaration[name])
-
-
-def _dims(whole: Fields, field: str) -> tuple[int, ...]:
-    dims: Sequence[Any] = whole.get(field) or []
-    return tuple(int(dim) for dim in dims)
-
-
-def _told(declaration: Fields) -> tuple[str, tuple[int, ...]]:
-    datatype = _field(declaration, "data_type").removeprefix("TYPE_")
-    return "BYTES" if datatype == "STRING" else datatype, _dims(declaration, "dims")
-
-
-def _reshape(declaration: Fields) -> tuple[int, ...] | None:
-    reshape: Fields | None = declaration.get("reshape")
-    return None if reshape is None else _dims(reshape, "shape")
-
-
-def _control_type(control: Fields) -> str:
-    for field, datatype in (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL")):
-        if control.get(field):
-            return datatype
-    return _told(control)[0]
+def _check_fields(declarations: Sequence[Fields] | None, *fields: str) -> None:
+    for declaration, field in itertools.product(declarations or (), fields):
+        if not declaration.get(field):
+            raise ConfigError(f"a declaration in the configuration must specify '{field}': {json.dumps(declaration)}")
 
 
 # --- the input and the outputs
