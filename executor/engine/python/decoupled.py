@@ -144,10 +144,7 @@ class DecoupledEngine(PythonEngine):
         result = given if isinstance(given, RowError) else self._answer(one, given)
         if not last:
             return MadeAnswer(result)
-        if self._model_state is not None:
-            results: list[RowResult | RowError | None] = [result]
-            self._save_states(self._model_state, [one.row], [one.wanted], results)
-            result = cast("RowResult | RowError", results[0])
+        result = self._with_state(one.row, result, wanted=one.wanted)
         if one.states is None or one.row.slot is None:
             return MadeAnswer(result)
         slot = one.row.slot

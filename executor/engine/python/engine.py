@@ -271,35 +271,27 @@ class PythonEngine:
             one = RowPass(rows[index], count, want_state[index], columns, position, states[position])
             response = responses if isinstance(responses, RowError) else responses[position]
             results[index] = self._concluded(requests[position], one, response)
-        if self._model_state is not None:
-            self._save_states(self._model_state, rows, want_state, results)
+        if self.hands_out_state:
+            for index, result in enumerate(results):
+                if result is not None:
+                    results[index] = self._with_state(rows[index], result, wanted=want_state[index])
         finished = time.perf_counter_ns()
         return BatchResult(results, Timings(called - began, returned - called, finished - returned)), failure
 
-    def _save_states(
-        self,
-        model_state: ModelState,
-        rows: Sequence[Row],
-        want_state: Sequence[bool],
-        results: list[RowResult | RowError | None],
-    ) -> None:
-        """Asks the model for the state of rows that a checkpoint follows, and of rows that failed (see
+    def _with_state(self, row: Row, result: RowResult | RowError, *, wanted: bool) -> RowResult | RowError:
+        """A row's result with the state that the model hands out, if a checkpoint follows, or the row failed (see
         `base.HandsOutState`).
         """
-        for index, (row, result) in enumerate(zip(rows, results, strict=True)):
-            if isinstance(result, RowError):
-                is_due = self._asks(row)
-            else:
-                is_due = result is not None and row.slot is not None and want_state[index] and not result.open
-            if result is None or not is_due:
-                continue
-            try:
-                saved = model_state.save(row.correlation_id)
-            except ModelError as error:
-                message = f"{result.message}; {error.message}" if isinstance(result, RowError) else error.message
-                results[index] = RowError(Code.INTERNAL, message, lost=True)
-            else:
-                results[index] = msgspec.structs.replace(result, model_state=saved)
+        has_failed = isinstance(result, RowError)
+        is_due = self._asks(row) if has_failed else row.slot is not None and wanted and not result.open
+        if (model_state := self._model_state) is None or not is_due:
+            return result
+        try:
+            saved = model_state.save(row.correlation_id)
+        except ModelError as error:
+            message = f"{result.message}; {error.message}" if has_failed else error.message
+            return RowError(Code.INTERNAL, message, lost=True)
+        return msgspec.structs.replace(result, model_state=saved)
 
     def _asks(self, row: Row) -> bool:
         """Whether the model is asked for its state when the row fails."""
@@ -515,11 +507,7 @@ class PythonEngine:
 
     def _made_late(self, one: RowPass, given: interface.InferenceResponse | RowError) -> MadeAnswer:
         made = MadeAnswer(given) if isinstance(given, RowError) else self._made_of(one, given)
-        if self._model_state is None:
-            return made
-        results: list[RowResult | RowError | None] = [made.result]
-        self._save_states(self._model_state, [one.row], [one.wanted], results)
-        return MadeAnswer(cast("RowResult | RowError", results[0]), made.keep_state)
+        return MadeAnswer(self._with_state(one.row, made.result, wanted=one.wanted), made.keep_state)
 
     def _written(self, before: States, columns: Columns, position: int) -> States | RowError:
         """The states, with what the model wrote into the ones whose input and output are one buffer."""
