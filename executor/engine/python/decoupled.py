@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -28,7 +28,6 @@ from executor.engine.python.engine import PythonEngine, RowPass
 from executor.engine.python.requests import DecoupledRequest
 from executor.engine.python.response_senders import DiscardedAnswers, Given, MadeAnswer, ResponseSender
 from executor.engine.python.slot_states import States
-from executor.engine.python.tensor import Column
 
 
 class OpenPass(RowPass):
@@ -116,9 +115,7 @@ class DecoupledEngine(PythonEngine):
             f"Python model '{self._config.name}' is using the decoupled mode and the execute function must return None."
         )
 
-    def _begin(
-        self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender], columns: Mapping[str, Column]
-    ) -> None:
+    def _begin(self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender], columns: Columns) -> None:
         """Runs an `async` execute beside the batches to come."""
 
         async def run() -> None:

@@ -58,7 +58,7 @@ from executor.engine.python.outputs import ResponseReader
 from executor.engine.python.requests import RowRequest
 from executor.engine.python.response_senders import MadeAnswer, SoleSender
 from executor.engine.python.slot_states import SlotStates, States
-from executor.engine.python.tensor import Column, raw_content
+from executor.engine.python.tensor import raw_content
 from executor.engine.row_shapes import RowShapes
 from shared.contract.errors import Code, LoadError, ModelError
 from shared.contract.ids import CorrelationId
@@ -411,9 +411,8 @@ class PythonEngine:
     def _executing(self, batch: Sequence[Row]) -> Executing:
         return Executing(calls.Execution(self._config.name, self._instance, batch), self._code, self._process)
 
-    def _raised(self, error: BaseException, columns: Mapping[str, Column]) -> RowError:
+    def _raised(self, error: BaseException, columns: Columns) -> RowError:
         """The error of a call that raised. columns: those of its requests"""
-        assert isinstance(columns, Columns), "a row's columns are its batch's"
         return self._call_error(error_text(error) + columns.undeclared)
 
     def _call_error(self, text: str) -> RowError:

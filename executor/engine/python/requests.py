@@ -19,23 +19,20 @@ class RowRequest(interface.InferenceRequest):
 
     def __init__(self, row: Row, columns: Columns, position: int) -> None:  # what the base keeps is in the row
         self._row = row
-        self.columns = columns
+        self.columns: Columns = columns  # pyright: ignore[reportIncompatibleVariableOverride]  (those of its batch)
         self.position = position
         self.release_flags = interface.TRITONSERVER_REQUEST_RELEASE_ALL
         self.sole_sender: SoleSender | None = None
         """Once the model has asked for it."""
 
     def inputs(self) -> list[ModelTensor]:
-        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
         tensors = [self.columns[name][self.position] for name in self.columns.sources.names]
         return [tensor for tensor in tensors if tensor is not None]
 
     def model_name(self) -> str:
-        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
         return self.columns.sources.model
 
     def model_version(self) -> int:
-        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
         return self.columns.sources.version
 
     def preferred_memory(self) -> None:
@@ -75,14 +72,12 @@ class RowRequest(interface.InferenceRequest):
         return self.sole_sender
 
     def _sender(self) -> SoleSender:
-        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
         row, cancelled = self._row, self.columns.sources.cancelled
         # Without this request: the sender is to go as soon as the model lets go of it.
         return SoleSender(lambda: id(row) in cancelled)
 
     def requested_output_names(self) -> set[str]:
         """What the caller asked for; all outputs when he named none, as in Triton."""
-        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
         return set(self._row.outputs or self.columns.sources.outputs)
 
 
