@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, on_devic
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
 from executor.engine.pytorch.running_batch import Pieces
-from executor.engine.pytorch.state_values import Texts, Value, description, gathered, row_tensors, tensor_problem
+from executor.engine.pytorch.state_values import Texts, description, gathered, row_tensors, tensor_problem
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec
@@ -37,7 +37,9 @@ PUT_BYTES_MAX = 64 << 20
 
 
 class ImplicitState(Protocol):
-    """One implicit state of every sequence of an engine."""
+    """One implicit state of every sequence of an engine. A batch's new value of it is used once `problem` has found
+    nothing wrong with it.
+    """
 
     spec: StateSpec
 
@@ -45,7 +47,7 @@ class ImplicitState(Protocol):
         """The shape of the state at a place, if rows of a batch may differ in it; None if they cannot."""
         ...
 
-    def gather(self, places: Places) -> Value:
+    def gather(self, places: Places) -> torch.Tensor | Texts:
         """The batch's state, [rows, *dims]; a copy that the model may write to."""
         ...
 
@@ -53,11 +55,11 @@ class ImplicitState(Protocol):
         """What is wrong with a model's output state for a batch of that many rows; None if nothing is."""
         ...
 
-    def scatter(self, places: Places, value: Value) -> None:
+    def scatter(self, places: Places, value: Any) -> None:
         """Writes the batch's new states into its slots."""
         ...
 
-    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
+    def tensors(self, value: Any, rows: int, pieces: Pieces) -> list[Tensor]:
         """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
         ...
 
@@ -118,7 +120,7 @@ class StateArena:
         """Bytes that the states of fixed size, and those that grow, take on the device now."""
         return sum(state.byte_size for state in self.states if isinstance(state, FixedState | GrowingState))
 
-    def tensors(self, values: Sequence[Value], rows: int, pieces: Pieces) -> list[tuple[str, list[Tensor]]]:
+    def tensors(self, values: Sequence[Any], rows: int, pieces: Pieces) -> list[tuple[str, list[Tensor]]]:
         """A batch's states for the checkpoints, by the name of the input, row by row; without those that grow."""
         return [
             (state.spec.input_name, state.tensors(value, rows, pieces))
@@ -126,7 +128,7 @@ class StateArena:
             if not isinstance(state, GrowingState)
         ]
 
-    def grown(self, places: Places, values: Sequence[Value]) -> list[dict[int, GrownState]]:
+    def grown(self, places: Places, values: Sequence[Any]) -> list[dict[int, GrownState]]:
         """What the checkpoints of a batch's rows write of the states that grow: state by state, by row. Asked before
         the new states are written.
         """
@@ -202,13 +204,11 @@ class FixedState:
     def problem(self, value: object, rows: int) -> str | None:
         return tensor_problem(self.spec, value, rows)
 
-    def scatter(self, places: Places, value: Value) -> None:
-        assert isinstance(value, torch.Tensor)
+    def scatter(self, places: Places, value: torch.Tensor) -> None:
         stored = value if self._storage is self._dtype else value.contiguous().view(self._storage)
         self._rows.index_copy_(0, places.write_index, stored)
 
-    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
-        assert isinstance(value, torch.Tensor)
+    def tensors(self, value: torch.Tensor, rows: int, pieces: Pieces) -> list[Tensor]:
         return row_tensors(self.spec, value, rows, self.spec.dims, pieces)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
@@ -252,15 +252,13 @@ class LooseState:
             problem = size_problem(value.nbytes // rows, self._bytes_max)
         return problem
 
-    def scatter(self, places: Places, value: Value) -> None:
-        assert isinstance(value, torch.Tensor)
+    def scatter(self, places: Places, value: torch.Tensor) -> None:
         for row, place in enumerate(places.writes):
             if place >= FIRST_SLOT:
                 # A copy of its own: a view would keep the whole batch's tensor in memory.
                 self._slots[place] = value[row].clone()
 
-    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
-        assert isinstance(value, torch.Tensor)
+    def tensors(self, value: torch.Tensor, rows: int, pieces: Pieces) -> list[Tensor]:
         return row_tensors(self.spec, value, rows, tuple(value.shape[1:]), pieces)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
@@ -321,16 +319,15 @@ class TextState:
             return None
         return size_problem(max(len(tensor.raw) for tensor in self._tensors(strings, rows)), self._bytes_max)
 
-    def scatter(self, places: Places, value: Value) -> None:
+    def scatter(self, places: Places, value: list[str]) -> None:
         for place, tensor in zip(places.writes, self._tensors(value, len(places.writes)), strict=True):
             if place >= FIRST_SLOT:
                 self._slots[place] = tensor
 
-    def tensors(self, value: Value, rows: int, pieces: Pieces) -> list[Tensor]:
+    def tensors(self, value: list[str], rows: int, pieces: Pieces) -> list[Tensor]:
         return self._tensors(value, rows)
 
-    def _tensors(self, value: Value, rows: int) -> list[Tensor]:
-        assert isinstance(value, list)
+    def _tensors(self, value: list[str], rows: int) -> list[Tensor]:
         count = len(value) // rows
         shape = text_shape(self.spec.dims, value, rows)
         return [

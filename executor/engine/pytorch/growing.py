@@ -23,7 +23,7 @@ import torch
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import TORCH_TYPE, raw_of, tensor_of
 from executor.engine.pytorch.places import FIRST_SLOT, Places
-from executor.engine.pytorch.state_values import Value, description, gathered, tensor_problem
+from executor.engine.pytorch.state_values import description, gathered, tensor_problem
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState, Parts, TensorInParts
 from shared.contract.tensors import Tensor
@@ -106,11 +106,10 @@ class GrowingState:
 
     # --- checkpoints
 
-    def begins_anew(self, places: Places, value: Value, row: int) -> bool:
+    def begins_anew(self, places: Places, value: torch.Tensor, row: int) -> bool:
         """Whether the row's next checkpoint must replace all of the last one: it is the first of a run, its owner does
         not know what the last one holds, or the last one has more parts.
         """
-        assert isinstance(value, torch.Tensor)
         grown = self._slots.get(places.writes[row])
         if places.reads[row] < FIRST_SLOT or grown is None or grown.saved is None:
             return True
@@ -119,9 +118,8 @@ class GrowingState:
     def _count(self, positions: int) -> int:
         return -(-positions // self._part_length)
 
-    def grown(self, places: Places, value: Value, anew: Sequence[bool]) -> dict[int, GrownState]:
+    def grown(self, places: Places, value: torch.Tensor, anew: Sequence[bool]) -> dict[int, GrownState]:
         """What the checkpoint of each saved row writes. anew: rows for which any state `begins_anew`"""
-        assert isinstance(value, torch.Tensor)
         form = Parts(self._axis, self._part_length, self.spec.datatype, tuple(value.shape[1:]))
         return {
             row: self._grown(form, value[row], 0 if anew[row] else self._unchanged(places, value, row), anew=anew[row])
@@ -140,8 +138,7 @@ class GrowingState:
 
     # --- changes
 
-    def scatter(self, places: Places, value: Value) -> None:
-        assert isinstance(value, torch.Tensor)
+    def scatter(self, places: Places, value: torch.Tensor) -> None:
         kept = self._kept(places, value)
         for row, place in enumerate(places.writes):
             if place >= FIRST_SLOT and places.ends[row]:

@@ -28,10 +28,6 @@ class Texts(list[str]):
         return Texts(self, (1, *self.shape))
 
 
-Value = torch.Tensor | list[str]
-"""The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
-
-
 def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
     """What is wrong with a model's output state for a batch of so many rows; None if nothing is."""
     dtype = TORCH_TYPE[spec.datatype]
