@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from executor.engine.pytorch.signature import taken_names
+
 
 class SessionTensor(msgspec.Struct, frozen=True):
     """An input or output of a model.
@@ -37,13 +39,8 @@ def parameter_of(config: Mapping[str, Any], name: str) -> str:
 
 def used_names(config: Mapping[str, Any]) -> set[str]:
     """Every name that a decoded configuration gives a tensor."""
-    batching: dict[str, Any] = config.get("sequence_batching") or {}
-    entries: list[dict[str, Any]] = [
-        *(config.get("input") or []),
-        *(config.get("output") or []),
-        *(batching.get("control_input") or []),
-        *(batching.get("state") or []),
-    ]
-    batched: list[dict[str, Any]] = [*(config.get("batch_input") or []), *(config.get("batch_output") or [])]
-    told = {str(entry[key]) for entry in entries for key in ("name", "input_name", "output_name") if key in entry}
-    return told.union(*(entry.get("target_name", []) for entry in batched))
+    taken_in, given_out = taken_names(config)
+    entries: list[dict[str, Any]] = [*(config.get("input") or []), *(config.get("output") or [])]
+    cut: list[dict[str, Any]] = config.get("batch_output") or []
+    names = {*taken_in, *given_out, *(entry.get("name", "") for entry in entries)}
+    return names.union(*(each.get("target_name", ()) for each in cut))
