@@ -89,15 +89,7 @@ def _load(call: messages.Load, side: Side) -> tuple[PythonEngine, messages.Answe
     logging.getLogger("seqmesh.model").setLevel(logging.DEBUG)
     engine = in_this_process(call.request)
     side.start(engine)
-    return engine, messages.Loaded(
-        engine.hands_out_state,
-        engine.has_release,
-        engine.has_readiness,
-        engine.batch_rows,
-        engine.alone_because,
-        engine.is_testable,
-        engine.makes_calls,
-    )
+    return engine, msgspec.convert(engine, messages.Loaded, from_attributes=True)
 
 
 def _made(engine: PythonEngine, call: messages.Call, side: Side) -> messages.Answer:

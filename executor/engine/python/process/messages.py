@@ -93,7 +93,9 @@ Call = Load | Run | LoadStates | Restore | ReleaseSequences | DescribeState | Cl
 
 
 class Loaded(Message, frozen=True):
-    """The instance is there, and what can be asked of it (see the protocols of `executor.engine.base`)."""
+    """The instance is there, and what can be asked of it: attributes of its engine (see the protocols of
+    `executor.engine.base`).
+    """
 
     hands_out_state: bool
     has_release: bool
