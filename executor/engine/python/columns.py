@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.core.controls import ControlTensors
 from executor.engine import shapes
 from executor.engine.base import Row
 from executor.engine.error_texts import quoted
 from executor.engine.null_rows import zeros
 from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import Column, ModelTensor, TypedTensor
-from shared.contract.model_config import StateSpec, TensorSpec
+from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import NUMPY_TYPE, Tensor, to_numpy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where a model's input names come from; one per engine.
 
-    names    in the order in which they are looked up: inputs, controls, states
-    outputs  names of the declared outputs: a request that names none gets all of them
+    version    of the model; -1 if that is no number
+    names      in the order in which they are looked up: inputs, controls, states
+    outputs    names of the declared outputs: a request that names none gets all of them
     cancelled  rows that run now, and for which nobody waits any more, by their id as objects
     """
 
-    model: str
-    version: int
-    inputs: Mapping[str, TensorSpec]
-    false_controls: Mapping[str, Tensor]
-    states: Mapping[str, StateSpec]
-    names: Sequence[str]
-    outputs: Sequence[str]
-    batched: bool
-    cancelled: dict[int, Row]
+    def __init__(self, config: ModelConfig, version: str) -> None:
+        self.model = config.name
+        self.version = int(version) if version.isdecimal() else -1
+        self.batched = config.max_batch_size > 0
+        self.inputs = config.inputs_by_name
+        self.false_controls = ControlTensors(config).null_row
+        self.states = [state.input_name for state in config.states]
+        self.names = (*self.inputs, *(control.name for control in config.controls), *self.states)
+        self.outputs = tuple(config.outputs_by_name)
+        self.cancelled: dict[int, Row] = {}
 
 
 class Columns(dict[str, Column]):

@@ -34,7 +34,6 @@ from typing import Any, cast
 
 import msgspec
 
-from executor.core.controls import ControlTensors
 from executor.engine.base import NO_TIME, BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
@@ -63,7 +62,7 @@ from executor.engine.row_shapes import RowShapes
 from shared.contract.errors import Code, LoadError, ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.limits import MODEL_STATE_BYTES_MAX
-from shared.contract.model_config import Direct, FixedShape, ModelConfig, Oldest, SequenceRecovery, StateSpec
+from shared.contract.model_config import Direct, FixedShape, Oldest, SequenceRecovery
 from shared.contract.tensors import Tensor
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class PythonEngine:
             self.batch_rows = max(1, config.max_batch_size) if self._keeps_positions and not self._has_state else 1
         self._in_order = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._reader = ResponseReader(config, self._states.specs, request.state_value_bytes_max)
-        self._sources = _sources_of(config, request.version, self._states.specs)
+        self._sources = Sources(config, request.version)
         self._running: Sequence[Row] = ()
         version_dir = request.model_dir / request.version
         path = request.code or model_path(version_dir, config.default_model_filename)
@@ -522,21 +521,3 @@ class PythonEngine:
                     return RowError(Code.INTERNAL, str(wrong))
                 written[state.input_name] = Tensor(old.name, old.datatype, old.shape, raw)
         return written
-
-
-def _sources_of(config: ModelConfig, version: str, states: Sequence[StateSpec]) -> Sources:
-    inputs = config.inputs_by_name
-    null_controls = ControlTensors(config).null_row
-    false_controls = {control.name: null_controls[control.name] for control in config.controls}
-    by_input = {state.input_name: state for state in states}
-    return Sources(
-        model=config.name,
-        version=int(version) if version.isdecimal() else -1,
-        inputs=inputs,
-        false_controls=false_controls,
-        states=by_input,
-        names=(*inputs, *false_controls, *by_input),
-        outputs=[spec.name for spec in config.outputs],
-        batched=config.max_batch_size > 0,
-        cancelled={},
-    )
