@@ -122,16 +122,16 @@ class PythonEngine:
         self._keeps_positions = isinstance(strategy, Direct)
         self._shapes = RowShapes(config)
         self._states = SlotStates(config.states, request.model_dir, request.state_value_bytes_max)
-        self._has_state = self.frees_slots = self.is_testable = bool(self._states.specs)
+        self._has_state = self.frees_slots = self.is_testable = config.declares_state
         self._has_answered = False
-        self._shares_buffers = any(state.same_buffer for state in self._states.specs)
+        self._shares_buffers = any(state.same_buffer for state in config.states)
         self._iterative = batching is not None and batching.iterative
         self._repeatable = self._has_state or batching is None
         self.batch_rows = 0
         if config.fixed_shape is not FixedShape.OFF:
             self.batch_rows = max(1, config.max_batch_size) if self._keeps_positions and not self._has_state else 1
         self._in_order = isinstance(strategy, Oldest) and strategy.preserve_ordering
-        self._reader = ResponseReader(config, self._states.specs, request.state_value_bytes_max)
+        self._reader = ResponseReader(config, request.state_value_bytes_max)
         self._sources = Sources(config, request.version)
         self._running: Sequence[Row] = ()
         version_dir = request.model_dir / request.version
@@ -487,7 +487,7 @@ class PythonEngine:
 
     def _tell_unreturned(self, before: States, after: States) -> None:
         """A model may leave a state as it was; one that does so from the first answer on may have forgotten it."""
-        for state in self._states.specs:
+        for state in self._config.states:
             if after[state.input_name] is before[state.input_name] and not state.same_buffer:
                 log.warning(
                     "model '%s' returned no '%s' with its first answer: that state stays as it was",
@@ -510,7 +510,7 @@ class PythonEngine:
     def _written(self, before: States, columns: Columns, position: int) -> States | RowError:
         """The states, with what the model wrote into the ones whose input and output are one buffer."""
         written = dict(before)
-        for state in self._states.specs:
+        for state in self._config.states:
             column = columns.get(state.input_name)  # absent where the model did not ask for it
             tensor = column[position] if column is not None and state.same_buffer else None
             if tensor is not None:

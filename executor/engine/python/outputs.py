@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -20,23 +20,22 @@ from executor.engine.python.texts import plain_text
 from executor.engine.state_tensors import size_problem
 from shared.contract.errors import Code, code_of
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor, shape_text
 
 
 class ResponseReader:
-    """One per engine. Threads of the model that send responses share it.
+    """One per engine. Threads of the model that send responses share it. state_bytes_max: of one sequence"""
 
-    states  the declared ones; state_bytes_max: largest of one sequence
-    """
-
-    def __init__(self, config: ModelConfig, states: Sequence[StateSpec], state_bytes_max: int) -> None:
+    def __init__(self, config: ModelConfig, state_bytes_max: int) -> None:
         self._model = config.name
         self._batched = config.max_batch_size > 0
         self._state_bytes_max = state_bytes_max
         self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
-        self._states = [(state, OutputCheck(config.name, _as_output(state), batched=self._batched)) for state in states]
-        self._known = {spec.name for spec in config.outputs} | {state.output_name for state in states}
+        returned = [TensorSpec(state.output_name, state.datatype, state.dims) for state in config.states]
+        checks = [OutputCheck(config.name, spec, batched=self._batched) for spec in returned]
+        self._states = list(zip(config.states, checks, strict=True))
+        self._known = {check.name for check in (*self._outputs, *checks)}
         # The checks keep what was right last time.
         self._reading = threading.Lock()
 
@@ -167,7 +166,3 @@ def _lent(array: NDArray[Any]) -> Any:
     second a GiB.
     """
     return np.ascontiguousarray(array).reshape(-1).data.cast("B")
-
-
-def _as_output(state: StateSpec) -> TensorSpec:
-    return TensorSpec(state.output_name, state.datatype, state.dims)

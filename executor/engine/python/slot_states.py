@@ -24,7 +24,7 @@ class SlotStates:
         """bytes_max: largest state of one sequence. Raises LoadError if a file of initial state cannot be used, or a
         state is larger.
         """
-        self.specs = tuple(specs)
+        self._specs = tuple(specs)
         self.initial: States = {spec.input_name: initial_state(model_dir, spec, bytes_max) for spec in specs}
         self._slots: dict[int, States] = {}
 
@@ -38,9 +38,9 @@ class SlotStates:
 
     def load(self, slot: int, states: States) -> None:
         """Puts a checkpoint into a slot. Raises ModelError when a state is missing or does not fit."""
-        for spec in self.specs:
+        for spec in self._specs:
             check_checkpoint(spec, states.get(spec.input_name))
-        self._slots[slot] = {spec.input_name: states[spec.input_name] for spec in self.specs}
+        self._slots[slot] = {spec.input_name: states[spec.input_name] for spec in self._specs}
 
     def drop(self, slot: int) -> None:
         self._slots.pop(slot, None)
