@@ -76,8 +76,8 @@ class DecoupledEngine(PythonEngine):
             elif request.release_flags == interface.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 results[index] = self._passed(request.sender, one)
                 continue
-            is_refused = isinstance(one.answers, DiscardedAnswers) and one.answers.failure is not None
-            results[index] = cast("DiscardedAnswers", one.answers).failure if is_refused else RowResult((), open=True)
+            failed = one.answers.failure if isinstance(one.answers, DiscardedAnswers) else None
+            results[index] = failed or RowResult((), open=True)
         return BatchResult(results, Timings(called - began, returned - called, 0)), None
 
     def _sender(self, one: OpenPass) -> ResponseSender:
@@ -86,13 +86,11 @@ class DecoupledEngine(PythonEngine):
 
     def _passed(self, sender: ResponseSender, one: OpenPass) -> RowResult | RowError:
         """The end of a pass after which the model wants another one."""
-        result = self._rescheduled(None)
+        result = self._rescheduled(one, None)
         if isinstance(result, RowError):
             sender.fail(result)
             return RowResult((), open=True)
         sender.rescheduled = True
-        if one.row.slot is not None and one.states is not None:
-            self._states.put(one.row.slot, one.states)
         return result
 
     # --- calls of execute

@@ -435,11 +435,7 @@ class PythonEngine:
         if isinstance(returned, RowError):
             return returned
         if is_again:
-            result = self._rescheduled(returned)
-            if one.row.slot is not None and one.states is not None:
-                # The next pass has no START flag, so the state that START began with is put into the slot.
-                self._states.put(one.row.slot, one.states)
-            return result
+            return self._rescheduled(one, returned)
         if not isinstance(returned, interface.InferenceResponse):
             return self._call_error(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
@@ -450,7 +446,7 @@ class PythonEngine:
             made.keep_state()
         return made.result
 
-    def _rescheduled(self, response: object) -> RowResult | RowError:
+    def _rescheduled(self, one: RowPass, response: object) -> RowResult | RowError:
         """The result of a request that the model wants in another pass (triton-spec 1.10)."""
         if not self._iterative:
             return RowError(
@@ -463,6 +459,9 @@ class PythonEngine:
                 "Expected a None object in the execute function return list for reschduled request, found type "
                 f"'{type(response)}'."
             )
+        if one.row.slot is not None and one.states is not None:
+            # The next pass has no START flag, so the state that START began with is put into the slot.
+            self._states.put(one.row.slot, one.states)
         return RowResult((), again=True)
 
     def _made_of(self, one: RowPass, response: interface.InferenceResponse) -> MadeAnswer:
