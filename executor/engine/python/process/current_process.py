@@ -103,19 +103,16 @@ class CurrentProcess:
         self.notice_end()
         while self.now is None:
             if wait_s := self._restarts.wait_s(time.monotonic()):
-                raise self._not_now(wait_s)
+                raise NotNowError(
+                    f"model instance '{self._instance}' has no process: the last one {self.why_ended}; the next one is "
+                    f"started in {wait_s:.1f} s"
+                )
             try:
                 self.now, self.abilities = self._started(self._start_limit_s)
             except (ProcessLostError, CannotStartError, ModelError) as error:
                 reason = error.message if isinstance(error, ModelError) else str(error)
                 self._restarts.ended(f"could not be started again: {reason}", time.monotonic())
                 logs.error("instance has no process", instance=self._instance, cause=self._restarts.reason)
-
-    def _not_now(self, wait_s: float) -> NotNowError:
-        return NotNowError(
-            f"model instance '{self._instance}' has no process: the last one {self._restarts.reason}; the next one is "
-            f"started in {wait_s:.1f} s"
-        )
 
     def call(self, call: Call) -> Answer:
         """Makes a call. Raises what the instance raised, or ProcessLostError."""

@@ -96,7 +96,7 @@ class ProcessEngine:
         except ProcessLostError:
             result = self._run_apart(rows, want_state)
         except NotNowError as error:
-            result = _failed(rows, RowError(error.code, error.message))
+            result = BatchResult([None if row.null else RowError(error.code, error.message) for row in rows], NO_TIME)
         except BaseException:
             # Their callers are told that they failed: they must not run again when the process ends.
             for row in rows:
@@ -289,7 +289,3 @@ class ProcessEngine:
     def close(self) -> None:
         self._process.close()
         self._open.close()
-
-
-def _failed(rows: Sequence[Row], error: RowError) -> BatchResult:
-    return BatchResult([None if row.null else error for row in rows], NO_TIME)

@@ -66,12 +66,10 @@ class MadeCalls:
                 else:
                     self._read(note, one, one.stream)
             case GiveUpCall():
-                one = self._forget(note.number)
-                if one is not None:
-                    _cancel(one)
-                    if one.stream is not None:
-                        # A thread of the model may be reading it.
-                        self._order(CallAnswered(note.number, None))
+                one = self._give_up(note.number)
+                if one is not None and one.stream is not None:
+                    # A thread of the model may be reading it.
+                    self._order(CallAnswered(note.number, None))
 
     def _make(self, note: MakeCall) -> None:
         number = note.call.number
@@ -125,14 +123,17 @@ class MadeCalls:
     def cancel_all(self) -> None:
         """Cancels all open calls, because the process has ended."""
         for number in list(self._open):
-            one = self._forget(number)
-            if one is not None:
-                _cancel(one)
+            self._give_up(number)
 
-    def _forget(self, number: int) -> OpenCall | None:
+    def _give_up(self, number: int) -> OpenCall | None:
+        """Cancels a call. Returns it; None if it is not open."""
         one = self._open.pop(number, None)
         if one is not None:
             self._end_wait(number, one)
+            if one.stream is not None:
+                one.stream.cancel()
+            elif one.awaited is not None:
+                one.awaited.cancel()
         return one
 
     def _end_wait(self, number: int, one: OpenCall) -> None:
@@ -162,10 +163,3 @@ def _refusal(call: ModelCall, error: Exception) -> CallAnswer:
         return CallAnswer(error_code=Code.UNAVAILABLE, error=str(error))
     logs.error("call failed unexpectedly", error, model=call.model)
     return CallAnswer(error_code=Code.INTERNAL, error=f"the call failed: {type(error).__name__}: {error}")
-
-
-def _cancel(one: OpenCall) -> None:
-    if one.stream is not None:
-        one.stream.cancel()
-    elif one.awaited is not None:
-        one.awaited.cancel()
