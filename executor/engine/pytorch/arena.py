@@ -23,12 +23,12 @@ from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, on_devic
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
 from executor.engine.pytorch.running_batch import Pieces
-from executor.engine.pytorch.state_values import Texts, description, gathered, row_tensors, tensor_problem
+from executor.engine.pytorch.state_values import Texts, gathered, row_tensors, tensor_problem, wire_form
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState
-from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes, shape_text
+from shared.contract.tensors import Tensor, bytes_elements, described, element_count, pack_bytes, shape_text
 
 SLOTS_AT_FIRST = 64
 """Slots for which a state of fixed shape has room before it grows."""
@@ -69,7 +69,7 @@ class ImplicitState(Protocol):
 
     def drop(self, place: int) -> None: ...
 
-    def describe(self, place: int) -> str: ...
+    def tensor(self, place: int) -> Tensor: ...
 
 
 class StateArena:
@@ -158,7 +158,7 @@ class StateArena:
 
     def describe(self, slot: int) -> str:
         """One line: each state's name, dtype, shape, mean and norm."""
-        return "; ".join(f"{state.spec.input_name} {state.describe(self.place(slot))}" for state in self.states)
+        return described({state.spec.input_name: state.tensor(self.place(slot)) for state in self.states})
 
 
 def _state(
@@ -222,8 +222,8 @@ class FixedState:
     def drop(self, place: int) -> None:
         """Nothing: START reads the initial state, whatever the row holds."""
 
-    def describe(self, place: int) -> str:
-        return description(self._rows[place].view(self._dtype))
+    def tensor(self, place: int) -> Tensor:
+        return wire_form(self.spec, self._rows[place].view(self._dtype))
 
 
 class LooseState:
@@ -268,8 +268,8 @@ class LooseState:
     def drop(self, place: int) -> None:
         self._slots.pop(place, None)
 
-    def describe(self, place: int) -> str:
-        return description(self._at(place))
+    def tensor(self, place: int) -> Tensor:
+        return wire_form(self.spec, self._at(place))
 
 
 class TextState:
@@ -286,18 +286,18 @@ class TextState:
         self._slots: dict[int, Tensor] = {}
 
     def shape(self, place: int) -> shapes.Shape:
-        return self._at(place).shape
+        return self.tensor(place).shape
 
-    def _at(self, place: int) -> Tensor:
+    def tensor(self, place: int) -> Tensor:
         return self._slots.get(place, self._initial)
 
     def gather(self, places: Places) -> Texts:
         real = next(place for place in places.reads if place != NULL_PLACE)
-        shape = self._at(real).shape
+        shape = self.tensor(real).shape
         null = [""] * element_count(shape)
         strings: list[str] = []
         for place in places.reads:
-            strings += null if place == NULL_PLACE else _strings(self._at(place))
+            strings += null if place == NULL_PLACE else _strings(self.tensor(place))
         return Texts(strings, (len(places.reads), *shape))
 
     def problem(self, value: object, rows: int) -> str | None:
@@ -340,10 +340,6 @@ class TextState:
 
     def drop(self, place: int) -> None:
         self._slots.pop(place, None)
-
-    def describe(self, place: int) -> str:
-        tensor = self._at(place)
-        return f"BYTES {shape_text(tensor.shape)} {len(tensor.raw)} bytes"
 
 
 def _strings(tensor: Tensor) -> list[str]:

@@ -23,7 +23,7 @@ import torch
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import TORCH_TYPE, raw_of, tensor_of
 from executor.engine.pytorch.places import FIRST_SLOT, Places
-from executor.engine.pytorch.state_values import description, gathered, tensor_problem
+from executor.engine.pytorch.state_values import gathered, tensor_problem, wire_form
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState, Parts, TensorInParts
 from shared.contract.tensors import Tensor
@@ -181,8 +181,8 @@ class GrowingState:
     def drop(self, place: int) -> None:
         self._slots.pop(place, None)
 
-    def describe(self, place: int) -> str:
-        return description(self._at(place))
+    def tensor(self, place: int) -> Tensor:
+        return wire_form(self.spec, self._at(place))
 
 
 def leading_equal(before: torch.Tensor, after: torch.Tensor, axis: int) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from executor.engine import shapes
-from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
 from executor.engine.pytorch.places import NULL_PLACE, Places
 from executor.engine.pytorch.running_batch import Pieces
 from shared.contract.model_config import StateSpec
@@ -56,10 +56,6 @@ def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.S
     return [Tensor(name, datatype, shape, raw) for raw in pieces(value, rows, pairwise(range(rows + 1)))]
 
 
-def description(row: torch.Tensor) -> str:
-    """One line for the log: dtype, shape, mean and norm."""
-    values = row.to(torch.float64)
-    count = values.numel()
-    mean = float(values.mean()) if count else 0.0
-    norm = float(values.square().sum().sqrt())
-    return f"{DATATYPE[row.dtype]} {shape_text(row.shape)} mean {mean:.6g} norm {norm:.6g}"
+def wire_form(spec: StateSpec, row: torch.Tensor) -> Tensor:
+    """The state of one sequence, [*dims], by its input name."""
+    return Tensor(spec.input_name, spec.datatype, tuple(row.shape), bytes(raw_of(row)))
