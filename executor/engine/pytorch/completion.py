@@ -56,20 +56,18 @@ def completed(config_json: str, version_dir: Path) -> str:
     path = model_file(version_dir, config.get("default_model_filename", ""))
     signature = read_signature(path)
     incomplete = not config.get("input") or not config.get("output")
-    if (signature is None and incomplete) or "sequence_batching" in config:
-        model = _Model(path)
-        signature = signature if signature is not None or not incomplete else _signature_of(config, model)
+    has_sequences = "sequence_batching" in config
+    model = _Model(path) if has_sequences or (incomplete and signature is None) else None
+    if model is not None and incomplete and signature is None:
+        signature = _signature_of(config, model)
+    if signature is not None:
         _complete_all(config, signature)
-        if "sequence_batching" in config and "sequence_recovery" not in (config.get("parameters") or {}):
-            _complete_kept(config, model)
-    else:
-        _complete_all(config, signature)
+    if model is not None and has_sequences and "sequence_recovery" not in (config.get("parameters") or {}):
+        _complete_kept(config, model)
     return json.dumps(config)
 
 
-def _complete_all(config: dict[str, Any], signature: Signature | None) -> None:
-    if signature is None:
-        return
+def _complete_all(config: dict[str, Any], signature: Signature) -> None:
     _complete_batch_size(config, signature)
     if signature.max_batch_size and not int(config.get("max_batch_size", 0)):
         signature = _with_batch_in_dims(signature)

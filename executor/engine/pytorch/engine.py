@@ -92,7 +92,6 @@ class TorchEngine:
         self._device = arena.device
         self._shapes = RowShapes(config)
         self._ragged = RaggedInputs(config.inputs)
-        self._input_specs = {spec.name: spec for spec in config.inputs}
         self._input_position = {spec.name: position for position, spec in enumerate(config.inputs)}
         self._batched = config.max_batch_size > 0
         batching = config.sequence_batching
@@ -374,7 +373,7 @@ class TorchEngine:
                 f"model '{self._config.name}': the batch cannot be described without input '{name}'", Code.INVALID_ARG
             )
         given = request_shapes(name, batch)
-        spec = self._input_specs[name]
+        spec = self._config.inputs_by_name[name]
         if spec.reshape is None:
             return given
         leading = 1 if self._batched else 0

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -61,12 +61,8 @@ class Switches:
             native._jit_set_profiling_mode(self.jit_profiling)  # noqa: SLF001
         if self.tensor_fuser is not None:
             native._jit_set_texpr_fuser_enabled(self.tensor_fuser)  # noqa: SLF001
-        with cast("Any", torch.jit).optimized_execution(self.optimized):
-            if self.cudnn:
-                yield
-                return
-            with cudnn_off():
-                yield
+        with cast("Any", torch.jit).optimized_execution(self.optimized), nullcontext() if self.cudnn else cudnn_off():
+            yield
 
 
 @contextmanager
