@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import onnxruntime
 
+from executor.engine.sessions.loading import existing
 from executor.engine.sessions.signature import SessionSignature, SessionTensor, parameter_of
 from shared.contract.errors import LoadError
 from shared.contract.tensors import NUMPY_TYPE
@@ -46,11 +47,7 @@ class OnnxModel(msgspec.Struct, frozen=True, eq=False):
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
     """The model's file; of a directory, the `model.onnx` in it. Raises LoadError."""
     path = version_dir / (default_model_filename or MODEL_FILE)
-    if path.is_dir():
-        path /= MODEL_FILE
-    if not path.is_file():
-        raise LoadError(f"unable to find '{path}'")
-    return path
+    return existing(path / MODEL_FILE if path.is_dir() else path)
 
 
 def open_model(path: Path, config: Mapping[str, Any], device: str = "cpu", *, fixed_threads: int = 0) -> OnnxModel:
