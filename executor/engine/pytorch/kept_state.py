@@ -210,15 +210,14 @@ def _form(config: ModelConfig, spec: StateSpec, leaf: Leaf, value: Any) -> LeafF
 
 def first_states(config: ModelConfig, changes: Changes, forms: Mapping[str, LeafForm]) -> dict[str, Tensor]:
     """What the states begin with: what the module's file holds, where the configuration gives no `initial_state`."""
-    configured = {state.input_name for state in config.states if state.initial_dims is not None}
+    dims = {state.input_name: state.dims for state in config.states if state.initial_dims is None}
     firsts: dict[str, Tensor] = {}
     for leaf, value in changes.read():
         form = forms[leaf.name]
-        if leaf.name in configured:
+        if leaf.name not in dims:
             continue
-        dims = next(state.dims for state in config.states if state.input_name == leaf.name)
         if is_unset(value):
-            firsts[leaf.name] = Tensor(leaf.name, form.datatype, (0,) * len(dims), b"")
+            firsts[leaf.name] = Tensor(leaf.name, form.datatype, (0,) * len(dims[leaf.name]), b"")
             continue
         tensor = torch.as_tensor(value, dtype=TORCH_TYPE[form.datatype])
         shape = tuple(tensor.shape[1:]) if form.per_row else tuple(tensor.shape) or (1,)
