@@ -37,7 +37,7 @@ import xxhash
 from executor.engine.base import Origin, Row
 from executor.engine.python.model_metrics import TritonModelException
 from shared.contract.calls import CALL_DEPTH_MAX, models_of, waiting
-from shared.contract.errors import Code
+from shared.contract.errors import Code, MeshError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
@@ -198,12 +198,10 @@ class RequestTrace(msgspec.Struct, frozen=True, eq=False):
         return json.dumps({"traceparent": self.origin.traceparent})
 
 
-class CallError(Exception):
+class CallError(MeshError):
     """A call that is not made, because it could never be answered."""
 
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    code = Code.INVALID_ARG
 
 
 execution: ContextVar[Execution | None] = ContextVar("execution", default=None)
@@ -283,14 +281,11 @@ def _checked(call: ModelCall) -> ModelCall:
         target = waiting(call.model, sequence_id(call.model, call.version, call.correlation_id))
         if target in call.chain:
             raise CallError(
-                Code.INVALID_ARG,
                 f"the call to sequence {call.correlation_id} of model '{call.model}' would wait for itself: a step of "
-                f"that sequence waits for the answer ({path})",
+                f"that sequence waits for the answer ({path})"
             )
     if len(call.chain) > CALL_DEPTH_MAX:
-        raise CallError(
-            Code.INVALID_ARG, f"models call each other more than {CALL_DEPTH_MAX} deep, which is the limit: {path}"
-        )
+        raise CallError(f"models call each other more than {CALL_DEPTH_MAX} deep, which is the limit: {path}")
     return call
 
 

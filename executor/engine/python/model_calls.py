@@ -196,7 +196,7 @@ class Responses:
 
 
 def _failed(error: CallError, *, decoupled: bool) -> Any:
-    response = InferenceResponse(error=TritonError(str(error), error.code))
+    response = InferenceResponse(error=TritonError(error.message, error.code))
     return iter([response]) if decoupled else response
 
 

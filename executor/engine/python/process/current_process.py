@@ -161,7 +161,5 @@ class CurrentProcess:
 def _checked(answer: Answer) -> Answer:
     """The answer. Raises ModelError for what the instance raised."""
     if isinstance(answer, Raised):
-        error = ModelError(answer.message)
-        error.code = Code(answer.code)
-        raise error
+        raise ModelError(answer.message, Code(answer.code))
     return answer
