@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.grpc.codec import OutputForms, decode_request, requested_forms
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import InferRequest
 from gateway.requests.forms import has_many_strings, with_strings_read
 from gateway.requests.infer_call import InferCall
+from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.regions import Regions
 from shared.contract.endpoints import Endpoint
+from shared.contract.errors import RequestError
+from shared.contract.messages import ModelRecord
+
+Find = Callable[[str, str], tuple[ModelRecord, str]]
 
 VALUES_MAX = 1 << 14
 """Typed values that are packed on the event loop, about a millisecond."""
@@ -19,12 +25,27 @@ PARTS_MAX = 1 << 10
 
 
 async def decoded_call(
-    request: InferRequest, metadata: CallMetadata, regions: Regions, endpoint: Endpoint = Endpoint.MODEL_INFER
+    request: InferRequest,
+    metadata: CallMetadata,
+    regions: Regions,
+    find: Find,
+    endpoint: Endpoint = Endpoint.MODEL_INFER,
 ) -> tuple[InferCall, OutputForms]:
-    """The call that a request makes, and the forms that its client wants. Raises as `gateway.grpc.codec`."""
-    if takes_long(request):
-        return await asyncio.to_thread(_decode_all, request, metadata, regions, endpoint)
-    call, forms = _decode(request, metadata, regions, endpoint)
+    """The call that a request makes, and the forms that its client wants.
+
+    find    looks its model up, as `Catalog.find`
+    raises  as `gateway.grpc.codec`; as `find`
+    """
+    try:
+        if takes_long(request):
+            return await asyncio.to_thread(_decode_all, request, metadata, regions, endpoint)
+        call, forms = _decode(request, metadata, regions, endpoint)
+    except RequestError:
+        # As in Triton, what is wrong with the model comes before what is wrong with the request.
+        record, _ = find(request.model_name, request.model_version)
+        if record.config.decoupled and endpoint is Endpoint.MODEL_INFER:
+            raise decoupled_refusal(endpoint) from None
+        raise
     if has_many_strings(call):
         call = await asyncio.to_thread(with_strings_read, call)
     return call, forms

@@ -117,7 +117,7 @@ class InferenceServicer(_base):
         request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call, forms = await decoded_call(request, self._metadata_of(rpc), self._regions)
+        call, forms = await decoded_call(request, self._metadata_of(rpc), self._regions, self._catalog.find)
         del request  # its tensors are in `call`: keeping both would double them while the answer is awaited
         try:
             answer = await self._inference.submit(call)
@@ -154,6 +154,7 @@ class InferenceServicer(_base):
             partial(self.intake.next_message, rpc, pb.ModelInferRequest),
             submit,
             metadata,
+            self._catalog.find,
             unread=self._unread,
             cut=rpc.cut,
             outstanding_max=self._outstanding_max,

@@ -33,7 +33,7 @@ import msgspec
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, encode_stream_answer, encode_stream_error, is_bulky
-from gateway.grpc.decoding import decoded_call
+from gateway.grpc.decoding import Find, decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
@@ -98,6 +98,7 @@ class InferStream:
 
     write   sends an answer; returns when the client has room for it
     read    gives the next request, None when there is none any more (`gateway.grpc.intake`)
+    find    looks a model up, as `Catalog.find`
     unread  counts the answers until they are written
     cut     closes the stream's connection
     """
@@ -108,6 +109,7 @@ class InferStream:
         read: Read,
         submit: Submit,
         metadata: CallMetadata,
+        find: Find,
         *,
         unread: UnreadAnswers,
         cut: Callable[[], None],
@@ -121,6 +123,7 @@ class InferStream:
         self._cut = cut
         self._submit = submit
         self._metadata = metadata
+        self._find = find
         self._outstanding_max = outstanding_max
         self._regions = regions
         self._outstanding_bytes_max = outstanding_bytes_max
@@ -201,7 +204,9 @@ class InferStream:
         size = 0
         wants_empty_final = False
         try:
-            call, forms = await decoded_call(request, self._metadata, self._regions, Endpoint.MODEL_STREAM_INFER)
+            call, forms = await decoded_call(
+                request, self._metadata, self._regions, self._find, Endpoint.MODEL_STREAM_INFER
+            )
             if self._closed:
                 return
             size = input_bytes(call)

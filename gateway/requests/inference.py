@@ -29,12 +29,13 @@ from gateway.requests.forms import KnownForms
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences, Orphans
+from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.replies import Replies, never_sent, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest, end_span
-from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
+from shared.contract.errors import MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.messages import START, ModelRecord
 from shared.process import logs
 from shared.store.keyspace import Keyspace
@@ -258,8 +259,7 @@ class Inference:
             self._send_end(call, record, version, caller.future)
             return None
         if record.config.decoupled and caller.on_open is None:
-            text = f"{call.endpoint} doesn't support models with decoupled transaction policy"
-            raise RequestError(text, Code.UNSUPPORTED)
+            raise decoupled_refusal(call.endpoint)
         if not record.config.ensemble:
             pending = self._send(call, caller, record, version)
             if caller.since:

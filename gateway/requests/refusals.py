@@ -1,10 +1,12 @@
-"""The errors for steps that the script `submit` refuses: Triton's words first, then what only the mesh knows."""
+"""The errors for steps that the script `submit` refuses: Triton's words first, then what only the mesh knows; and
+the one for models whose answers an endpoint cannot give."""
 
 from __future__ import annotations
 
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import PendingRequest
-from shared.contract.errors import Reason, SequenceError
+from shared.contract.endpoints import Endpoint
+from shared.contract.errors import Code, Reason, RequestError, SequenceError
 from shared.store.script_values import SubmitCode, Submitted
 
 STORIES = {
@@ -25,6 +27,11 @@ STORIES = {
 def named(call: InferCall) -> str:
     """The request by the name that its client gave it: its request id or its step number."""
     return f"request {call.request_id}" if call.request_id else f"step {call.expected_step}"
+
+
+def decoupled_refusal(endpoint: Endpoint) -> RequestError:
+    """The error for a request to a decoupled model by a way on which exactly one answer can come."""
+    return RequestError(f"{endpoint} doesn't support models with decoupled transaction policy", Code.UNSUPPORTED)
 
 
 def refusal(pending: PendingRequest, outcome: Submitted) -> SequenceError:

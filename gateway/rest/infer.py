@@ -10,6 +10,7 @@ from gateway.models.catalog import Catalog
 from gateway.requests.classification import WEIGHT
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
+from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer
 from gateway.rest.body import BULKY_BYTES, read_headers
@@ -87,12 +88,15 @@ class Infer:
 
     def _decode(self, body: bytes, call: InferCall, header_length: int | None) -> tuple[InferCall, OutputForms]:
         def found() -> ModelConfig:
-            return self._catalog.find(call.model, call.version)[0].config
+            config = self._catalog.find(call.model, call.version)[0].config
+            if config.decoupled:
+                raise decoupled_refusal(call.endpoint)
+            return config
 
         try:
             return decode(body, call, found, header_length=header_length, regions=self._regions)
         except RequestError:
-            # As in Triton, the error of an unknown model comes before errors of the body.
+            # As in Triton, what is wrong with the model comes before errors of the body.
             found()
             raise
 

@@ -111,6 +111,7 @@ MODELS = (
     echo("echo_half", "FP16"),
     echo("echo_bool", "BOOL"),
     two_inputs(),
+    msgspec.structs.replace(echo("echo_many"), decoupled=True),
 )
 
 

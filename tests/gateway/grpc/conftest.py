@@ -111,6 +111,9 @@ class CatalogTwin(Catalog):
     def is_ready(self) -> bool:
         return self.serves
 
+    def find(self, model: str, version: str) -> tuple[ModelRecord, str]:
+        return self.record(model, version)[0], "1"
+
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
         if self.is_model_ready(model, version):
             return RECORD, ("1",)

@@ -6,14 +6,19 @@ import asyncio
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.grpc import decoding
 from gateway.grpc.codec import decode_request, requested_forms
-from gateway.grpc.decoding import PARTS_MAX, VALUES_MAX, decoded_call
+from gateway.grpc.decoding import PARTS_MAX, VALUES_MAX, Find, decoded_call
 from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb
 from gateway.requests.regions import NO_REGIONS
+from shared.contract.endpoints import Endpoint
+from shared.contract.errors import Code, RequestError
+from shared.contract.messages import ModelRecord
+from tests.gateway.fake_executor import echo
 
 
 def typed(count: int, *, datatype: str = "INT32") -> Any:
@@ -39,6 +44,14 @@ def raw(size: int) -> Any:
     return request
 
 
+def nothing_found(model: str, version: str) -> tuple[ModelRecord, str]:
+    raise RequestError(f"no model '{model}'", Code.NOT_FOUND)
+
+
+def decoupled_found(model: str, version: str) -> tuple[ModelRecord, str]:
+    return ModelRecord(msgspec.structs.replace(echo(model), decoupled=True), "{}", ("1",)), version
+
+
 @pytest.mark.parametrize(
     ("request_", "is_beside"),
     [
@@ -59,7 +72,7 @@ async def test_where_a_request_is_decoded(request_: Any, is_beside: bool, monkey
         return decode_request(*given)
 
     monkeypatch.setattr(decoding, "decode_request", noticed)
-    call, forms = await decoded_call(request_, NO_METADATA, NO_REGIONS)
+    call, forms = await decoded_call(request_, NO_METADATA, NO_REGIONS, nothing_found)
 
     assert (decode_request(request_), requested_forms(request_)) == (call, forms)
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
@@ -74,7 +87,23 @@ async def test_many_strings_are_decoded_and_walked_in_one_go(monkeypatch: pytest
         return await to_thread(work, *given)
 
     monkeypatch.setattr(asyncio, "to_thread", noticed)
-    call, _ = await decoded_call(typed(1 << 16, datatype="BYTES"), NO_METADATA, NO_REGIONS)
+    call, _ = await decoded_call(typed(1 << 16, datatype="BYTES"), NO_METADATA, NO_REGIONS, nothing_found)
 
     assert {"INPUT": ""} == call.string_problems
     assert 1 == len(went)
+
+
+@pytest.mark.parametrize("size", [1, PARTS_MAX], ids=["on the loop", "beside it"])
+async def test_what_is_wrong_with_the_model_comes_before_what_is_wrong_with_the_request(size: int) -> None:
+    broken = with_outputs(size)
+    broken.raw_input_contents.append(b"beside typed data")
+
+    async def refused(find: Find, endpoint: Endpoint) -> Code:
+        with pytest.raises(RequestError) as caught:
+            await decoded_call(broken, NO_METADATA, NO_REGIONS, find, endpoint)
+        return caught.value.code
+
+    unary, streamed = Endpoint.MODEL_INFER, Endpoint.MODEL_STREAM_INFER
+    assert [Code.NOT_FOUND] * 2 == [await refused(nothing_found, endpoint) for endpoint in (unary, streamed)]
+    assert Code.UNSUPPORTED == await refused(decoupled_found, unary)
+    assert Code.INVALID_ARG == await refused(decoupled_found, streamed)

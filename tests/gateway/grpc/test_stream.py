@@ -28,6 +28,7 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
+from tests.gateway.grpc.conftest import CatalogTwin
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 # The clients have no types.
@@ -428,6 +429,7 @@ def stream_of(
         read,
         lambda call, _on_open: twin.submit(call),
         NO_METADATA,
+        CatalogTwin().find,
         unread=unread,
         cut=lambda: None,
         outstanding_max=100,

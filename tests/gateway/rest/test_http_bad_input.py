@@ -244,6 +244,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("priority no number", SUM, steps(priority=-1), 500, f"Unable to parse 'priority': {NO_UNSIGNED}"),
     ("timeout no number", SUM, steps(timeout="1"), 500, f"Unable to parse 'timeout': {NO_UNSIGNED}"),
     ("unknown model and broken body", "/v2/models/nobody/infer", b"{", 404, "Request for unknown model: 'nobody'"),
+    ("decoupled model and broken body", "/v2/models/echo_many/infer", b"{", 501, "HTTP end point doesn't support"),
     (
         "no START",
         SUM,
