@@ -199,12 +199,8 @@ class FoldRepository(ModelRepository):
     def names(self) -> list[str]:
         return [NAME, STATELESS] if self._shape.decoupled else [NAME]
 
-    def load(
-        self,
-        name: str,
-        override_json: str | None = None,
-        files: Mapping[str, bytes] | None = None,
-        generation: str = "0",
+    def _load(
+        self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
     ) -> LoadedModel:
         present = self.loaded.get(name)
         if present is not None and present.record.generation == generation:

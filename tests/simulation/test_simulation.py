@@ -63,6 +63,11 @@ def test_loads_and_unloads_of_the_model_in_the_middle_of_it_lose_nothing_either(
     assert any("model unloaded" in line for line in lines)
 
 
+def test_what_waits_for_a_model_that_was_unloaded_for_good_is_told_so() -> None:
+    """The simulated repository said for ever that the model is being loaded, so that everybody waited on."""
+    assert [] == reloaded(2001225).violations
+
+
 @pytest.mark.parametrize("first", [1, 4])
 def test_a_mesh_that_has_other_shards_in_the_middle_of_it_loses_nothing_either(first: int) -> None:
     results = [resharded(seed) for seed in range(first, first + 3)]
