@@ -267,7 +267,7 @@ class Sequence:
         excused = (reason or error.code) in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
-        if not excused or (reason is Reason.LOST and self._client._ledger.declared):
+        if not excused or (reason == Reason.LOST and self._client._ledger.declared):
             story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
         raise GivenUpError(f"sequence {self._id}: {reason or error.message}")
 

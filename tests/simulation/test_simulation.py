@@ -6,15 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
-from shared.contract.errors import MeshError
+from gateway.requests.infer_call import InferCall
+from shared.contract.errors import MeshError, SequenceError
 from tests.simulation.__main__ import first_failing, run_mutant, summary
+from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
+from tests.simulation.model import INPUT, number
 from tests.simulation.operator import operated
 from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
+from tests.simulation.story import Story
 from tests.simulation.world import simulate, simulate_answers
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +132,16 @@ def test_an_answer_of_a_decoupled_model_that_its_client_hears_twice_is_found() -
 
     assert found is not None
     assert [] == simulate_answers(found.seed).violations
+
+
+async def test_a_client_whose_state_the_mesh_holds_takes_no_loss_from_an_executor_either() -> None:
+    """A reason comes from an executor as text, which is no `Reason`."""
+    story = Story()
+    client = Client(1, Habit(Style.PLAIN), [], Random(1), story, Mock(declared=True), idle_s=8.0, is_over=lambda: False)
+    with pytest.raises(GivenUpError):
+        Sequence(client, 1)._refused(InferCall("fold", inputs=(number(INPUT, 5),)), SequenceError("lost", "lost"))
+
+    assert ["sequence 1: 5 is refused: lost lost"] == story.violations
 
 
 def test_an_owner_that_is_not_checked_is_found() -> None:
