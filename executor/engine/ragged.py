@@ -24,14 +24,11 @@ _ANY: Shape = ()
 
 
 class RaggedInputs:
-    """Which inputs of a model are ragged. True if there is one."""
+    """Which inputs of a model are ragged."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.names = frozenset(spec.name for spec in specs if spec.allow_ragged_batch)
         self._at = frozenset(place for place, spec in enumerate(specs) if spec.allow_ragged_batch)
-
-    def __bool__(self) -> bool:
-        return bool(self.names)
 
     def group(self, key: InputShapes) -> InputShapes:
         """What rows must have in common to share a batch. Of ragged inputs only their presence counts."""
