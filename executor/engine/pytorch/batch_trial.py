@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -37,13 +38,14 @@ def settle_batches(engine: TorchEngine, forward: KeptForward, config: ModelConfi
     rows = min(ROWS, config.max_batch_size, slots)
     if engine.alone_because or rows <= 1:
         return
-    table = _Table(engine, forward, config.name)
+    results = partial(_results, engine, forward, config.name)
     made = [[_row(config, slot, step) for slot in range(rows)] for step in range(STEPS)]
     try:
-        alone = [table.results([row])[0] for step in made for row in step]
-        together = [
-            found for step, order in zip(made, _orders(rows), strict=True) for found in table.ordered(step, order)
-        ]
+        alone = [results([row])[0] for step in made for row in step]
+        together: list[RowResult] = []
+        for step, order in zip(made, _orders(rows), strict=True):
+            found = results([step[place] for place in order])
+            together += [found[order.index(place)] for place in range(rows)]
         if not all(_equal(one, other) for one, other in zip(alone, together, strict=True)):
             engine.run_rows_alone("rows that share a call change each other's results")
     except _TrialError:
@@ -62,29 +64,16 @@ def _orders(rows: int) -> Sequence[Sequence[int]]:
     return [[int(place) for place in chance.permutation(rows)] for _ in range(STEPS)]
 
 
-class _Table:
-    """Runs made-up rows, each batch by one call of the module."""
-
-    def __init__(self, engine: TorchEngine, forward: KeptForward, model: str) -> None:
-        self._engine = engine
-        self._forward = forward
-        self._model = model
-
-    def ordered(self, rows: Sequence[Row], order: Sequence[int]) -> list[RowResult]:
-        """The results of rows that share a call in another order."""
-        found = self.results([rows[place] for place in order])
-        return [found[order.index(place)] for place in range(len(rows))]
-
-    def results(self, rows: Sequence[Row]) -> list[RowResult]:
-        """The results of rows that share a call. Raises _TrialError if they needed several."""
-        before = self._forward.calls
-        found = self._engine.run(rows, [True] * len(rows)).rows
-        if len(rows) == 1 and isinstance(found[0], RowError):
-            log.warning("model '%s' failed on a made-up step at load: %s", self._model, found[0].message)
-        results = [result for result in found if isinstance(result, RowResult)]
-        if len(results) != len(rows) or self._forward.calls != before + 1:
-            raise _TrialError
-        return results
+def _results(engine: TorchEngine, forward: KeptForward, model: str, rows: Sequence[Row]) -> list[RowResult]:
+    """The results of rows that share a call. Raises _TrialError if they needed several."""
+    before = forward.calls
+    found = engine.run(rows, [True] * len(rows)).rows
+    if len(rows) == 1 and isinstance(found[0], RowError):
+        log.warning("model '%s' failed on a made-up step at load: %s", model, found[0].message)
+    results = [result for result in found if isinstance(result, RowResult)]
+    if len(results) != len(rows) or forward.calls != before + 1:
+        raise _TrialError
+    return results
 
 
 def _equal(one: RowResult, other: RowResult) -> bool:
