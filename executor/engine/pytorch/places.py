@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, FIRST_SLOT = 0, 1, 2, 3
 """The places of the initial state, of zeros, of what nobody reads, and of the first slot."""
 
 
+@dataclass(eq=False)
 class Places:
     """Which arena rows a batch reads and writes; row i of the batch at position i.
 
@@ -23,38 +26,20 @@ class Places:
     kept_positions  by the name of a growing state: see `growing.GrowingState`. It is asked for twice in a batch
     """
 
-    __slots__ = ("_read_index", "_write_index", "device", "ends", "kept_positions", "reads", "saves", "writes")
+    reads: list[int]
+    writes: list[int]
+    device: torch.device
+    saves: Sequence[bool] = ()
+    ends: Sequence[bool] = ()
+    kept_positions: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
 
-    def __init__(
-        self,
-        reads: list[int],
-        writes: list[int],
-        device: torch.device,
-        saves: Sequence[bool] = (),
-        ends: Sequence[bool] = (),
-    ) -> None:
-        self.reads = reads
-        self.writes = writes
-        self.device = device
-        self.saves = saves
-        self.ends = ends
-        self.kept_positions: dict[str, Sequence[int]] = {}
-        self._read_index: torch.Tensor | None = None
-        self._write_index: torch.Tensor | None = None
-
-    @property
+    @cached_property
     def read_index(self) -> torch.Tensor:
-        if self._read_index is None:
-            self._read_index = self._index(self.reads)
-        return self._read_index
+        return self._index(self.reads)
 
-    @property
+    @cached_property
     def write_index(self) -> torch.Tensor:
-        if self.writes == self.reads:
-            return self.read_index
-        if self._write_index is None:
-            self._write_index = self._index(self.writes)
-        return self._write_index
+        return self.read_index if self.writes == self.reads else self._index(self.writes)
 
     def _index(self, places: list[int]) -> torch.Tensor:
         # Through numpy, because torch converts a list four times as slowly.
