@@ -53,7 +53,9 @@ class RowShapes:
         given = tuple([tensor.shape if (tensor := inputs.get(name)) is not None else None for name in self._names])
         verdict = self._known.get(given)
         if verdict is None:
-            verdict = self._remembered(given)
+            if len(self._known) >= KNOWN_SHAPES:
+                self._known.clear()
+            verdict = self._known[given] = self._verdict(given)
         if verdict.problem:
             return RowError(Code.INVALID_ARG, verdict.problem)
         for name, datatype, size in verdict.sizes:
@@ -65,12 +67,6 @@ class RowShapes:
                     return RowError(Code.INVALID_ARG, problem)
             elif len(tensor.raw) != size:
                 return RowError(Code.INVALID_ARG, self._wrong_size(name, len(tensor.raw), size))
-        return verdict
-
-    def _remembered(self, given: InputShapes) -> Verdict:
-        if len(self._known) >= KNOWN_SHAPES:
-            self._known.clear()
-        verdict = self._known[given] = self._verdict(given)
         return verdict
 
     def _verdict(self, given: InputShapes) -> Verdict:
