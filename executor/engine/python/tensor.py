@@ -16,22 +16,13 @@ from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, TEXT_KINDS, config_
 _TYPES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 """Wire names in the order of TRITONSERVER_DataType, which begins with 1."""
 _TYPE_NUMBER = {name: number for number, name in enumerate(_TYPES.split(), start=1)}
+_NUMPY: dict[str, Any] = {name: dtype.type for name, dtype in NUMPY_TYPE.items()} | {"BYTES": np.object_}
 
-TRITON_TO_NUMPY_TYPE: dict[int, Any] = {
-    _TYPE_NUMBER[name]: np.object_ if name == "BYTES" else NUMPY_TYPE[name].type
-    for name in _TYPE_NUMBER
-    if name != "BF16"
-}
-NUMPY_TO_TRITON_TYPE: dict[Any, int] = {
-    **{numpy_type: number for number, numpy_type in TRITON_TO_NUMPY_TYPE.items()},
-    np.bytes_: _TYPE_NUMBER["BYTES"],
-    np.str_: _TYPE_NUMBER["BYTES"],
-}
-TRITON_STRING_TO_NUMPY: dict[str, Any] = {
-    config_type(name): TRITON_TO_NUMPY_TYPE[number]
-    for name, number in _TYPE_NUMBER.items()
-    if number in TRITON_TO_NUMPY_TYPE
-}
+TRITON_TO_NUMPY_TYPE: dict[int, Any] = {_TYPE_NUMBER[name]: kind for name, kind in _NUMPY.items()}
+NUMPY_TO_TRITON_TYPE: dict[Any, int] = {kind: _TYPE_NUMBER[name] for name, kind in _NUMPY.items()} | dict.fromkeys(
+    (np.bytes_, np.str_), _TYPE_NUMBER["BYTES"]
+)
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {config_type(name): kind for name, kind in _NUMPY.items()}
 _TEXTS = frozenset((bytes, str))
 
 
