@@ -138,17 +138,6 @@ def _text(given: object) -> str:
     return plain_text(given)
 
 
-def _check_kind(kind: str) -> None:
-    if kind not in (COUNTER, GAUGE, HISTOGRAM):
-        raise TritonModelException(f"a metric family is a COUNTER, a GAUGE or a HISTOGRAM, not '{kind}'")
-
-
-def _check_name(name: str) -> None:
-    """A name that Prometheus cannot read would spoil the page of the whole mesh."""
-    if NAME.fullmatch(name) is None:
-        raise TritonModelException(f"'{name}' is no name of a metric: letters, digits, '_' and ':', no digit first")
-
-
 def _check_label(label: str, kind: str) -> None:
     if LABEL.fullmatch(label) is None or (label == "le" and kind == HISTOGRAM):
         raise TritonModelException(
@@ -213,8 +202,11 @@ class MetricFamily:
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         name, description, kind = _text(name), _text(description), _text(kind)
-        _check_name(name)
-        _check_kind(kind)
+        # A name that Prometheus cannot read would spoil the page of the whole mesh.
+        if NAME.fullmatch(name) is None:
+            raise TritonModelException(f"'{name}' is no name of a metric: letters, digits, '_' and ':', no digit first")
+        if kind not in (COUNTER, GAUGE, HISTOGRAM):
+            raise TritonModelException(f"a metric family is a COUNTER, a GAUGE or a HISTOGRAM, not '{kind}'")
         self._family = _family(name, description, kind)
 
     def Metric(  # noqa: N802  # the documented name
