@@ -146,8 +146,9 @@ class KeptForward(nn.Module):
         """Runs one batch. Raises what the module raises, and ValueError for a state that cannot be kept."""
         states: dict[str, torch.Tensor] = {name: named.pop(name) for name in self.forms}
         self.calls += 1
+        values = {name: form.value(states[name], batched=self._batched) for name, form in self.forms.items()}
         for attribute in self._attributes:
-            attribute.write([self._value(leaf, states) for leaf in attribute.leaves])
+            attribute.write([values[leaf.name] for leaf in attribute.leaves])
         returned = self.module(*positional, **named)
         found = self._by_name(returned)
         for attribute in self._attributes:
@@ -157,9 +158,6 @@ class KeptForward(nn.Module):
                     raise ValueError(f"attribute '{leaf.name}' lost its elements, which the mesh cannot keep")
                 found[leaf.name] = form.state(value, states[leaf.name], batched=self._batched)
         return found
-
-    def _value(self, leaf: Leaf, states: Mapping[str, torch.Tensor]) -> Any:
-        return self.forms[leaf.name].value(states[leaf.name], batched=self._batched)
 
     def _by_name(self, returned: Any) -> dict[str, Any]:
         if isinstance(returned, dict):
