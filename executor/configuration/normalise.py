@@ -38,6 +38,8 @@ def normalise(config: ConfigMessage, around: Surroundings) -> list[str]:
         # Every other default is about running a model, and no executor runs an ensemble.
         for step in config.ensemble_scheduling.step:
             step.model_version = step.model_version or NEWEST
+        # Shown for every ensemble, as by Triton. Whether it is true, gateways find out.
+        config.model_transaction_policy.SetInParent()
         return []
     notes = fill_backend(config, around)
     notes += translate_dialect(config)
@@ -56,8 +58,6 @@ def _fill_batching(config: ConfigMessage) -> None:
         return
     sequence = config.sequence_batching
     sequence.max_sequence_idle_microseconds = sequence.max_sequence_idle_microseconds or IDLE_DEFAULT_US
-    if sequence.WhichOneof("strategy_choice") is None:
-        sequence.direct.SetInParent()
     if sequence.HasField("oldest") and not sequence.oldest.preferred_batch_size:
         sequence.oldest.preferred_batch_size.extend(preferred)
 

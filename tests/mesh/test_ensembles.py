@@ -465,7 +465,7 @@ async def test_an_ensemble_is_decoupled_if_one_of_its_steps_is(shared: RunningMe
     with http_sync.InferenceServerClient(shared.http()) as typed:
         client: Any = typed
         told = [
-            client.get_model_config(model).get("model_transaction_policy", {"decoupled": False})["decoupled"]
+            client.get_model_config(model)["model_transaction_policy"]["decoupled"]
             for model in ("streamed_then_one", "sum_of_sums")
         ]
         with pytest.raises(InferenceServerException) as refused:

@@ -75,6 +75,17 @@ def test_json_prints_every_default_in_order_with_numbers(load_text: LoadText) ->
     assert expected == loaded.json
 
 
+def test_json_says_what_triton_says_of_an_ensembles_transactions_and_of_a_strategy_that_is_not_chosen(
+    load_text: LoadText,
+) -> None:
+    steps = 'step { model_name: "a" input_map { key: "I" value: "X" } output_map { key: "O" value: "Y" } }'
+    ensemble = json.loads(load_text(f'platform: "ensemble" {IO} ensemble_scheduling {{ {steps} }}').json)
+    sequences = json.loads(load_text(f"{IO} sequence_batching {{ }}").json)
+
+    assert {"decoupled": False} == ensemble["model_transaction_policy"]
+    assert {"direct", "oldest"}.isdisjoint(sequences["sequence_batching"])
+
+
 @pytest.mark.parametrize("number", ["3.4028234663852886e+38", "-3.4028235e38", "1e-45", "0.1"])
 def test_a_single_reads_back_the_same(number: str) -> None:
     """The largest one too: rounded up, as digits, it would be refused as too large."""
