@@ -218,14 +218,14 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
     position, end, count = 0, len(raw), 0
     unpack = struct.Struct("<I").unpack_from
     while position < end:
-        if count == expected:
-            # As Triton does: the element beyond the last one is an error already.
-            return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
         if position + 4 > end:
             return (
                 f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} bytes "
                 "available. Please make sure the string length indicator is in one buffer."
             )
+        if count == expected:
+            # As Triton does: the element beyond the last one is an error already.
+            return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
         (length,) = unpack(raw, position)
         position += 4
         if position + length > end:

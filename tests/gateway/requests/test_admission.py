@@ -406,6 +406,10 @@ def test_strings_that_end_too_early():
     assert string_problem(b"\5\0\0\0a", 1, "T", "m") == (
         f"incomplete string data {where} string of length 5 but only 1 bytes available"
     )
+    # Bytes behind the last element that cannot be another one are no element too many.
+    assert string_problem(b"\0\0\0\0z", 1, "T", "m").endswith(
+        "expecting 4 bytes but only 1 bytes available. Please make sure the string length indicator is in one buffer."
+    )
 
 
 @pytest.mark.parametrize(
