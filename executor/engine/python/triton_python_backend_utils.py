@@ -304,13 +304,13 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Numpy's type for a number of Triton's datatypes."""
-    return TRITON_TO_NUMPY_TYPE[data_type]
+    """Numpy's type for a number of Triton's datatypes; None where numpy has none, or there is no such number."""
+    return TRITON_TO_NUMPY_TYPE.get(data_type)
 
 
-def numpy_to_triton_type(data_type: Any) -> int:
-    """The number of Triton's datatype for numpy's type."""
-    return NUMPY_TO_TRITON_TYPE[np.dtype(data_type).type]
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """The number of Triton's datatype for numpy's type; None where Triton has none."""
+    return NUMPY_TO_TRITON_TYPE.get(np.dtype(data_type).type)
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:

@@ -32,6 +32,8 @@ def test_types_translate_both_ways() -> None:
     for number, numpy_type in pb_utils.TRITON_TO_NUMPY_TYPE.items():
         assert number == pb_utils.numpy_to_triton_type(pb_utils.triton_to_numpy_type(number))
         assert number == pb_utils.Tensor("t", np.zeros(1, numpy_type)).triton_dtype()
+    assert [None, None] == [pb_utils.triton_to_numpy_type(bf16_or_none) for bf16_or_none in (14, 0)]
+    assert pb_utils.numpy_to_triton_type(np.complex64) is None
 
 
 def test_configurations_are_searched_by_name() -> None:
