@@ -103,8 +103,12 @@ class RepositoryControl:
         return models_below(model, self._catalog.view.records)
 
     def _missing_steps(self, model: str) -> set[str]:
+        return self._steps(model) - self._loaded()
+
+    def _loaded(self) -> set[str]:
+        """What executors have loaded; an ensemble also while a model of its steps is missing."""
         lines = (line for one in self._catalog.live_members() for line in one.registration.repository)
-        return self._steps(model) - {line.model for line in lines if line.state == "READY"}
+        return {line.model for line in lines if line.state == "READY"}
 
     async def _load(self, model: str, config_json: str, files: Mapping[str, bytes]) -> None:
         word = ControlMessage("load", model, config_json, dict(files), uuid.uuid4().hex)
@@ -117,14 +121,17 @@ class RepositoryControl:
     async def unload(self, model: str, *, dependents: bool = False) -> None:
         """Takes a model out of service on every executor. Requests that were accepted are finished.
 
-        dependents  of an ensemble: the models of its steps too (`unload_dependents`)
+        dependents  of an ensemble: the models of its steps too (`unload_dependents`), as far as no other ensemble that
+                    is loaded has them in its steps
 
         Unloading a model that is not loaded is no error, as in Triton.
         """
         await self._check_mode()
         check_model_name(model)
         steps = self._steps(model) if dependents else set[str]()
-        for name in (model, *sorted(steps)):
+        others = self._loaded() - steps - {model}
+        kept = set[str]().union(*map(self._steps, others)) if steps else steps
+        for name in (model, *sorted(steps - kept)):
             await self._unload(name)
 
     async def _unload(self, model: str) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import redis as redis_py
 
 from gateway.grpc import repository as grpc_repository
 from gateway.grpc.pb import pb
 from gateway.models import repository as module
-from gateway.models.catalog import Catalog
+from gateway.models.catalog import Catalog, CatalogView
 from gateway.models.repository import RepositoryControl, behind, check_model_name, check_overrides, decisive_failure
 from gateway.rest import models as rest_models
 from shared.contract.errors import RequestError, UnavailableError
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import ControlMessage, ExecutorRegistration, LoadFailure, encode
+from shared.contract.messages import ControlMessage, ExecutorRegistration, LoadFailure, RepositoryEntry, encode
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
+from tests.gateway.models.test_ensembles import model, step
 
 ENTRY = "5-0"
 
@@ -82,6 +84,37 @@ def test_an_empty_configuration_is_one_that_was_given() -> None:
     for given in http, grpc:
         with pytest.raises(RequestError, match="'config' is empty"):
             check_overrides("m", {}, given)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "unloaded"),
+    [
+        (["e", "other", "inner", "a", "b", "c"], ["e", "a"]),
+        (["e", "inner", "a", "b", "c"], ["e", "a", "b", "c", "inner"]),
+    ],
+)
+async def test_an_ensemble_leaves_the_models_that_another_loaded_ensemble_has_in_its_steps(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, loaded: list[str], unloaded: list[str]
+) -> None:
+    """However deep. `other` shares `inner`, whose steps are of `b` and `c`, with `e`."""
+    keys = Keyspace(key_prefix)
+    catalog = Catalog(Membership(redis, keys))
+    control = RepositoryControl(redis, keys, catalog)
+    ensembles = {"e": ("a", "inner"), "other": ("inner",), "inner": ("b", "c")}
+    records = {name: model(name, steps=tuple(map(step, ensembles.get(name, ())))) for name in (*ensembles, *"abc")}
+    lines = tuple(RepositoryEntry(name, "1", "READY") for name in loaded)
+    registration = msgspec.structs.replace(member("x").registration, repository=lines)
+    catalog.view = CatalogView(records, members=(Member(registration, alive=True),))
+    done: list[str] = []
+
+    async def noted(_: RepositoryControl, name: str = "") -> None:
+        done.extend([name] if name else [])
+
+    monkeypatch.setattr(RepositoryControl, "_check_mode", noted)
+    monkeypatch.setattr(RepositoryControl, "_unload", noted)
+    await control.unload("e", dependents=True)
+
+    assert unloaded == done
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), redis_py.ResponseError("NOPERM no permissions")])
