@@ -206,9 +206,10 @@ class Ledger:
                 born = self._record(copy).get(b"bn", b"")
                 last = exported.last_step
                 inputs = {n: given for n, given in life.inputs.items() if n <= last}
-                now = self._now_s()
                 state = life.states[last]
-                self._lives[copy, born] = Life(inputs, state, exported.start_step, last, now, states={last: state})
+                # Whoever has opened it may hear of that much later.
+                now_s = int(born.partition(b"-")[0] or 0) / 1000
+                self._lives[copy, born] = Life(inputs, state, exported.start_step, last, now_s, states={last: state})
 
     def renamed(self, sequence: SequenceId, before: bytes, now: bytes) -> None:
         """A sequence that waits has another birth: another shard's had the same one (deploy/operate/reshard.py)."""

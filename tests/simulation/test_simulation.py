@@ -14,13 +14,19 @@ import pytest
 
 from gateway.requests.infer_call import InferCall
 from shared.contract.errors import MeshError, SequenceError
+from shared.contract.ids import SequenceId
+from shared.contract.messages import StepFlag
+from shared.store.exported import ExportedSequence
+from shared.store.keyspace import Keyspace
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
+from tests.simulation.ledger import Ledger, Life
 from tests.simulation.model import INPUT, number
 from tests.simulation.operator import operated
 from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.story import Story
+from tests.simulation.values import HashValue
 from tests.simulation.world import simulate, simulate_answers
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +138,20 @@ def test_an_answer_of_a_decoupled_model_that_its_client_hears_twice_is_found() -
 
     assert found is not None
     assert [] == simulate_answers(found.seed).violations
+
+
+async def test_the_idle_time_of_a_copy_begins_when_it_is_made_however_late_the_operator_hears_of_it() -> None:
+    """Else a copy whose operator was frozen would have expired too early, seemingly."""
+    story, keys, origin, copy = Story(), Keyspace("sim", 1), SequenceId("fold||i1"), SequenceId("fold||i2")
+    ledger = Ledger(story, keys, idle_s=5.0, tombstone_s=12, declared=True, paged=True)
+    ledger.store, record = Mock(), HashValue({b"bn": b"1800000001000-0"})
+    ledger.store.value.return_value, ledger.store.now_ms.return_value = record, 1_800_000_004_000
+    ledger._lives[origin, b"0-1"] = Life({1: (7, StepFlag.START)}, committed=1, states={1: 8})
+    ledger.copied(copy, origin, ExportedSequence("fold", "1", 1, 1, 1, {}, {}, 0, ""))
+    ledger.store.now_ms.return_value = 1_800_000_006_000
+    ledger._expired([copy], [dict(record)], [True])
+
+    assert [] == story.violations
 
 
 async def test_a_client_whose_state_the_mesh_holds_takes_no_loss_from_an_executor_either() -> None:
