@@ -241,15 +241,15 @@ class Serving:
         return [gone for model in self.sequence_models(model_of(entry.sequence)) for gone in model.handle(entry)]
 
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
+        model = self._models.get(place)
         if replaced := self._replaced.get(place):
-            # Accepted before the reload: the old engines finish it.
             if entry_key(entry.entry) <= entry_key(replaced.last[self._keys.shard_of(entry.sequence)]):
-                return replaced.model
-            if replaced.holds(entry):
+                # Accepted before the reload: the old engines finish it.
+                model = replaced.model
+            elif replaced.holds(entry):
                 # A later step of a sequence that the old engines still run. It is read again when they are done, by the
                 # new load.
                 return None
-        model = self._models.get(place)
         if not isinstance(model, SequenceModel) or not has_place(model.serves, entry):
             # The scheduler that assigned it has not read yet what is served here now.
             return None

@@ -788,6 +788,41 @@ async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(
         assert 2001 == await end(mesh, 8)
 
 
+async def test_a_reload_leaves_to_the_scheduler_what_neither_load_has_a_place_for(
+    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
+) -> None:
+    """A load before these two had two instances. What is read again is older than the new load, so the old one gets
+    it."""
+    async with executor("a") as a:
+        placed, busy = mesh.submission(7, value(1), START), mesh.submission(8, value(777), START)
+        for submission in (placed, busy):
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor, instance=1)
+        await mesh.assign(8, a.executor)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+        change_model(models, "total = ", "total = 1000 + ")
+        a.repository.load("sum", generation="second")
+        a.registration.serving._inbox.read_again()
+        reload = asyncio.create_task(a.registration.announce(Applied("1-0")))
+        while len({load for load in a.registration.serving.loads if load.model == "sum"}) < 2:
+            await asyncio.sleep(0.001)
+        begin = mesh.submission(9, value(1), START)
+        await mesh.submit(begin)
+        await mesh.assign(9, a.executor, slot=1)
+        assert 1001 == total(await mesh.reply(begin))
+        (tmp_path / "gate").touch()
+        await reload
+
+        assert 777 == total(await mesh.reply(busy))
+        assert "l" == (await mesh.record(7))["st"]
+        await mesh.take_over(a.executor)
+        for number in (7, 9):
+            await mesh.assign(number, a.executor, slot=number - 7)
+        assert 1001 == total(await mesh.reply(placed))
+        assert [2001, 2001] == [await end(mesh, number) for number in (7, 9)]
+
+
 @pytest.mark.leaves_sequences
 async def test_a_state_is_taken_by_no_other_load_wherever_it_comes_to_it(
     mesh: ScriptedMesh, executor: Life, models: Path
