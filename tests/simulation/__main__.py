@@ -6,6 +6,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --scripts                                        the scripts alone, without services (script_fuzz.py)
 ... --operator                                       with an operator in the middle of it (operator.py)
 ... --reload                                         with loads and unloads of the model besides (reloading.py)
+... --vary                                           with what the others leave out (varying.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
@@ -27,6 +28,7 @@ from tests.simulation.operator import operated
 from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.script_fuzz import fuzz
+from tests.simulation.varying import varied
 from tests.simulation.world import Result, simulate
 
 LINES_SHOWN = 60
@@ -39,6 +41,7 @@ KINDS: Mapping[Play, str] = {
     operated: " --operator",
     reloaded: " --reload",
     resharded: " --reshard",
+    varied: " --vary",
 }
 
 
@@ -56,8 +59,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--operator", action="store_true", help="an operator pauses, moves, copies and ends sequences")
     parser.add_argument("--reload", action="store_true", help="the operator loads and unloads the model, too")
     parser.add_argument("--reshard", action="store_true", help="the mesh is stopped, and has other shards afterwards")
+    parser.add_argument("--vary", action="store_true", help="clients, models and losses that the others leave out")
     given = parser.parse_args(arguments)
     play: Play = partial(drilled, given.drill) if given.drill else resharded if given.reshard else simulate
+    play = varied if given.vary else play
     play = fuzz if given.scripts else operated if given.operator else reloaded if given.reload else play
     if given.mutants:
         return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS), play)

@@ -26,7 +26,7 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
 from tests.simulation.ledger import Ledger
-from tests.simulation.model import FAILURE, INPUT, NAME, STATELESS, before_last, fold, number, value_of
+from tests.simulation.model import DEADLY, FAILURE, INPUT, NAME, STATELESS, before_last, fold, number, value_of
 from tests.simulation.story import Story
 
 
@@ -57,6 +57,10 @@ class Habit:
     """How a client behaves.
 
     window     steps sent without waiting
+    bold       a START may fail; and the next sequence may have the id of the last one, or begin in the midst of it when
+               all steps are answered (by the number 1 alone the mesh would not know it from the START before)
+    deadly     the share of inputs that end whoever runs them
+    tenant     in whose name it asks
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
@@ -69,6 +73,13 @@ class Habit:
     fails: float = 0.05
     cancels: float = 0.0
     steps_max: int = 8
+    bold: bool = False
+    deadly: float = 0.0
+    tenant: str = ""
+
+
+AGAIN, RESTARTS = 0.5, 0.1
+"""Of bold clients: how often the next sequence has the id of the last one, and how often a START comes in between."""
 
 
 class GivenUpError(Exception):
@@ -121,42 +132,61 @@ class Client:
 
     async def run(self) -> None:
         """Sequence after sequence."""
+        goes_on, name = False, 0
         while not self._is_over():
             await asyncio.sleep(self._chance.random() * self.habit.pause_s * 2)
+            self._lives += 1
+            unique = self.index * 1000 + self._lives
+            name, goes_on = name if goes_on else unique, False
             try:
-                await Sequence(self, self._next_id()).run()
+                is_over = await Sequence(self, name, unique).run()
+                goes_on = self.habit.bold and (is_over or not self.counts) and self._chance.random() < AGAIN
             except GivenUpError as error:
                 self._story.tell(f"client {self.index} gives up: {error}")
         self.doing = "nothing"
 
-    def _next_id(self) -> int:
-        self._lives += 1
-        return self.index * 1000 + self._lives
+    @property
+    def counts(self) -> bool:
+        """Whether its steps carry their numbers."""
+        return self.habit.style is Style.NUMBERED
 
 
 class Sequence:
-    """One sequence of a client. Inputs are unique in the whole run; negative ones fail."""
+    """One sequence of a client. Inputs are unique in the whole run; negative ones fail.
 
-    def __init__(self, client: Client, correlation_id: int) -> None:
+    unique  a number that no other sequence has, also if one has the same id
+    """
+
+    def __init__(self, client: Client, correlation_id: int, unique: int) -> None:
         self._client = client
         self._id = correlation_id
+        self._unique = unique
         self._chance = client._chance
         self._habit = client.habit
         self._state = 0
         self._repeated = False
+        self._has_failed = False
+        self._is_deadly = False
         self._had: dict[int, list[Answer | MeshError]] = {}
 
-    async def run(self) -> None:
-        """From START to END, or until it is left."""
+    async def run(self) -> bool:
+        """From START to END, or until it is left; whether it has ended."""
         steps = self._chance.randint(1, self._habit.steps_max)
         ends = self._chance.random() >= self._habit.leaves
         at = 0
         while at < steps:
             count = min(self._chance.randint(1, self._habit.window), steps - at)
-            await self._perform([self._step(at + i, last=ends and at + i == steps - 1) for i in range(count)])
+            first = at if at == 0 or self._begins_again() else -1
+            await self._perform(
+                [self._step(n, first=n == first, last=ends and n == steps - 1) for n in range(at, at + count)]
+            )
             at += count
             if at < steps:
                 await self._pause()
+        return ends
+
+    def _begins_again(self) -> bool:
+        return self._habit.bold and not self._client.counts and self._chance.random() < RESTARTS
 
     async def _pause(self) -> None:
         if self._chance.random() < self._habit.sleeps:
@@ -164,19 +194,22 @@ class Sequence:
         else:
             await asyncio.sleep(self._chance.expovariate(1 / self._habit.pause_s))
 
-    def _step(self, index: int, *, last: bool) -> InferCall:
-        value = self._id * 1000 + index
-        if index and self._chance.random() < self._habit.fails:
+    def _step(self, index: int, *, first: bool, last: bool) -> InferCall:
+        value, habit = self._unique * 1000 + index, self._habit
+        if (index or habit.bold) and self._chance.random() < habit.fails:
             value = -value
-        style = self._habit.style
+        elif habit.deadly and self._chance.random() < habit.deadly:
+            value, self._is_deadly = value + DEADLY, True
+        style = habit.style
         return InferCall(
             NAME,
             correlation_id=self._id,
-            start=index == 0,
+            start=first,
             end=last,
             request_id=f"r{value}" if style is Style.NAMED else "",
             expected_step=index + 1 if style is Style.NUMBERED else None,
             inputs=(number(INPUT, value),),
+            tenant=habit.tenant,
         )
 
     async def _perform(self, calls: list[InferCall]) -> None:
@@ -213,6 +246,8 @@ class Sequence:
             self._let_go(calls, answers)
             raise GivenUpError(f"sequence {self._id}: its caller leaves")
         for index, (call, answer) in enumerate(zip(calls, answers, strict=True)):
+            if call.start:
+                self._state, self._has_failed = 0, False
             try:
                 async with asyncio.timeout(self._client.patience_s):
                     # Shielded, as in a stream: who leaves gives up all that is open in one turn.
@@ -220,11 +255,11 @@ class Sequence:
             except (LostError, TimeoutError):
                 self._let_go(calls[index:], answers[index:])
                 return calls[index:]
-            except UnavailableError as error:
-                self._client._story.tell(f"sequence {self._id}: {error.message}")
-                self._let_go(calls[index:], answers[index:])
-                return calls[index:]
             except MeshError as error:
+                if isinstance(error, UnavailableError) or _reason(error) == Reason.QUOTA:
+                    self._client._story.tell(f"sequence {self._id}: {error.message}")
+                    self._let_go(calls[index:], answers[index:])
+                    return calls[index:]
                 self._refused(call, error)
         return []
 
@@ -262,14 +297,21 @@ class Sequence:
         if value < 0 and error.message == FAILURE:
             story.tell(f"sequence {self._id}: {value} has failed")
             self._check_all(value, self._state)
+            self._has_failed |= call.start
             return
-        reason = error.reason if isinstance(error, SequenceError) else None
+        reason = _reason(error)
         excused = (reason or error.code) in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
+        excused |= self._has_failed and reason == Reason.FAILED
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
-        if not excused or (reason == Reason.LOST and self._client._ledger.declared):
+        survives = self._client._ledger.declared and not self._is_deadly
+        if not excused or (reason == Reason.LOST and survives):
             story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
         raise GivenUpError(f"sequence {self._id}: {reason or error.message}")
+
+
+def _reason(error: MeshError) -> str | None:
+    return error.reason if isinstance(error, SequenceError) else None
 
 
 class Asker:

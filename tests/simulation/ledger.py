@@ -41,7 +41,7 @@ from shared.store.script_values import (
 )
 from shared.store.scripts import Scripts
 from tests.simulation.lua_scripts import run_script
-from tests.simulation.model import JOURNAL_STEPS, fold, value_of
+from tests.simulation.model import JOURNAL_STEPS, fold, is_deadly, value_of
 from tests.simulation.store import Args, Reply, Store
 from tests.simulation.story import Story
 from tests.simulation.values import HashValue
@@ -345,9 +345,11 @@ class Ledger:
                     self.story.violate(f"{place}: was cancelled, although its caller waits")
                 life.state = None
             case StepOutcome.GIVEN_UP:
+                if not is_deadly(value):
+                    self.story.violate(f"{place}: was given up, although it ends nobody")
                 life.state = None
             case StepOutcome.LOST:
-                if self.declared:
+                if self.declared and state is not None:
                     self.story.violate(f"{place}: its state was given up")
                 life.state = None
 
@@ -424,7 +426,8 @@ class Ledger:
         """Nobody hears that his sequence was never seen while its tombstone should stand."""
         lives = [life for (name, _), life in self._lives.items() if name == sequence]
         now = self._now_s()
-        for life in lives:
+        # Nothing is kept of the lives before the last one.
+        for life in lives[-1:]:
             if life.over_at is None or now - life.over_at < self._tombstone_s - IDLE_SLACK_S:
                 self.story.violate(f"{sequence}: never seen, although {life.committed} steps of it were committed")
 

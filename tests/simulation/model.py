@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executor.engine.base import Answers, BatchResult, Row, RowError, RowResult, Timings
@@ -34,12 +34,14 @@ from shared.contract.model_config import (
 )
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
+from tests.simulation.virtual import crash
 
 NAME, STATELESS = "fold", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
 MODULUS = (1 << 61) - 1
 ANSWERS = 5
 JOURNAL_STEPS = 12
+DEADLY = 500
 FAILURE = "the model was told to fail"
 SILENCE_S = 0.08
 """Between two answers of a decoupled model, on the average."""
@@ -60,6 +62,11 @@ def value_of(tensor: Tensor) -> int:
     return struct.unpack("<q", tensor.raw)[0]
 
 
+def is_deadly(value: int) -> bool:
+    """Whether this input ends every executor that runs it."""
+    return abs(value) % 1000 >= DEADLY
+
+
 def before_last(state: int, value: int) -> list[int]:
     """What a decoupled model says before its last answer. state: after the input"""
     return [(state + number) % MODULUS for number in range(1, abs(value) % ANSWERS + 1)]
@@ -71,6 +78,7 @@ class Shape:
 
     rows      of a batch; 0 for as many as slots. With fewer, a batch may be full while another one runs
     declared  the mesh holds its state; otherwise only the engine does
+    log_steps  if not: so many steps since START are run again by a new owner; 0: none, and the state is lost
     virtual   its sequences give up their slots while others wait, if the mesh holds their state
     spare     slots of each instance that are kept free for others, if they do
     computes  it does nothing but compute: some of its batches run on the event loop (`ChancePace`)
@@ -83,6 +91,7 @@ class Shape:
     direct: bool = False
     interval: int = 1
     declared: bool = True
+    log_steps: int = 0
     virtual: bool = True
     spare: int = 0
     computes: bool = False
@@ -90,10 +99,16 @@ class Shape:
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @property
+    def survives(self) -> bool:
+        """Whether no sequence is lost with its executor. No run of a client has as many steps as a journal."""
+        return self.declared or self.log_steps >= JOURNAL_STEPS
+
     def config(self) -> ModelConfig:
         """As a model's configuration says it."""
         strategy = Direct() if self.direct else Oldest(self.slots)
         states = (StateSpec(STATE_IN, STATE_OUT, "INT64", (1,)),) if self.declared else ()
+        log = {"sequence_recovery": "replay", "sequence_log_steps": str(self.log_steps)}
         return ModelConfig(
             NAME,
             "simulated",
@@ -107,6 +122,7 @@ class Shape:
                 "checkpoint_interval": str(self.interval),
                 "virtual_slots": str(self.virtual).lower(),
                 "journal_steps": str(JOURNAL_STEPS),
+                **(log if self.log_steps and not self.declared else {}),
                 **self.parameters,
             },
             decoupled=self.decoupled,
@@ -134,6 +150,8 @@ class FoldEngine:
         if row.null:
             return None
         value = value_of(row.inputs[INPUT])
+        if is_deadly(value):
+            crash()
         before = 0 if row.start or row.slot is None else self._states.get(row.slot, 0)
         state = before if value < 0 else fold(before, value)
         states = {STATE_IN: number(STATE_IN, state, (1,))} if wanted else {}
@@ -188,16 +206,17 @@ class ChancePace(Pace):
 class FoldRepository(ModelRepository):
     """A model repository that holds these models alone.
 
+    shape    by the content of a load
     reloads  they may be loaded again. Each load is another one; two in a row have the same content, so that states of
              the first are states of the second
     """
 
-    def __init__(self, shape: Shape, *, reloads: bool = False) -> None:
+    def __init__(self, shape: Callable[[str], Shape], *, reloads: bool = False) -> None:
         super().__init__((), Devices(), reloads=reloads)
         self._shape = shape
 
     def names(self) -> list[str]:
-        return [NAME, STATELESS] if self._shape.decoupled else [NAME]
+        return [NAME, STATELESS] if self._shape("").decoupled else [NAME]
 
     def _load(
         self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
@@ -205,14 +224,15 @@ class FoldRepository(ModelRepository):
         present = self.loaded.get(name)
         if present is not None and present.record.generation == generation:
             return present
-        config = self._shape.config() if name == NAME else self._shape.stateless()
+        content = content_of(int(generation))
+        shape = self._shape(content)
+        config = shape.config() if name == NAME else shape.stateless()
         load = ModelLoad(name, "1", generation)
         workers = [
-            EngineWorker(FoldEngine(only_computes=self._shape.computes), name, f"{name}_{index}", InstanceIndex(index))
-            for index in range(self._shape.instances)
+            EngineWorker(FoldEngine(only_computes=shape.computes), name, f"{name}_{index}", InstanceIndex(index))
+            for index in range(shape.instances)
         ]
-        slots = self._shape.slots if name == NAME else 0
-        content = content_of(int(generation))
+        slots = shape.slots if name == NAME else 0
         # As `ModelRepository._state_mark`.
         mark = "" if not self.reloads or name != NAME else content if config.recoverable else f"{random.random()}"
         fingerprint = Fingerprint(content, generation)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from gateway.requests.infer_call import InferCall
@@ -37,6 +38,7 @@ from tests.simulation.world import URL, Life, Member, Plan, Result, World, plan_
 BEGIN_S = 2.5
 PAUSE_S = 0.6
 """Between two things that the operator does, on the average."""
+Verb = Callable[[Sequences, SequenceStatus], Awaitable[None]]
 COPIES_FROM = 900_000
 """Ids of copies: no client has one of these."""
 
@@ -92,9 +94,13 @@ class OperatedWorld(World):
         if not found:
             return
         one = self._whims.choice(found)
-        verb = self._whims.choice([self._pause] * 4 + [self._resume] * 3 + [self._move, self._copy, self._end])
+        verb = self._whims.choice(self._verbs())
         for _ in range(self._whims.choice((1, 1, 1, 2))):
             await verb(sequences, one)
+
+    def _verbs(self) -> list[Verb]:
+        """What it may do next, the more often the likelier."""
+        return [*[self._pause] * 4, *[self._resume] * 3, self._move, self._copy, self._end]
 
     async def _pause(self, sequences: Sequences, one: SequenceStatus) -> None:
         pause_ms = self._whims.choice((300, 2000, 20_000))

@@ -27,6 +27,7 @@ from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.story import Story
 from tests.simulation.values import HashValue
+from tests.simulation.varying import varied
 from tests.simulation.world import simulate, simulate_answers
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,16 @@ def test_loads_and_unloads_of_the_model_in_the_middle_of_it_lose_nothing_either(
     lines = [line for result in results for line in result.lines]
     assert any("wants the model to be loaded" in line for line in lines)
     assert any("model unloaded" in line for line in lines)
+
+
+def test_what_the_other_worlds_leave_out_loses_nothing_either() -> None:
+    """Seed 2400110: an executor ended over a step of a load before the last two."""
+    results = [varied(seed) for seed in (1, 36, 73, 2400110)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    lines = [line for result in results for line in result.lines]
+    assert any("the operator drains" in line for line in lines)
+    assert any("suspected sequence tried" in line for line in lines)
 
 
 def test_what_waits_for_a_model_that_was_unloaded_for_good_is_told_so() -> None:
@@ -159,7 +170,7 @@ async def test_a_client_whose_state_the_mesh_holds_takes_no_loss_from_an_executo
     story = Story()
     client = Client(1, Habit(Style.PLAIN), [], Random(1), story, Mock(declared=True), idle_s=8.0, is_over=lambda: False)
     with pytest.raises(GivenUpError):
-        Sequence(client, 1)._refused(InferCall("fold", inputs=(number(INPUT, 5),)), SequenceError("lost", "lost"))
+        Sequence(client, 1, 1)._refused(InferCall("fold", inputs=(number(INPUT, 5),)), SequenceError("lost", "lost"))
 
     assert ["sequence 1: 5 is refused: lost lost"] == story.violations
 

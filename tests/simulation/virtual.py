@@ -34,10 +34,13 @@ CANCELLED_MAX = 400
 
 
 class SimulatedProcess:
-    """What the loop knows of a process. held: nothing of it runs; wall_s: how far its wall clock is off."""
+    """What the loop knows of a process. held: nothing of it runs; wall_s: how far its wall clock is off; killed: tells
+    whoever keeps it that it has crashed; None for one that can crash no more.
+    """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, killed: Callable[[], None] | None = None) -> None:
         self.name = name
+        self.killed = killed
         self.held = False
         self.wall_s = 0.0
         self.parked: list[asyncio.Handle] = []
@@ -62,6 +65,15 @@ class SimulatedProcess:
 
 RUNNING: contextvars.ContextVar[SimulatedProcess | None] = contextvars.ContextVar("running", default=None)
 """The process that runs; None for the world outside: clients, the store, the network."""
+
+
+def crash() -> None:
+    """Ends the process that runs now, as by a segmentation fault: nothing of it runs behind the present callback."""
+    process = RUNNING.get()
+    if process is None or process.killed is None:
+        return
+    process.hold()
+    asyncio.get_running_loop().call_soon(process.killed, context=contextvars.Context())
 
 
 class NothingLeftError(AssertionError):

@@ -176,7 +176,7 @@ class Member:
         if self.life is not None or not self.wanted:
             return
         self._world.story.tell(f"{self.name} starts")
-        process = SimulatedProcess(self.name)
+        process = SimulatedProcess(self.name, self.kill)
         self.life = life = Life(process, Stop(), cast("Any", None))
 
         async def main() -> None:
@@ -297,7 +297,7 @@ class World:
             self.keys,
             idle_s=shape.idle_s,
             tombstone_s=TOMBSTONE_S,
-            declared=shape.declared,
+            declared=shape.survives,
             paged=shape.declared and shape.virtual,
         )
         self.store = Store(self._store_us, random.Random(f"store {seed}"), self.ledger.run)
@@ -317,6 +317,10 @@ class World:
     def members(self) -> list[Member]:
         """Every place in the mesh."""
         return [*self.executors, *self.schedulers, *self.gateways]
+
+    def shape_of(self, _content: str) -> Shape:
+        """How the mesh serves a load of the model with that content."""
+        return self.plan.shape
 
     def _store_us(self) -> int:
         return int((EPOCH_S + asyncio.get_running_loop().time() + self._ahead_s) * 1e6)
@@ -607,7 +611,7 @@ async def _run(make: Callable[[], World]) -> World:
         return made
 
     def repository(*folders: Any, **options: Any) -> FoldRepository:
-        return FoldRepository(world.plan.shape, reloads=options["reloads"])
+        return FoldRepository(world.shape_of, reloads=options["reloads"])
 
     def spare_slots(config: ModelConfig, _: int) -> int:
         return world.plan.shape.spare if config.pageable else 0
@@ -639,6 +643,7 @@ async def _bury(world: World) -> None:
     for member in world.members:
         member.wanted = False
     for life in lives:
+        life.process.killed = None
         life.process.release()
     for _ in range(5):
         # Whatever it was about to begin is begun: a coroutine that never was complains.

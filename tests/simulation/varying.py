@@ -1,0 +1,85 @@
+"""What the other kinds of worlds leave out, beside loads, faults, and what an operator does.
+
+    clients   begin anew in the midst of a sequence, and again under the id of the last one; a START may fail; each asks
+              for a tenant, who may have few sequences
+    inputs    that end every executor that runs them: no other sequence is given up with theirs
+    models    whose states are made anew by a takeover from the steps since START, and decoupled ones; a load with
+              another content has other slots, instances and checkpoints
+    operator  drains executors
+
+`python -m tests.simulation --vary --seeds 1000`
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import msgspec
+
+from shared.contract.tenants import TenantLimits
+from shared.store.membership import Membership
+from shared.store.sequence_status import SequenceStatus
+from shared.store.sequences import Sequences
+from tests.simulation.model import Shape, content_of
+from tests.simulation.operator import Verb
+from tests.simulation.reloading import ReloadedWorld
+from tests.simulation.story import Story
+from tests.simulation.world import Plan, Result, plan_of, play
+
+TENANTS = {"few": TenantLimits(live_max=2), "many": TenantLimits(share=3)}
+DEADLY = 0.01
+
+
+class VariedWorld(ReloadedWorld):
+    """A mesh with all of this."""
+
+    def __init__(self, seed: int, story: Story, plan: Plan) -> None:
+        super().__init__(seed, story, plan)
+        self._seed = seed
+
+    async def run(self) -> None:
+        for name, limits in TENANTS.items():
+            self.store.execute([b"HSET", self.keys.tenants.encode(), name.encode(), msgspec.json.encode(limits)])
+        await super().run()
+
+    def shape_of(self, content: str) -> Shape:
+        """The first load has the plan's shape."""
+        shape, chance = self.plan.shape, random.Random(f"{content} of {self._seed}")
+        if content == content_of(0):
+            return shape
+        slots, instances, interval = chance.randint(1, 3), chance.choice((1, 1, 2)), chance.choice((1, 3))
+        return replace(shape, slots=slots, instances=instances, interval=interval, rows=0)
+
+    def _verbs(self) -> list[Verb]:
+        verbs = [*super()._verbs(), self._drain, self._undrain]
+        # A copy is told from its origin by its one answer.
+        return [verb for verb in verbs if verb != self._copy] if self.plan.shape.decoupled else verbs
+
+    async def _do_something(self, sequences: Sequences) -> None:
+        if self._calm:
+            await self._undrain()
+        await super()._do_something(sequences)
+
+    async def _drain(self, *_: Sequences | SequenceStatus) -> None:
+        name = self._whims.choice(self.executors).name
+        self.story.tell(f"the operator drains {name}")
+        await Membership(self._redis, self.keys).drain(name, self.store.now_ms())
+
+    async def _undrain(self, *_: Sequences | SequenceStatus) -> None:
+        for name in await Membership(self._redis, self.keys).drained():
+            self.story.tell(f"the operator drains {name} no more")
+            await Membership(self._redis, self.keys).undrain(name)
+
+
+def varied(seed: int) -> Result:
+    """Runs one seed of such a mesh."""
+    plan, chance = plan_of(seed), random.Random(f"vary {seed}")
+    shape = plan.shape
+    if chance.random() < 0.3:
+        shape = replace(shape, declared=False, log_steps=chance.choice((3, 1000)), rows=0)
+    deadly = chance.choice((0.0, 0.0, DEADLY))
+    habits = [
+        replace(habit, bold=True, deadly=deadly, tenant=chance.choice(("", "few", "many"))) for habit in plan.habits
+    ]
+    return play(seed, replace(plan, shape=shape, habits=habits), VariedWorld)
