@@ -24,14 +24,15 @@ class RepeatedLine:
 
 
 class Repeats:
-    """Decides which lines are written. clock: seconds
+    """Decides which lines are written. clock: seconds; `time.monotonic` by default
 
     Any thread may ask. Two that ask for the same line at once may both be told to write it: there is no lock, which a
     process that a model forks could inherit taken.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        # Looked up now: the simulation has another one by then than when this module was read.
+        self._clock = clock or time.monotonic
         self._told: dict[Hashable, RepeatedLine] = {}
 
     def suppressed(self, what: Hashable) -> int | None:

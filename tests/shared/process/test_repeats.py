@@ -33,6 +33,18 @@ def test_intervals_double_up_to_the_longest_and_every_repeat_is_counted() -> Non
     assert 363 == len(said) + sum(held for _, held in said)
 
 
+def test_the_clock_is_the_one_there_is_when_a_process_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what the simulation logs would depend on how fast the machine is, and a seed would tell two stories."""
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    repeats = Repeats()
+    assert [0, None] == [repeats.suppressed("x"), repeats.suppressed("x")]
+
+    clock.now_s = LONGEST_INTERVAL_S + 1
+
+    assert [1, None] == [repeats.suppressed("x"), repeats.suppressed("x")]
+
+
 def test_what_has_not_come_for_a_while_is_news_again() -> None:
     clock = Clock()
     repeats = Repeats(clock)
