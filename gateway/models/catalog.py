@@ -148,13 +148,14 @@ class Catalog:
             return UnavailableError("the gateway has not reached Redis yet: try again later")
         about = f"Request for unknown model: '{model}'"
         record = self.view.records.get(model)
-        known = any(entry.model == model for entry in self.view.repository)
-        if record is None and not known:
+        listed = {entry.version for entry in self.view.repository if entry.model == model}
+        if record is None and not listed:
             return RequestError(f"{about} is not found", Code.NOT_FOUND)
         if version:
-            if record is None or version not in record.versions:
-                return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
-            return NotReadyError(f"{about} version {version} is not at ready state")
+            # Another load of the model may have left the version out; the index lists it still, as unloaded.
+            if version in listed or (record is not None and version in record.versions):
+                return NotReadyError(f"{about} version {version} is not at ready state")
+            return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
         if record is not None and (self.view.ready.get(model) or not self.live_members()):
             # The executors that have it loaded are being drained, or no executor lives.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")

@@ -169,7 +169,12 @@ async def test_words_for_what_cannot_be_found():
         Code.UNAVAILABLE,
         "Request for unknown model: 'm' version 2 is not at ready state",
     )
-    catalog = await mesh.at(200, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
+    catalog = await mesh.at(200, member(repository=(RepositoryEntry("m", "7", "UNAVAILABLE", "unloaded"),)))
+    assert error_of(catalog, "m", "7") == (
+        Code.UNAVAILABLE,
+        "Request for unknown model: 'm' version 7 is not at ready state",
+    )
+    catalog = await mesh.at(300, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
     assert error_of(catalog, "m") == (Code.NOT_FOUND, "Request for unknown model: 'm' has no available versions")
 
 
