@@ -128,8 +128,8 @@ class MeshSettings:
         "redis://127.0.0.1:6379/0",
         help="Redis or Valkey of the mesh: redis://[user:password@]host[:port][/db], rediss:// over TLS, or "
         "unix:///path. Behind Sentinels: redis+sentinel://[user:password@]host,host,.../service[/db]; what is for the "
-        "Sentinels alone follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes "
-        "(docs/guides/redis.md).",
+        "Sentinels alone follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes. A Redis Cluster: "
+        "redis+cluster://[user:password@]host,host,... (docs/guides/redis.md).",
         unit="url",
         group="Mesh",
         secret=True,
@@ -145,7 +145,8 @@ class MeshSettings:
     shards: int = setting(
         0,
         help="Shards of the keys (Cluster hash tags). 0: as many as the mesh has in Redis; a new mesh begins with one, "
-        "the fastest on one server. Any other number than the mesh's is refused; `seqmesh reshard` changes it.",
+        "the fastest on one server, and on a Redis Cluster with as many as it takes until each node holds one. Any "
+        "other number than the mesh's is refused; `seqmesh reshard` changes it.",
         minimum=0,
         maximum=SHARDS_MAX,
     )

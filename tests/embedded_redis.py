@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -36,16 +37,27 @@ class EmbeddedRedis:
                  finds the data of the first
     port         0 picks a free port at the first start, and keeps it across restarts
     appendfsync  when the server syncs its file to the disk
+    password     a random one by default
+    options      further lines of its configuration
 
     A context manager: starts on entry, stops on exit.
     """
 
     host = "127.0.0.1"
 
-    def __init__(self, data_dir: Path, *, port: int = 0, appendfsync: AppendFsync = "everysec") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        appendfsync: AppendFsync = "everysec",
+        password: str = "",
+        options: Sequence[str] = (),
+    ) -> None:
         self.data_dir = data_dir
         self.port = port
-        self.password = secrets.token_urlsafe(24)
+        self.password = password or secrets.token_urlsafe(24)
+        self._options = options
         self.log_path = data_dir / "redis.log"
         self._appendfsync: AppendFsync = appendfsync
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,6 +73,11 @@ class EmbeddedRedis:
     def url(self) -> str:
         """`redis://:password@host:port/0`."""
         return f"redis://:{self.password}@{self.host}:{self.port}/0"
+
+    @property
+    def nodes(self) -> Sequence[Self]:
+        """As of a Cluster: itself."""
+        return [self]
 
     @property
     def pid(self) -> int:
@@ -104,7 +121,7 @@ class EmbeddedRedis:
         # The password stands in a file: a command line shows in the list of processes.
         config = directory / "redis.conf"
         config.touch(mode=0o600)
-        config.write_text(f"requirepass {self.password}\n")
+        config.write_text("\n".join((f"requirepass {self.password}", *self._options, "")))
         program, *flags = server_command(directory, {"bind": self.host, "port": str(self.port)}, self._appendfsync)
         self.log_path.touch(mode=0o600)
         with self.log_path.open("ab") as log:

@@ -128,6 +128,10 @@ class Keyspace:
         """Beginning of every key of a shard."""
         return self._shard_bases[shard]
 
+    def bases(self) -> list[str]:
+        """Beginning of the keys of each hash tag."""
+        return [self._mesh_base, *self._shard_bases]
+
     # -- one sequence -----------------------------------------------------------------------------------------------
 
     def sequence(self, sequence: SequenceId) -> SequenceKeys:

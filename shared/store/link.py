@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared.store.cluster import ClusterRedis, in_order, tags_of, together
 from shared.store.commands import Redis
 from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
@@ -110,6 +111,10 @@ class Link:
             self._waiting.reschedule(0)
             self._waiting = None
 
+    def parts(self) -> list[Link]:
+        """The links to single servers of which it is made."""
+        return [self]
+
     async def _mend(
         self, commands: Sequence[Iterable[Any]], packed: Sequence[bytes], replies: list[Any], limit_s: float
     ) -> None:
@@ -133,13 +138,53 @@ class Link:
             await self._connection.disconnect()
 
 
+class ClusterLink(Link):
+    """A link to all homes of a Cluster, for commands that may be repeated. What is sent together goes to each home at
+    once: commands to one home keep their order.
+    """
+
+    def __init__(self, redis: ClusterRedis) -> None:
+        self._redis = redis
+        self._links: dict[str, Link] = {}
+        self._waiting = None
+
+    async def connect(self) -> None:
+        """Does nothing: `exchange` connects to the homes that it needs, so that another one may be away."""
+
+    async def exchange(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
+        asked = [tuple(command) for command in commands]
+        tags = tags_of(asked)
+        parts: dict[str, list[tuple[Any, ...]]] = {}
+        for tag, command in zip(tags, asked, strict=True):
+            parts.setdefault(tag, []).append(command)
+        await together([self._to(tag).connect() for tag in parts])
+        sent = [self._to(tag).exchange(part, blocking_s=blocking_s) for tag, part in parts.items()]
+        return in_order(tags, dict(zip(parts, await together(sent), strict=True)))
+
+    def parts(self) -> list[Link]:
+        return list(self._links.values())
+
+    async def close(self) -> None:
+        await together([link.close() for link in self._links.values()])
+
+    def _to(self, tag: str) -> Link:
+        if tag not in self._links:
+            self._links[tag] = Link(cast(Redis, self._redis.at(tag)))
+        return self._links[tag]
+
+
+def new_link(redis: Redis) -> Link:
+    """A link to wherever the client's commands go."""
+    return ClusterLink(redis) if isinstance(redis, ClusterRedis) else Link(redis)
+
+
 class SharedLinks:
     """A few connections that any number of tasks share. A task has one for a round trip, and waits while all are in
     use.
     """
 
     def __init__(self, redis: Redis) -> None:
-        self._links = [Link(redis) for _ in range(LINKS_MAX)]
+        self._links = [new_link(redis) for _ in range(LINKS_MAX)]
         # The one that was used last goes first: in quiet times one connection is enough, and the others do not open.
         self._free: asyncio.LifoQueue[Link] = asyncio.LifoQueue()
         for link in self._links:

@@ -31,7 +31,7 @@ def keys_of(command: Sequence[Any]) -> list[str]:
     """The keys that a command names. Of the commands that the mesh sends, only XREAD has several. Scripts mend their
     own keys.
     """
-    words = [_text(word) for word in command]
+    words = [text(word) for word in command]
     if words[0] in ("FCALL", "FUNCTION"):
         return []
     if words[0] == "XREAD":
@@ -46,7 +46,7 @@ async def mend(ask: Ask, commands: Iterable[Sequence[Any]]) -> None:
     asked = [name for name in names if kind_of(name) in TYPES]
     wrong: list[str] = []
     for name, reply in zip(asked, await ask([("TYPE", name) for name in asked]), strict=True):
-        found, meant = _text(reply), TYPES[kind_of(name)]
+        found, meant = text(reply), TYPES[kind_of(name)]
         if found not in ("none", meant):
             noted(name, f"it is a {found}, not a {meant}")
             wrong.append(name)
@@ -54,7 +54,8 @@ async def mend(ask: Ask, commands: Iterable[Sequence[Any]]) -> None:
         await ask([("UNLINK", *wrong)])
 
 
-def _text(word: Any) -> str:
+def text(word: Any) -> str:
+    """A word of a command, decoded."""
     return text_of(word) if isinstance(word, bytes) else str(word)
 
 
@@ -74,6 +75,18 @@ class MendingRedis(Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
         return _MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
+
+    def home(self, key: str) -> MendingRedis:
+        """The client of the server that holds this key."""
+        return self
+
+    def homes(self) -> list[MendingRedis]:
+        """The client of each server (of a Cluster: `shared.store.cluster`)."""
+        return [self]
+
+    def apart(self, keys: Iterable[str]) -> list[list[str]]:
+        """The keys by the server that holds them."""
+        return [list(keys)]
 
     async def ask(self, commands: Sequence[Sequence[Any]]) -> Sequence[Any]:
         pipe = cast("Any", super().pipeline(transaction=False))

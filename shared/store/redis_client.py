@@ -1,8 +1,9 @@
 """Connections to Redis, and the check that this Redis can hold a mesh.
 
 If the URL names Sentinels, each new connection asks them for the primary, and checks that the server calls itself one.
-When a server ceases to be the primary, a connection leaves it with the first command that it refuses; or the server
-cuts its clients off, as Sentinels tell it to.
+So does each new connection to a home of a Cluster, which asks the Cluster's nodes (`shared.store.cluster`). When a
+server ceases to be the primary, a connection leaves it with the first command that it refuses; or the server cuts its
+clients off, as Sentinels tell it to.
 
 Every service has a few connections with one use each: blocking reads must not hold up the commands of others. All other
 commands share a pool, and wait until one of its connections is free.
@@ -28,7 +29,9 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
+from shared.store.cluster import ClusterRedis, Node, Nodes, shards_of_cluster
 from shared.store.commands import Redis
+from shared.store.discovery import Discovery
 from shared.store.keyspace import SCHEMA_VERSION, SHARDS_MAX, SHARDS_OF_A_NEW_MESH, Keyspace
 from shared.store.mending import MendingRedis
 from shared.store.reading import clock_ms, value_of
@@ -43,7 +46,7 @@ from shared.store.redis_py import (
 )
 from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_without_password
 from shared.store.release import RELEASE
-from shared.store.sentinels import Sentinels
+from shared.store.sentinels import sentinels
 from shared.store.server_run import ServerRun
 
 RETRIES = 8
@@ -99,6 +102,7 @@ def connect(
     name: str = "",
     timeout_ms: int = round(REPLY_TIMEOUT_S * 1000),
     run: ServerRun | None = None,
+    keys: Keyspace | None = None,
 ) -> Redis:
     """A client with a pool of its own; bytes in, bytes out.
 
@@ -106,23 +110,31 @@ def connect(
     name        of this process, which CLIENT LIST shows for its connections
     timeout_ms  how long the server may take to answer, and how long a command may wait for a connection
     run         the server's run that the connections are bound to; None: they are bound to none
+    keys        of the mesh: tell a Cluster's homes from the beginning; None: each is found with its first key
     """
     address = parse_redis_url(url)
     options: dict[str, Any] = {
         **_socket_options(address.server),
         "client_name": NOT_IN_A_NAME.sub("-", name) or None,
-        "redis_connect_func": partial(_greet, timeout_ms / 1000, run),
         "retry": Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
         "retry_on_error": list(CONNECTION_LOST),
     }
-    kind = CONNECTIONS[address.server.way]
-    if address.sentinels:
-        kind = DISCOVERED_CONNECTIONS[address.server.way]
-        options["sentinels"] = Sentinels(
-            address.service, [partial(_sentinel_connection, endpoint) for endpoint in address.sentinels]
-        )
-    pool: Any = BlockingConnectionPool(CONNECTIONS_MAX, timeout_ms / 1000, connection_class=kind, **options)
-    return cast(Redis, MendingRedis.from_pool(pool))
+
+    def client(discovery: Discovery | None, home: str = "") -> MendingRedis:
+        kind = CONNECTIONS[address.server.way]
+        own: dict[str, Any] = {**options, "redis_connect_func": partial(_greet, timeout_ms / 1000, run, home)}
+        if discovery is not None:
+            kind, own["discovery"] = DISCOVERED_CONNECTIONS[address.server.way], discovery
+        pool: Any = BlockingConnectionPool(CONNECTIONS_MAX, timeout_ms / 1000, connection_class=kind, **own)
+        return cast(MendingRedis, MendingRedis.from_pool(pool))
+
+    if address.nodes:
+        nodes = Nodes(address.nodes, partial(_node_connection, address.server))
+        cluster = ClusterRedis(lambda tag: client(nodes.holder(tag), tag))
+        cluster.know(keys.bases() if keys is not None else ())
+        return cast(Redis, cluster)
+    asked = [partial(_asked_connection, endpoint) for endpoint in address.sentinels]
+    return cast(Redis, client(sentinels(address.service, asked) if asked else None))
 
 
 def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
@@ -144,13 +156,19 @@ def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
     }
 
 
-def _sentinel_connection(endpoint: RedisEndpoint) -> Any:
-    connection = CONNECTIONS[endpoint.way](**_socket_options(endpoint), retry=Retry(NoBackoff(), 0))
+def _asked_connection(endpoint: RedisEndpoint, **where: Any) -> Any:
+    """A connection to one who knows where a primary is."""
+    connection = CONNECTIONS[endpoint.way](**_socket_options(endpoint), **where, retry=Retry(NoBackoff(), 0))
     connection.reply_timeout_s = CONNECT_TIMEOUT_S
     return connection
 
 
-async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any) -> None:
+def _node_connection(endpoint: RedisEndpoint, node: Node) -> Any:
+    host, port = node
+    return _asked_connection(endpoint, host=host, port=port)
+
+
+async def _greet(reply_timeout_s: float, run: ServerRun | None, home: str, connection: Any) -> None:
     """Prepares a new connection before it is used."""
     connection.reply_timeout_s = reply_timeout_s
     try:
@@ -163,7 +181,7 @@ async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any)
     if isinstance(connection, DiscoveredConnection):
         await connection.verify()
     if run is not None:
-        run.meet(await _run(connection), cast("Any", connection))
+        run.meet(await _run(connection), cast("Any", connection), home)
 
 
 async def _run(connection: Any) -> str:
@@ -219,11 +237,14 @@ def redis_needed(what: str, done: str) -> Generator[None]:
 async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     """Checks Redis and this process's view of the mesh, once at start; returns the mesh's keys.
 
-    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and what `agree`
-    refuses. Warns of what a restart or a failover would lose.
+    Refuses an old server, a Cluster's node by another URL than a Cluster's, a replica, an eviction policy that may drop
+    sequences, and what `agree` refuses. Warns of what a restart or a failover would lose.
     """
-    await _check_policies(redis, replicas=await _check_server(redis))
-    return await agree(redis, prefix, shards)
+    await _check(redis, redis)
+    keys = await agree(redis, prefix, shards)
+    for home in {redis.home(base) for base in keys.bases()} - {redis.home(keys.mesh)}:
+        await _check(home, redis)
+    return keys
 
 
 async def agree(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
@@ -234,7 +255,8 @@ async def agree(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     """
     keys = Keyspace(prefix)
     _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION, int))
-    agreed = await _fixed(redis, keys, "shards", shards, _shards_of, of_a_new_mesh=SHARDS_OF_A_NEW_MESH)
+    of_a_new_mesh = await shards_of_cluster(redis) if isinstance(redis, ClusterRedis) else SHARDS_OF_A_NEW_MESH
+    agreed = await _fixed(redis, keys, "shards", shards, _shards_of, of_a_new_mesh=of_a_new_mesh)
     _refuse_resharding(prefix, agreed)
     if shards not in (0, agreed):
         raise UnfitRedisError(
@@ -325,7 +347,13 @@ async def redis_now_ms(redis: Redis) -> int:
     return clock_ms(await redis.time())
 
 
-async def _check_server(redis: Redis) -> int:
+async def _check(server: Redis, redis: Redis) -> None:
+    """server: one of those of the client `redis`"""
+    replicas = await _check_server(server, of_cluster=isinstance(redis, ClusterRedis))
+    await _check_policies(server, replicas=replicas)
+
+
+async def _check_server(redis: Redis, *, of_cluster: bool) -> int:
     """Returns the number of replicas."""
     try:
         info: dict[str, Any] = await redis.info()
@@ -337,12 +365,12 @@ async def _check_server(redis: Redis) -> int:
             "server that comes back with older data would not be noticed",
         )
         return 0
-    check_server_info(info)
+    check_server_info(info, of_cluster=of_cluster)
     return int(info.get("connected_slaves", 0))
 
 
-def check_server_info(info: Mapping[str, Any]) -> None:
-    """Raises UnfitRedisError for a server of the wrong kind."""
+def check_server_info(info: Mapping[str, Any], *, of_cluster: bool = False) -> None:
+    """Raises UnfitRedisError for a server of the wrong kind. of_cluster: whether the URL is a Cluster's"""
     if info.get("redis_mode") == SENTINEL_MODE:
         raise UnfitRedisError(
             "this is a Sentinel and no server: give its URL as redis+sentinel://host:port/service, or as "
@@ -351,9 +379,10 @@ def check_server_info(info: Mapping[str, Any]) -> None:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")
-    if int(info.get("cluster_enabled", 0)):
+    if int(info.get("cluster_enabled", 0)) and not of_cluster:
         raise UnfitRedisError(
-            "Redis runs as a Cluster: keys are made for it, connections are not yet. Give the mesh a server of its own"
+            "Redis runs as a Cluster: give some of its nodes as redis+cluster://host:port,host:port, or as "
+            "rediss+cluster:// for nodes with TLS"
         )
     if info.get("role", "master") != "master" and int(info.get("slave_read_only", 1)):
         raise UnfitRedisError(
@@ -379,13 +408,15 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
 
 
 async def value_bytes_max(redis: Redis) -> int:
-    """The largest value that this server takes, bytes; VALUE_BYTES_MAX if it does not tell, and at most."""
+    """The largest value that every server takes, bytes; VALUE_BYTES_MAX if they do not tell, and at most."""
+    told = [VALUE_BYTES_MAX]
     try:
-        config: dict[str, str] = await redis.config_get("proto-max-bulk-len", "client-query-buffer-limit")
+        for server in redis.homes():
+            config: dict[str, str] = await server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
+            told += (int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal())
     except ResponseError:
         return VALUE_BYTES_MAX
-    told = [int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal()]
-    return min([VALUE_BYTES_MAX, *told])
+    return min(told)
 
 
 def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ import hiredis
 from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.client import Pipeline
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     ClusterDownError,
     InvalidResponse,
@@ -29,8 +30,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared.store.discovery import Discovery
 from shared.store.redis_url import Way
-from shared.store.sentinels import Sentinels
 
 REPLY_TIMEOUT_S = 10.0
 """How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
@@ -46,7 +47,8 @@ CONNECTION_LOST = (*REDIS_LOST, OSError)
 LOST_OR_REFUSED = (*CONNECTION_LOST, ResponseError)
 """Beside those what Redis answers when it refuses a command: for what can be tried again later, for whatever reason."""
 CLOSED = "the server has closed the connection"
-UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
+UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError, AskError)
+"""A Cluster's node also tells by AskError that it has a key no more, for now or (MOVED) for good."""
 UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
 
 
@@ -94,7 +96,7 @@ class BoundedConnection:
             raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
         except ResponseError as error:
             if is_unfit(error):
-                raise UnfitServerError(str(error)) from error
+                raise unfit_server(error) from error
             raise
 
     def exchange(self, packed: Sequence[bytes], limit_s: float) -> asyncio.Future[list[Any]]:
@@ -229,7 +231,7 @@ def _judged(error: Exception) -> Exception:
     """An error reply as what it means. Raises one that says that the connection is lost."""
     if isinstance(error, RedisConnectionError):
         raise error
-    return UnfitServerError(str(error)) if isinstance(error, ResponseError) and is_unfit(error) else error
+    return unfit_server(error) if isinstance(error, ResponseError) and is_unfit(error) else error
 
 
 class _TcpConnection(BoundedConnection, Connection):
@@ -282,21 +284,21 @@ class _UnixConnection(BoundedConnection, UnixDomainSocketConnection):
 
 
 class DiscoveredConnection:
-    """A connection to the primary that Sentinels name. Mixed into those above."""
+    """A connection to the primary that others name. Mixed into those above."""
 
     host: str
     port: int
 
-    def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
+    def __init__(self, *, discovery: Discovery, **options: Any) -> None:
         super().__init__(**options)
-        self._sentinels = sentinels
+        self._discovery = discovery
 
     async def _connect(self) -> None:
-        self.host, self.port = await self._sentinels.primary()
+        self.host, self.port = await self._discovery.primary()
         await cast("Any", super())._connect()  # noqa: SLF001 -- redis-py's own
 
     async def verify(self) -> None:
-        """Raises UnfitServerError when it is no primary: Sentinels may be wrong for a while."""
+        """Raises UnfitServerError when it is no primary: those who named it may be wrong for a while."""
         connection = cast("Any", self)
         await connection.send_command("ROLE")
         match await connection.read_response():
@@ -327,6 +329,13 @@ def is_unfit(error: ResponseError) -> bool:
     return isinstance(error, UNFIT) or str(error).startswith(UNFIT_CODES)
 
 
+def unfit_server(error: ResponseError) -> UnfitServerError:
+    """An error reply of those for which `is_unfit` holds."""
+    if isinstance(error, AskError):
+        return UnfitServerError(f"the Cluster's slot is on another node, or on its way there: {error}")
+    return UnfitServerError(str(error))
+
+
 def new_connection(pool: Any) -> Any:
     """A connection that a client's pool does not know of, made like those of the pool; not connected yet."""
     return pool.make_connection()
@@ -337,6 +346,11 @@ class RepeatablePipeline(Pipeline):
 
     def __init__(self, client: Redis, *, transaction: bool, shard_hint: str | None) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether keys are watched for a transaction."""
+        return self.watching
 
     def queued(self) -> list[Any]:
         """The commands that are to be sent, each with its options."""

@@ -4,6 +4,8 @@
     unix:///path/to/socket[?db=N]                        user and password as options, or before the path
     redis+sentinel://[user:password@]host[:26379],host.../service[/db]     Sentinels tell which server is the primary;
                                                          rediss+sentinel:// reaches that server over TLS
+    redis+cluster://[user:password@]host[:6379],host...  a Redis Cluster, of which some nodes are named; the nodes tell
+                                                         who holds which keys. rediss+cluster:// reaches all over TLS
 
 Options behind a `?`: `db`, `username`, `password`, and of TLS `ssl_ca_certs`, `ssl_ca_path`, `ssl_certfile`,
 `ssl_keyfile`, `ssl_password`, `ssl_cert_reqs`, `ssl_check_hostname`, `ssl_ciphers`. What is for the Sentinels alone
@@ -41,6 +43,8 @@ SCHEMES: Mapping[str, Way] = {
     "unix": "unix",
     "redis+sentinel": "tcp",
     "rediss+sentinel": "tls",
+    "redis+cluster": "tcp",
+    "rediss+cluster": "tls",
 }
 WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
@@ -64,11 +68,13 @@ class RedisAddress:
     server     how to speak to the server; behind Sentinels without host and port, which the Sentinels tell
     sentinels  one endpoint for each Sentinel; none if the server has a fixed address
     service    the name under which the Sentinels know the server
+    nodes      host and port of nodes of a Cluster; none if it is no Cluster
     """
 
     server: RedisEndpoint
     sentinels: tuple[RedisEndpoint, ...] = ()
     service: str = ""
+    nodes: tuple[tuple[str, int], ...] = ()
 
 
 def parse_redis_url(url: str) -> RedisAddress:
@@ -93,6 +99,8 @@ def parse_redis_url(url: str) -> RedisAddress:
         return _behind_sentinels(SCHEMES[scheme], parts["hosts"], parts["path"] or "", own, apart)
     if apart:
         raise RedisUrlError(f"options that begin with {SENTINEL_PREFIX} are for redis+sentinel:// URLs")
+    if "cluster" in scheme:
+        return _of_cluster(SCHEMES[scheme], parts["hosts"], parts["path"] or "", own)
     if scheme == "unix":
         if parts["hosts"] or not parts["path"]:
             raise RedisUrlError("a socket's URL is unix:///path/to/socket, with three slashes")
@@ -100,8 +108,8 @@ def parse_redis_url(url: str) -> RedisAddress:
     hosts = _hosts(parts["hosts"], REDIS_PORT)
     if len(hosts) > 1:
         raise RedisUrlError(
-            "several hosts, with commas between them, are Sentinels': write redis+sentinel://host,host/service "
-            "(rediss+sentinel:// for a server with TLS)"
+            "several hosts, with commas between them, are Sentinels' or nodes of a Cluster: write "
+            "redis+sentinel://host,host/service or redis+cluster://host,host (rediss+... for servers with TLS)"
         )
     return RedisAddress(_endpoint(SCHEMES[scheme], {**own, **_database(parts["path"] or "")}, hosts[0]))
 
@@ -132,6 +140,13 @@ def _behind_sentinels(
     over = "tls" if _flag(f"{SENTINEL_PREFIX}tls", options.pop("tls", "no")) else "tcp"
     sentinels = [_endpoint(over, options, host, SENTINEL_PREFIX) for host in _hosts(hosts, SENTINEL_PORT)]
     return RedisAddress(_endpoint(way, {**own, **_database(database)}, {}), tuple(sentinels), unquote(service))
+
+
+def _of_cluster(way: Way, hosts: str, path: str, own: Mapping[str, str]) -> RedisAddress:
+    if path.strip("/0") or own.get("db", "0").strip("0"):
+        raise RedisUrlError("a Cluster has database 0 alone: leave the number of a database out")
+    nodes = tuple((host["host"], host["port"]) for host in _hosts(hosts, REDIS_PORT))
+    return RedisAddress(_endpoint(way, {name: value for name, value in own.items() if name != "db"}, {}), nodes=nodes)
 
 
 def _hosts(text: str, port: int) -> list[dict[str, Any]]:

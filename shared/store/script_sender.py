@@ -10,6 +10,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from shared.statistics.meter import RoundTripMeter
+from shared.store.cluster import together
 from shared.store.commands import Redis
 from shared.store.libraries import LIBRARIES, NAMES, function_name, library, script_source
 from shared.store.link import Link
@@ -95,31 +96,40 @@ class ScriptSender:
         loads its own again.
         """
         own = {LIBRARIES + function for function in self._functions.values()}
-        listed = await self._redis.function_list(f"{LIBRARIES}*")
-        names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
-        others = [name for name in names if name not in own]
-        # Whoever comes at the same time may have removed one of them.
-        removed = await self._piped([("FUNCTION", "DELETE", name) for name in others])
-        return sum(not isinstance(reply, Exception) for reply in removed)
+        removed = 0
+        for server in self._redis.homes():
+            listed = await server.function_list(f"{LIBRARIES}*")
+            names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
+            others = [name for name in names if name not in own]
+            # Whoever comes at the same time may have removed one of them.
+            replies = await _piped(server, [("FUNCTION", "DELETE", name) for name in others])
+            removed += sum(not isinstance(reply, Exception) for reply in replies)
+        return removed
 
     async def _load(self, link: Link | None) -> None:
         """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
         # REPLACE: another process may have loaded the same library meanwhile.
         commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
-        for reply in await self._exchanged(commands, link):
-            if isinstance(reply, Exception):
-                raise reply
+        if link is not None:
+            sent = [part.exchange(commands) for part in link.parts()]
+        else:
+            sent = [_piped(server, commands) for server in self._redis.homes()]
+        for replies in await together(sent):
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
 
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""
-        return link.exchange(commands) if link is not None else self._piped(commands)
+        return link.exchange(commands) if link is not None else _piped(self._redis, commands)
 
-    async def _piped(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """One round trip on a connection of the pool. An error reply is an exception in its place."""
-        pipe = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipe.execute_command(*command)
-        return await pipe.execute(raise_on_error=False)
+
+async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """One round trip on a connection of the pool. An error reply is an exception in its place."""
+    pipe = redis.pipeline(transaction=False)
+    for command in commands:
+        pipe.execute_command(*command)
+    return await pipe.execute(raise_on_error=False)
 
 
 def is_unknown(outcome: object) -> bool:

@@ -6,6 +6,8 @@ never accepted, or wait for answers that will never come. So a service's connect
 They do not open to another run until the service has compared what it knows with what that server holds, and has agreed
 to go on there.
 
+Of a Cluster, each home (`shared.store.cluster`) is a server with a run of its own.
+
 Nor does anything that the earlier run says count from then on: a primary that was frozen while another one took its
 place wakes up, carries out what lies in its sockets, and answers. So the connections to a run are cut when another one
 is met.
@@ -14,6 +16,8 @@ is met.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Protocol
 from weakref import WeakSet
 
@@ -35,41 +39,43 @@ class ServerRun:
     """The run that connections are bound to: the first one that they meet, until the service agrees to another.
 
     changed  set while another run was met that the service has not agreed to
-    met      the run that was met last
+    met      the run that was met last, of each home
     """
 
     def __init__(self) -> None:
-        self.bound = ""
-        self.met = ""
+        self.bound: dict[str, str] = {}
+        self.met: dict[str, str] = {}
         self.changed = asyncio.Event()
-        self._connections: WeakSet[BoundConnection] = WeakSet()
-        """Those to the bound run; and those that have ended, until they are used or collected."""
+        self._connections: defaultdict[str, WeakSet[BoundConnection]] = defaultdict(WeakSet)
+        """Those to the bound run of each home; and those that have ended, until they are used or collected."""
 
-    def meet(self, run: str, connection: BoundConnection) -> None:
+    def meet(self, run: str, connection: BoundConnection, home: str = "") -> None:
         """A connection has been made to this run. Raises AnotherRunError if it is not the bound run; the connections to
         that one are cut.
 
-        run  the server's process and its time as a primary (INFO's run_id, master_replid); "" if the server does not
-             tell
+        run   the server's process and its time as a primary (INFO's run_id, master_replid); "" if the server does not
+              tell
+        home  of a Cluster
         """
-        self.met = run
-        self.bound = self.bound or run
-        if run == self.bound:
-            self._connections.add(connection)
+        self.met[home] = run
+        if not self.bound.get(home):
+            self.bound[home] = run
+        if run == self.bound[home]:
+            self._connections[home].add(connection)
         else:
             self.changed.set()
-            self._cut()
+            self._cut(home)
             raise AnotherRunError("Redis was restarted or replaced: what it holds is compared first")
 
-    def agree(self, run: str) -> None:
-        """The service goes on with this run."""
-        if run != self.bound:
-            # Some may have been made since the other run was met: where Sentinels disagree, say.
-            self._cut()
-        self.bound = run
+    def agree(self, runs: Mapping[str, str]) -> None:
+        """The service goes on with these runs of the homes."""
+        for home, run in runs.items():
+            if run != self.bound.get(home):
+                # Some may have been made since the other run was met: where Sentinels disagree, say.
+                self._cut(home)
+        self.bound |= runs
         self.changed.clear()
 
-    def _cut(self) -> None:
-        for connection in self._connections:
+    def _cut(self, home: str) -> None:
+        for connection in self._connections.pop(home, ()):
             connection.cut()
-        self._connections.clear()

@@ -15,10 +15,10 @@ from typing import Any, Protocol, cast
 
 import hiredis
 from redis.asyncio import ConnectionPool
-from redis.asyncio import Redis as PlainRedis
 from redis.asyncio.connection import AbstractConnection
 
 from shared.store.commands import Redis
+from shared.store.mending import MendingRedis
 from shared.store.redis_py import BoundedConnection
 from tests.simulation.store import Args, Reply, Status, Store, StoreError
 
@@ -292,7 +292,7 @@ class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[
 def twin_client(dial: Dial, **options: Any) -> Redis:
     """A client whose connections are made by `dial`. options: of the connections."""
     pool: Any = ConnectionPool(connection_class=TwinConnection, dial=dial, protocol=2, driver_info=None, **options)
-    return cast(Redis, PlainRedis.from_pool(pool))
+    return cast(Redis, MendingRedis.from_pool(pool))
 
 
 def direct_client(server: Server) -> Redis:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
+from redis.asyncio import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection, RedisSSLContext
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 
 from shared.store import commands
+from shared.store.mending import MendingRedis
 from shared.store.redis_client import connect
 from shared.store.redis_py import (
     BoundedConnection,
@@ -171,7 +172,7 @@ async def test_a_pipeline_keeps_its_commands_until_they_are_sent(redis: Any) -> 
     assert [b"a", b"b"] == await pipe.execute()
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(commands.Redis, Redis), (commands.Pipeline, Pipeline)])
+@pytest.mark.parametrize(("ours", "theirs"), [(commands.Redis, MendingRedis), (commands.Pipeline, Pipeline)])
 def test_redis_py_has_every_command_that_is_annotated_and_its_named_arguments(ours: type, theirs: type) -> None:
     declared = {name: each for name, each in vars(ours).items() if inspect.isfunction(each) and name[:2] != "__"}
     assert declared

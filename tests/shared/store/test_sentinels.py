@@ -389,7 +389,7 @@ async def test_connections_that_are_idle_leave_a_run_that_is_over(
     """Although that server lives and would serve them."""
     assert await redis.set("a", "old")
     first = replicated.primary()
-    run.agree("another one, which was compared")
+    run.agree({"": "another one, which was compared"})
     await asyncio.sleep(0)  # the loop tells connections of their end in its next turn
 
     with pytest.raises(AnotherRunError):

@@ -1,0 +1,229 @@
+"""A Redis Cluster: which of its nodes holds which keys.
+
+All keys of a mesh have a hash tag (`shared.store.keyspace`), and the keys of one tag lie together on one node. So to
+the mesh a Cluster is several servers, one for each tag: the tag's *home*. Each home has connections of its own, and
+finds its node as one finds a primary by way of Sentinels. After a failover, or when a tag's slot was moved, the node
+refuses the next command; then the home finds its new node. While a slot moves, its home waits.
+
+redis-py's own cluster client reads the whole map of slots at once and keeps it, sends a pipeline's commands node by
+node, and repeats by itself what may not be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import crc_hqx
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from shared.contract.ids import ShardId
+from shared.store.commands import Redis
+from shared.store.discovery import Discovery, NoAnswerError, Primary
+from shared.store.keyspace import SHARDS_MAX, Keyspace
+from shared.store.mending import MendingRedis, keys_of, text
+from shared.store.reading import text_of
+from shared.store.redis_py import RepeatablePipeline
+
+T = TypeVar("T")
+
+SLOTS = 1 << 14
+MESH_TAG = "mesh"
+"""The tag of the keys that belong to no shard. Commands without a key go to its home, too."""
+ASKED_MAX = 5
+"""Nodes that are asked for the home of a tag: the URL's, then others that were heard of."""
+ADDED_UP = {"DEL", "UNLINK", "EXISTS"}
+"""Commands with any number of keys, whose replies are counts."""
+
+Node = tuple[str, int]
+"""Its host and port."""
+
+
+def tag_of(key: str) -> str:
+    """The hash tag of a key; MESH_TAG for what has none, and so is no key of a mesh."""
+    tag, end, _ = key.partition("{")[2].partition("}")
+    return tag if end and tag else MESH_TAG
+
+
+def slot_of(tag: str) -> int:
+    """The slot of the keys with this tag. Source: Redis Cluster's specification, "Keys distribution model": CRC16 in
+    its XMODEM variant.
+    """
+    return crc_hqx(tag.encode(), 0) % SLOTS
+
+
+class Nodes:
+    """The nodes that are known. connect: makes a connection to one of them, not yet connected"""
+
+    def __init__(self, named: Sequence[Node], connect: Callable[[Node], Any]) -> None:
+        self._named = tuple(named)
+        self._connect = connect
+        self._heard_of: tuple[Node, ...] = ()
+
+    def holder(self, tag: str) -> Discovery:
+        """Tells the node that holds a tag's keys."""
+        return Discovery(
+            f"no node of the Redis Cluster tells who holds the keys of {{{tag}}}",
+            lambda: map(self._connect, self._asked()),
+            ("CLUSTER", "SLOTS"),
+            lambda reply, connection: self._holder(slot_of(tag), reply, connection),
+        )
+
+    def _asked(self) -> tuple[Node, ...]:
+        return tuple(dict.fromkeys(self._named + self._heard_of))[: max(ASKED_MAX, len(self._named))]
+
+    def _holder(self, slot: int, reply: Any, connection: Any) -> Primary:
+        """The holder by a node's reply to CLUSTER SLOTS. Raises NoAnswerError."""
+        try:
+            ranges = [(first, last, _node(holder, connection.host)) for first, last, holder, *_ in reply]
+            holders = [node for first, last, node in ranges if first <= slot <= last]
+        except (AttributeError, IndexError, TypeError, ValueError) as nonsense:
+            raise NoAnswerError("its answer is not a Cluster node's") from nonsense
+        if not holders:
+            raise NoAnswerError(f"it knows of no node with slot {slot}")
+        self._heard_of = tuple(dict.fromkeys(node for _, _, node in ranges))
+        return Primary(*holders[0], epoch=0)
+
+
+def _node(told: Sequence[Any], asked: str) -> Node:
+    """A node of a reply. asked: the host that was asked; a node that does not know its own address leaves it out"""
+    host, port = told[0], int(told[1])
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"port {port}")
+    return (text_of(host) or asked) if host is not None else asked, port
+
+
+class ClusterRedis(MendingRedis):
+    """A client of all homes: each command goes to the home of its key. As a client by itself it is that of the mesh's.
+
+    open_home  makes the client of a tag's home
+    """
+
+    def __init__(self, open_home: Callable[[str], MendingRedis]) -> None:
+        self._open = open_home
+        self._homes = {MESH_TAG: open_home(MESH_TAG)}
+        super().__init__(connection_pool=self._homes[MESH_TAG].connection_pool)
+
+    def know(self, keys: Iterable[str]) -> None:
+        """Makes the clients of these keys' homes."""
+        for key in keys:
+            self.home(key)
+
+    def home(self, key: str) -> MendingRedis:
+        return self.at(tag_of(key))
+
+    def at(self, tag: str) -> MendingRedis:
+        """The client of a tag's home."""
+        if tag not in self._homes:
+            self._homes[tag] = self._open(tag)
+        return self._homes[tag]
+
+    def homes(self) -> list[MendingRedis]:
+        return list(self._homes.values())
+
+    def apart(self, keys: Iterable[str]) -> list[list[str]]:
+        apart: dict[str, list[str]] = {}
+        for key in keys:
+            apart.setdefault(tag_of(key), []).append(key)
+        return list(apart.values())
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        keys = [text(key) for key in args[1:]] if args[0] in ADDED_UP or args[0] == "MGET" else []
+        if len(groups := self.apart(keys)) < 2:
+            return await self.at(*tags_of([args])).execute_command(*args, **options)
+        found = await together([self.execute_command(args[0], *group, **options) for group in groups])
+        if args[0] in ADDED_UP:
+            return sum(found)
+        values = {tag_of(group[0]): reply for group, reply in zip(groups, found, strict=True)}
+        return in_order(map(tag_of, keys), values)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
+        return _ClusterPipeline(self, transaction=transaction, shard_hint=shard_hint)
+
+    async def transaction(self, func: Callable[[Any], Any], *watches: Any, **options: Any) -> Any:
+        return await cast("Any", self.home(watches[0])).transaction(func, *watches, **options)
+
+    async def ping(self, **options: Any) -> Any:
+        """Reaches every home."""
+        return all(await together([home.ping(**options) for home in self.homes()]))
+
+    async def scan_iter(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        for tag, home in list(self._homes.items()):
+            # Homes may share a node: each gives its own keys.
+            keys: AsyncIterator[bytes] = cast("Any", home).scan_iter(*args, **options)
+            async for key in keys:
+                if tag_of(text_of(key)) == tag:
+                    yield key
+
+    async def aclose(self, *args: Any, **options: Any) -> None:
+        for home in self.homes():
+            await home.aclose(*args, **options)
+
+
+class _ClusterPipeline(RepeatablePipeline):
+    """A pipeline for each home, sent at once. A transaction has one home; one that watches has the mesh's."""
+
+    def __init__(self, client: ClusterRedis, *, transaction: bool, shard_hint: str | None) -> None:
+        super().__init__(client, transaction=transaction, shard_hint=shard_hint)
+        self._client = client
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
+        if self.is_watching:
+            return await super().execute(raise_on_error)
+        commands = self.queued()
+        tags = tags_of([args for args, _ in commands])
+        pipes = {tag: self._client.at(tag).pipeline(self.is_transaction) for tag in dict.fromkeys(tags)}
+        assert not self.is_transaction or len(pipes) < 2, f"a transaction of {', '.join(pipes)}"
+        for tag, (args, options) in zip(tags, commands, strict=True):
+            cast("Any", pipes[tag]).execute_command(*args, **options)
+        await self.reset()
+        sent = [pipe.execute(raise_on_error=False) for pipe in pipes.values()]
+        replies = in_order(tags, dict(zip(pipes, await together(sent), strict=True)))
+        for reply in replies if raise_on_error else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+
+def tags_of(commands: Sequence[Sequence[Any]]) -> list[str]:
+    """The tag of each command's keys. A command without any goes with the first that has some."""
+    named = [_first_key(command) for command in commands]
+    usual = next((tag_of(key) for key in named if key), MESH_TAG)
+    return [tag_of(key) if key else usual for key in named]
+
+
+def _first_key(command: Sequence[Any]) -> str:
+    if command[0] == "FCALL":
+        return text(command[3]) if command[2] else ""
+    return next(iter(keys_of(command)), "")
+
+
+def in_order(tags: Iterable[str], replies: Mapping[str, Iterable[Any]]) -> list[Any]:
+    """The replies of several homes in the order of their commands. tags: of the commands"""
+    left = {tag: iter(found) for tag, found in replies.items()}
+    return [next(left[tag]) for tag in tags]
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of calls to several homes. Raises the first failure when all have ended."""
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return cast("list[T]", done)
+
+
+def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
+    """The shards by the server that holds them, each with the server's client."""
+    shards = {keys.base(shard): shard for shard in keys.shard_ids()}
+    return [(redis.home(group[0]), [shards[base] for base in group]) for group in redis.apart(shards)]
+
+
+async def shards_of_cluster(redis: ClusterRedis) -> int:
+    """As many shards as it takes until each node with slots holds one."""
+    ranges = [(last, _node(holder, "")) for _, last, holder, *_ in await redis.execute_command("CLUSTER", "SLOTS")]
+    holders, missing, shards = sorted(ranges), {node for _, node in ranges}, 0
+    while missing and shards < SHARDS_MAX:
+        slot = slot_of(str(shards))
+        missing.discard(next((node for last, node in holders if last >= slot), None))
+        shards += 1
+    return shards

@@ -1,0 +1,120 @@
+"""A real Redis Cluster for the tests: some nodes with the slots among them, and maybe a replica of each."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from redis import Redis
+
+from deploy.local.embedded import free_port
+from shared.store.cluster import SLOTS, slot_of
+from tests.embedded_redis import EmbeddedRedis
+
+FORM_TIMEOUT_S = 60.0
+NODE_TIMEOUT_MS = 1_500
+
+
+class EmbeddedCluster:
+    """A cluster that ends with the process that started it. A context manager: starts on entry, stops on exit.
+
+    primaries  nodes with slots, in ranges of equal length
+    replicas   of each of them
+    """
+
+    def __init__(self, data_dir: Path, *, primaries: int = 3, replicas: int = 0) -> None:
+        password = secrets.token_urlsafe(24)
+        options = (
+            "cluster-enabled yes",
+            f"cluster-node-timeout {NODE_TIMEOUT_MS}",
+            "cluster-replica-validity-factor 0",
+            "repl-diskless-sync-delay 0",
+            f"masterauth {password}",
+        )
+        self.nodes = [
+            EmbeddedRedis(
+                data_dir / f"node-{number}", password=password, options=(*options, f"cluster-port {free_port()}")
+            )
+            for number in range(primaries * (1 + replicas))
+        ]
+        self.primaries = self.nodes[:primaries]
+        self._replicas = self.nodes[primaries:]
+
+    @property
+    def url(self) -> str:
+        named = ",".join(f"{node.host}:{node.port}" for node in self.nodes[:3])
+        return f"redis+cluster://:{self.nodes[0].password}@{named}"
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def start(self) -> Self:
+        """Returns when the Cluster takes commands."""
+        for node in self.nodes:
+            node.data_dir.mkdir(parents=True, exist_ok=True)
+            node.start()
+        width = -(-SLOTS // len(self.primaries))
+        for number, node in enumerate(self.primaries):
+            first = number * width
+            ask(node, "CLUSTER", "ADDSLOTSRANGE", first, min(first + width, SLOTS) - 1)
+            ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for node in self.nodes[1:]:
+            ask(node, "CLUSTER", "MEET", self.nodes[0].host, self.nodes[0].port, self._bus_port(self.nodes[0]))
+        self.until(lambda: all(int(self._state(node)["cluster_known_nodes"]) == len(self.nodes) for node in self.nodes))
+        for number, node in enumerate(self._replicas):
+            of = ask(self.primaries[number % len(self.primaries)], "CLUSTER", "MYID")
+            ask(node, "CLUSTER", "REPLICATE", of.decode())
+        self.until(lambda: all(self._state(node)["cluster_state"] == "ok" for node in self.nodes))
+        self.until(lambda: all(b"master_link_status:up" in ask(node, "INFO", "replication") for node in self._replicas))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills every node."""
+        for node in self.nodes:
+            node.kill()
+
+    def holder(self, tag: str) -> EmbeddedRedis:
+        """The node that holds the keys with this tag, as the first node alive has it."""
+        asked = next(node for node in self.nodes if node.is_running)
+        for first, last, holder, *_ in ask(asked, "CLUSTER", "SLOTS"):
+            if first <= slot_of(tag) <= last:
+                return next(node for node in self.nodes if node.port == holder[1])
+        raise AssertionError(f"nobody holds {tag}")
+
+    def move(self, tag: str, to: EmbeddedRedis) -> None:
+        """Moves the slot of a tag, with its keys, to another node, as `redis-cli --cluster reshard` does."""
+        slot, source = slot_of(tag), self.holder(tag)
+        ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ask(source, "CLUSTER", "MYID").decode())
+        ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", ask(to, "CLUSTER", "MYID").decode())
+        while names := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            ask(source, "MIGRATE", to.host, to.port, "", 0, 5000, "AUTH", to.password, "KEYS", *names)
+        for node in (to, *self.primaries):
+            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", ask(to, "CLUSTER", "MYID").decode())
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + FORM_TIMEOUT_S
+        while not holds():
+            assert time.monotonic() < end, "the cluster takes too long"
+            time.sleep(0.02)
+
+    @staticmethod
+    def _bus_port(node: EmbeddedRedis) -> int:
+        return int(ask(node, "CONFIG", "GET", "cluster-port")[1])
+
+    @staticmethod
+    def _state(node: EmbeddedRedis) -> dict[str, str]:
+        return dict(line.split(":", 1) for line in ask(node, "CLUSTER", "INFO").decode().split())
+
+
+def ask(node: EmbeddedRedis, *command: Any) -> Any:
+    """What a node answers to a command, undecoded."""
+    with Redis(host=node.host, port=node.port, password=node.password, protocol=2) as client:
+        connection: Any = client.connection_pool.get_connection()
+        connection.send_command(*command)
+        return connection.read_response()

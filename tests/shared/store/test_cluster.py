@@ -1,0 +1,284 @@
+"""A Redis Cluster: who holds which keys, and that each command goes there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shared.contract.ids import Epoch, ExecutorId, ShardId, sequence_id
+from shared.store.cluster import Nodes, in_order, servers, shards_of_cluster, slot_of, tag_of, tags_of, together
+from shared.store.discovery import NoAnswerError
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link, SharedLinks, new_link
+from shared.store.redis_client import UnfitRedisError, connect, join_mesh, joined, value_bytes_max
+from shared.store.scripts import Scripts
+from shared.store.server_run import AnotherRunError, ServerRun
+from tests.embedded_cluster import EmbeddedCluster, ask
+
+SHARDS = 4
+PREFIX = "mesh"
+
+
+# -- tags and slots ----------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_what_the_specification_says() -> None:
+    assert 0x31C3 == slot_of("123456789")
+    assert [13907, 9842, 5649, 1584] == [slot_of(str(shard)) for shard in range(SHARDS)]
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [
+        ("p:2:{3}:seq:m||i7", "3"),
+        ("p:{mesh}:mesh", "mesh"),
+        ("p:2:{12}:seq:{3}", "12"),
+        ("no tag", "mesh"),
+        ("{}a", "mesh"),
+    ],
+)
+def test_the_first_braces_are_the_tag(key: str, tag: str) -> None:
+    assert tag == tag_of(key)
+
+
+def test_a_command_goes_where_its_keys_are_and_one_without_goes_along() -> None:
+    commands = [
+        ("TIME",),
+        ("HGET", "p:{1}:a", "f"),
+        ("FCALL", "f", 2, "p:{2}:a", "p:{2}:b", "x"),
+        ("XREAD", "COUNT", 1, "BLOCK", 5, "STREAMS", b"p:{0}:a", b"p:{0}:b", "0", "0"),
+        ("FCALL", "f", 0, "p:{3}:no key"),
+    ]
+
+    assert ["1", "1", "2", "0", "1"] == tags_of(commands)
+    assert ["mesh"] == tags_of([("PING",)])
+
+
+def test_replies_are_put_in_order() -> None:
+    assert ["a", 1, 2, "b"] == in_order(["x", "y", "y", "x"], {"x": ["a", "b"], "y": [1, 2]})
+
+
+# -- who holds what ----------------------------------------------------------------------------------------------------
+
+
+def answer(*holders: tuple[int, int, bytes | None, int]) -> list[Any]:
+    return [[first, last, [host, port, b"id"], [b"10.0.0.9", 1, b"a replica"]] for first, last, host, port in holders]
+
+
+def test_a_node_is_named_by_the_range_that_has_the_slot() -> None:
+    nodes = Nodes([("10.0.0.1", 6379)], lambda node: SimpleNamespace(host=node[0]))
+    reply = answer((0, 5000, b"10.0.0.1", 1), (5001, 9841, b"10.0.0.2", 2), (9842, 16383, b"10.0.0.3", 3))
+
+    found = nodes.holder("1")._read(reply, SimpleNamespace(host="10.0.0.1"))
+
+    assert ("10.0.0.3", 3, 0) == found
+    assert {"10.0.0.1", "10.0.0.2", "10.0.0.3"} == {made.host for made in nodes.holder("1")._connections()}
+
+
+@pytest.mark.parametrize("host", [None, b""])
+def test_a_node_that_does_not_know_its_address_is_where_it_was_asked(host: bytes | None) -> None:
+    nodes = Nodes([("n", 1)], lambda node: SimpleNamespace(host=node[0]))
+
+    assert "asked" == nodes.holder("1")._read(answer((0, 16383, host, 7)), SimpleNamespace(host="asked")).host
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [None, b"OK", 5, [], [[0, 16383]], [[0, 16383, [b"h"]]], [[0, 16383, [b"h", b"port"]]], [[0, 16383, [b"h", 0]]],
+     [[b"a", b"b", [b"h", 1]]], answer((0, 100, b"h", 1))],
+)  # fmt: skip
+def test_nonsense_is_no_answer(nonsense: Any) -> None:
+    nodes = Nodes([("n", 1)], lambda node: SimpleNamespace(host=node[0]))
+
+    with pytest.raises(NoAnswerError):
+        nodes.holder("1")._read(nonsense, SimpleNamespace(host="n"))
+
+
+# -- a real one --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def keys() -> Keyspace:
+    return Keyspace(PREFIX, SHARDS)
+
+
+@pytest.fixture
+async def redis(cluster: EmbeddedCluster, keys: Keyspace) -> AsyncIterator[Any]:
+    """A client that knows its homes, on empty nodes."""
+    for node in cluster.nodes:
+        ask(node, "FLUSHALL")
+    redis = connect(cluster.url, retries=0, keys=keys)
+    yield redis
+    await redis.aclose()
+
+
+async def test_each_command_goes_to_the_node_of_its_key(redis: Any, keys: Keyspace, cluster: EmbeddedCluster) -> None:
+    names = [keys.epoch(shard) for shard in keys.shard_ids()]
+    for number, name in enumerate(names):
+        await redis.set(name, number)
+
+    assert [b"0", b"1", b"2", b"3", None] == await redis.mget([*names, keys.leader("nobody")])
+    assert 4 == await redis.exists(*names, keys.leader("nobody"))
+    assert set(names) == {key.decode() async for key in redis.scan_iter(match=f"{PREFIX}:*")}
+    for shard, name in zip(keys.shard_ids(), names, strict=True):
+        assert 1 == ask(cluster.holder(str(shard)), "EXISTS", name)
+    assert 2 == await redis.unlink(names[0], names[3])
+    assert 0 == await redis.unlink(names[0])
+
+
+async def test_a_pipeline_and_a_link_give_replies_in_the_order_of_their_commands(redis: Any, keys: Keyspace) -> None:
+    pipe = redis.pipeline(transaction=False)
+    for shard in (3, 0, 2, 3):
+        pipe.execute_command("INCR", keys.epoch(ShardId(shard)))
+    pipe.hset(keys.mesh, "a", "b")
+
+    assert [1, 1, 1, 2, 1] == await pipe.execute()
+
+    link, links = new_link(redis), SharedLinks(redis)
+    await link.connect()
+    asked = [("GET", keys.epoch(ShardId(shard))) for shard in (3, 1, 0)]
+    assert [b"2", None, b"1"] == await link.exchange(asked) == await links.ask(asked)
+    await link.close()
+    await links.close()
+
+
+async def test_an_error_is_that_of_its_command(redis: Any, keys: Keyspace) -> None:
+    await redis.set(keys.epoch(ShardId(0)), "no number")
+    pipe = redis.pipeline(transaction=False)
+    pipe.execute_command("INCR", keys.epoch(ShardId(0)))
+    pipe.execute_command("INCR", keys.epoch(ShardId(1)))
+
+    refused, done = await pipe.execute(raise_on_error=False)
+
+    assert ("not an integer" in str(refused), 1) == (True, done)
+
+
+async def test_a_transaction_is_of_one_home(redis: Any, keys: Keyspace) -> None:
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hset(keys.mesh, "a", "1")
+        pipe.hset(keys.settings, "b", "2")
+        assert [1, 1] == await pipe.execute()
+
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hset(keys.mesh, "a", "1")
+        pipe.set(keys.epoch(ShardId(0)), 1)
+        with pytest.raises(AssertionError, match="a transaction of mesh, 0"):
+            await pipe.execute()
+
+
+async def test_what_is_watched_is_on_the_meshs_home(redis: Any, keys: Keyspace) -> None:
+    async with redis.pipeline(transaction=True) as pipe:
+        await pipe.watch(keys.settings)
+        assert await pipe.hget(keys.settings, "a") is None
+        pipe.multi()
+        pipe.hset(keys.settings, "a", "1")
+        assert [1] == await pipe.execute()
+
+
+async def test_a_key_of_another_type_is_removed_wherever_it_is(redis: Any, keys: Keyspace) -> None:
+    await redis.set(keys.spares(ShardId(2), ExecutorId("e"), "m"), "no hash")
+
+    assert {} == await redis.hgetall(keys.spares(ShardId(2), ExecutorId("e"), "m"))
+
+
+async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
+    redis: Any, keys: Keyspace, cluster: EmbeddedCluster
+) -> None:
+    for node in cluster.nodes:
+        ask(node, "FUNCTION", "FLUSH")
+    scripts = Scripts(redis, keys)
+
+    assert [False] * SHARDS == [
+        await scripts.run(scripts.lose(sequence_id("m", "", number), ExecutorId("e"), Epoch(1)))
+        for number in range(SHARDS)
+    ]
+
+    assert all(len(ask(node, "FUNCTION", "LIST")) > 20 for node in cluster.nodes)
+    assert 0 == await scripts.forget_others()
+    for node in cluster.nodes:
+        ask(node, "FUNCTION", "LOAD", "#!lua name=seqmesh_old\nredis.register_function('old', function() end)")
+    assert len(cluster.nodes) <= await scripts.forget_others()
+
+
+async def test_a_mesh_has_a_shard_on_every_node(redis: Any, cluster: EmbeddedCluster) -> None:
+    joined_keys = await join_mesh(redis, PREFIX)
+
+    assert SHARDS == joined_keys.shards == await shards_of_cluster(redis)
+    assert {cluster.holder(str(shard)).port for shard in range(SHARDS)} == {node.port for node in cluster.nodes}
+    assert [[shard] for shard in joined_keys.shard_ids()] == [shards for _, shards in servers(redis, joined_keys)]
+    assert 0 < await value_bytes_max(redis)
+
+
+async def test_every_node_is_checked(cluster: EmbeddedCluster) -> None:
+    node = next(node for node in cluster.nodes if node is not cluster.holder("mesh"))
+    ask(node, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(UnfitRedisError, match="allkeys-lru"):
+            async with joined(cluster.url, "checked", 0, name="x"):
+                raise AssertionError("it has joined")
+    finally:
+        ask(node, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+async def test_a_node_by_the_url_of_a_single_server_is_refused_with_the_remedy(cluster: EmbeddedCluster) -> None:
+    with pytest.raises(UnfitRedisError, match=r"redis\+cluster://"):
+        async with joined(cluster.nodes[0].url, PREFIX, 0, name="x"):
+            raise AssertionError("it has joined")
+
+
+async def test_nothing_is_sent_to_a_slots_new_node_before_it_is_agreed_to(
+    cluster: EmbeddedCluster, keys: Keyspace, tmp_path: Path
+) -> None:
+    """A slot that moves is a server that is replaced: the home's connections find the new node, and wait there."""
+    run = ServerRun()
+    redis: Any = connect(cluster.url, retries=0, keys=keys, run=run)
+    name, other = keys.epoch(ShardId(0)), keys.epoch(ShardId(3))
+    assert [True, True] == [await redis.set(name, 7), await redis.set(other, 1)]
+    link = Link(redis.home(name))
+    await link.connect()
+    old = cluster.holder("0")
+    new = next(node for node in cluster.nodes if node is not old)
+    cluster.move("0", new)
+
+    (refused,) = await link.exchange([("INCR", name)])
+
+    assert "is on another node" in str(refused)
+    with pytest.raises(AnotherRunError):
+        await link.connect()
+    assert run.changed.is_set()
+    assert b"1" == await redis.get(other), "the other homes go on"
+    free: Any = connect(cluster.url, retries=0, keys=keys)
+    assert b"7" == await free.get(name)
+    run.agree(run.met)
+    await link.connect()
+    assert [8] == await link.exchange([("INCR", name)])
+    cluster.move("0", old)
+    await link.close()
+    await redis.aclose()
+    await free.aclose()
+
+
+async def test_calls_to_several_homes_end_before_the_first_failure_is_told() -> None:
+    ended = asyncio.Event()
+
+    async def slow() -> None:
+        await asyncio.sleep(0)
+        ended.set()
+
+    async def failing() -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        await together([failing(), slow()])
+    assert ended.is_set()
