@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from executor.calls.client import CallClient
 from executor.calls.gateways import Gateways
@@ -52,7 +53,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     settings = replace(settings, name=settings.name_of("executor"))
     async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=settings.name) as (found, keys):
         bytes_max = await value_bytes_max(found)
-    redis = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
+    options: dict[str, Any] = {"name": settings.name, "timeout_ms": settings.redis_timeout_ms, "keys": keys}
+    redis = partial(connect, settings.redis_url, retries=0, **options)
     connections = RedisConnections(lambda run: redis(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
     remove_abandoned(OVERRIDE, UNPACKED)

@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from executor.lease.serving import Serving
-from executor.sequences.inbox import Inbox, Read, ReadEntry
+from executor.sequences.inbox import Inbox, InboxPart, Read, ReadEntry
 from shared.contract.ids import correlation_id_of, model_of
 from shared.contract.messages import InboxStep, InferMessage, decode_infer, inbox_entry
 from shared.store.reading import FAILURES, noted
@@ -28,11 +28,17 @@ BOUND_POLL_S = 0.01
 
 async def take_in(inbox: Inbox, serving: Serving, *, bytes_max: int) -> None:
     """Takes in what comes, for ever. bytes_max: of the requests that wait here while any of them can run"""
-    async with aclosing(inbox.reads()) as reads:
+    async with asyncio.TaskGroup() as group:
+        for part in inbox.parts:
+            group.create_task(_take_in_part(part, serving, bytes_max), name="inbox")
+
+
+async def _take_in_part(part: InboxPart, serving: Serving, bytes_max: int) -> None:
+    async with aclosing(part.reads()) as reads:
         async for read in reads:
             if serving.queued_bytes > bytes_max:
                 await _below_bound(serving, bytes_max)
-            _take_all(inbox, serving, read)
+            _take_all(part, serving, read)
             serving.taken()
             # The commits of batches that were run at once leave before the next read.
             await asyncio.sleep(0)
@@ -46,11 +52,11 @@ async def _below_bound(serving: Serving, bytes_max: int) -> None:
                 await asyncio.sleep(BOUND_POLL_S)
 
 
-def _take_all(inbox: Inbox, serving: Serving, read: Read) -> None:
+def _take_all(part: InboxPart, serving: Serving, read: Read) -> None:
     for stream, entries in read.items():
         for entry in entries:
             if gone := _take(serving, stream, entry):
-                inbox.done(stream, gone)
+                part.done(stream, gone)
 
 
 def _take(serving: Serving, stream: str, read: ReadEntry) -> Sequence[str]:

@@ -41,7 +41,6 @@ from shared.contract.messages import ExecutorRegistration, LoadFailure, ModelRec
 from shared.process import logs
 from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
-from shared.store.link import Link
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED
@@ -106,7 +105,7 @@ class Registration:
         self._changed = changed
         tombstone_ms = settings.tombstone_seconds * 1000
         self._committer = Committer(
-            connections.scripts, Link(connections.commands), connections.keys, self.executor, tombstone_ms
+            connections.scripts, connections.commands, connections.keys, self.executor, tombstone_ms
         )
         self._inbox = Inbox(connections, self.executor, count_max=settings.inbox_read_count)
         self.serving = Serving(

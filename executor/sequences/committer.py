@@ -1,4 +1,5 @@
-"""Makes finished steps final, in the order in which they were computed. Only one round trip is under way at a time.
+"""Makes finished steps final, in the order in which they were computed. Only one round trip to each server is under way
+at a time.
 
 While one group of commits is on its way, further batches are computed, and their commits gather here: under load every
 round trip carries many steps (group commit). A lost connection is no error: `commit` recognises what it did before, so
@@ -18,6 +19,8 @@ from shared.contract.ids import ExecutorId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
+from shared.store.cluster import servers
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.round_trips import RoundTrips
@@ -29,6 +32,9 @@ OPEN_STEPS_MAX = 4096
 """Most computed steps that wait for their commit, over all models. Beyond that, computing waits for Redis."""
 OPEN_BYTES_MAX = 256 << 20
 """Most bytes of their answers and checkpoints; the last batch may exceed it."""
+
+Taken = Sequence[int]
+"""How many steps were taken up to some moment, for each server."""
 
 
 class CommitOwner(Protocol):
@@ -70,52 +76,46 @@ def size_of(step: StepCommit) -> int:
 
 
 class Committer:
-    """The commits of one executor registration."""
+    """The commits of one executor registration. Those to one server wait for no other server."""
 
-    def __init__(self, scripts: Scripts, link: Link, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
-        self._scripts = scripts
-        self._trips = RoundTrips(scripts, link, "commits")
+    def __init__(self, scripts: Scripts, redis: Redis, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
         self._keys = keys
-        self._executor = executor
-        self._tombstone_ms = tombstone_ms
-        self._waiting: deque[tuple[CommitOwner, StepCommit, int]] = deque()
-        self._groups: list[_Group] = []
-        self._sending = 0
-        self._sent_ns = 0
-        self._open_bytes = 0
-        self._taken = 0
-        self._done = 0
-        self._progress = asyncio.Event()
+        self._servers: list[_ServerCommits] = []
+        self._server_of: dict[ShardId, _ServerCommits] = {}
+        for server, shards in servers(redis, keys):
+            commits = _ServerCommits(scripts, Link(server), executor, tombstone_ms, self._moved_on)
+            self._servers.append(commits)
+            self._server_of |= dict.fromkeys(shards, commits)
         self._below_bounds = asyncio.Event()
         self._below_bounds.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._progress = asyncio.Event()
 
-    def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> int:
-        """Takes computed steps; the steps of a sequence must come in order.
-        Returns how many steps were taken so far.
-        """
-        if not steps:
-            return self._taken
-        self._taken += len(steps)
+    def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> Taken:
+        """Takes computed steps; the steps of a sequence must come in order."""
         for step in steps:
-            size = size_of(step)
-            self._waiting.append((owner, step, size))
-            self._open_bytes += size
-        self._trips.due()
-        self._idle.clear()
+            shard = self._keys.shard_of(step.sequence)
+            self._server_of[shard].put(owner, shard, step)
+        if steps:
+            self._look_at_bounds()
+        return [server.taken for server in self._servers]
+
+    def _moved_on(self) -> None:
+        """Some of what was put is final."""
+        # Whoever waits now looks again; who comes later waits for the next round trip.
+        self._progress.set()
+        self._progress.clear()
         self._look_at_bounds()
-        return self._taken
 
     def _look_at_bounds(self) -> None:
-        if len(self._waiting) + self._sending >= OPEN_STEPS_MAX or self._open_bytes >= OPEN_BYTES_MAX:
+        steps = sum(server.open_steps for server in self._servers)
+        if steps >= OPEN_STEPS_MAX or sum(server.open_bytes for server in self._servers) >= OPEN_BYTES_MAX:
             self._below_bounds.clear()
         else:
             self._below_bounds.set()
 
-    async def final(self, count: int) -> None:
-        """Returns when the first `count` steps that were taken are final."""
-        while self._done < count:
+    async def final(self, taken: Taken) -> None:
+        """Returns when the steps that had been taken then are final."""
+        while any(server.done < count for server, count in zip(self._servers, taken, strict=False)):
             await self._progress.wait()
 
     @property
@@ -129,17 +129,59 @@ class Committer:
 
     async def drained(self) -> None:
         """Returns when every step that was put is final."""
-        await self._idle.wait()
+        while any(server.open_steps for server in self._servers):
+            await self._progress.wait()
 
     async def run(self, clock_ns: Callable[[], int]) -> None:
         """Sends the commits that gather, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for server in self._servers:
+                group.create_task(server.run(clock_ns), name="commits")
+
+
+class _ServerCommits:
+    """The commits to one server.
+
+    moved_on  called when a round trip has made steps final
+    taken     steps that were put so far; done: how many of them are final
+    """
+
+    def __init__(
+        self, scripts: Scripts, link: Link, executor: ExecutorId, tombstone_ms: int, moved_on: Callable[[], None]
+    ) -> None:
+        self._scripts = scripts
+        self._trips = RoundTrips(scripts, link, "commits")
+        self._executor = executor
+        self._tombstone_ms = tombstone_ms
+        self._moved_on = moved_on
+        self._waiting: deque[tuple[CommitOwner, ShardId, StepCommit, int]] = deque()
+        self._groups: list[_Group] = []
+        self._sending = 0
+        self._sent_ns = 0
+        self.open_bytes = 0
+        self.taken = 0
+        self.done = 0
+
+    @property
+    def open_steps(self) -> int:
+        """Steps that are not final yet."""
+        return self.taken - self.done
+
+    def put(self, owner: CommitOwner, shard: ShardId, step: StepCommit) -> None:
+        self.taken += 1
+        size = size_of(step)
+        self._waiting.append((owner, shard, step, size))
+        self.open_bytes += size
+        self._trips.due()
+
+    async def run(self, clock_ns: Callable[[], int]) -> None:
         await self._trips.run(partial(self._depart, clock_ns))
 
     async def _depart(self, clock_ns: Callable[[], int]) -> bool:
         """One round trip. False when groups are left that are not final; they go again, before everything newer."""
         if not self._groups:
             taken, self._waiting = self._waiting, deque()
-            self._groups, self._sending, self._sent_ns = self._grouped(taken), len(taken), clock_ns()
+            self._groups, self._sending, self._sent_ns = _grouped(taken), len(taken), clock_ns()
         outcomes = await self._trips.send([self._call(group) for group in self._groups])
         done_ns = clock_ns()
         failed: list[_Group] = []
@@ -155,37 +197,14 @@ class Committer:
                 assert (group.owner, group.shard) in earlier, f"{group.owner.load}, {group.shard}: out of order"
                 failed.append(group)
             else:
-                self._open_bytes -= group.size
+                self.open_bytes -= group.size
                 group.owner.committed(group.steps, outcome, self._sent_ns, done_ns)
         self._groups = failed
         if not failed:
-            self._all_final()
+            self.done += self._sending
+            self._sending = 0
+            self._moved_on()
         return not failed
-
-    def _all_final(self) -> None:
-        """No commit is on its way any more."""
-        self._done += self._sending
-        self._sending = 0
-        # Whoever waits now looks again at `_done`; who comes later waits for the next round trip.
-        self._progress.set()
-        self._progress.clear()
-        self._look_at_bounds()
-        if not self._waiting:
-            self._idle.set()
-
-    def _grouped(self, taken: deque[tuple[CommitOwner, StepCommit, int]]) -> list[_Group]:
-        """Groups of one owner and shard each, in order of arrival; none is larger than a script call should be."""
-        open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
-        groups: list[_Group] = []
-        for owner, step, size in taken:
-            shard = self._keys.shard_of(step.sequence)
-            group = open_groups.get((owner, shard))
-            if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
-                group = open_groups[owner, shard] = _Group(owner, shard, [])
-                groups.append(group)
-            group.steps.append(step)
-            group.size += size
-        return groups
 
     def _call(self, group: _Group) -> Call[list[CommitCode]]:
         return self._scripts.commit(
@@ -200,3 +219,17 @@ class Committer:
             mark=group.owner.mark,
             journal=group.owner.journal,
         )
+
+
+def _grouped(taken: deque[tuple[CommitOwner, ShardId, StepCommit, int]]) -> list[_Group]:
+    """Groups of one owner and shard each, in order of arrival; none is larger than a script call should be."""
+    open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
+    groups: list[_Group] = []
+    for owner, shard, step, size in taken:
+        group = open_groups.get((owner, shard))
+        if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
+            group = open_groups[owner, shard] = _Group(owner, shard, [])
+            groups.append(group)
+        group.steps.append(step)
+        group.size += size
+    return groups

@@ -1,4 +1,4 @@
-"""The inboxes of one executor registration, one per shard, read together.
+"""The inboxes of one executor registration, one per shard. Those of one server are read together.
 
 Entries stay in Redis until their effect is final. So a position only says where to read on: reading again from the
 beginning brings everything once more that is not finished.
@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from executor.connections import RETRY_DELAY_S, RedisConnections
 from shared.contract.ids import ExecutorId, ShardId, entry_key
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.link import Link, streams_read
 from shared.store.redis_client import LOST_OR_REFUSED
 
@@ -38,29 +39,32 @@ Read = Mapping[str, Sequence[ReadEntry]]
 
 
 class Inbox:
-    """Reads every entry once, in the order of its shard, unless told to read again. count_max: of a shard, per read"""
+    """Reads every entry once, in the order of its shard, unless told to read again.
+
+    count_max  of a shard, per read
+    parts      the inboxes of each server, which are read together
+    """
 
     def __init__(self, connections: RedisConnections, executor: ExecutorId, *, count_max: int) -> None:
-        self._connections = connections
+        self._redis = connections.commands
         self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shard_ids()}
-        self._positions = dict.fromkeys(self._names.values(), BEGINNING)
-        self._executor = executor
-        self._count_max = count_max
-        self._count = min(FIRST_COUNT, count_max)
-        self._done: dict[str, list[str]] = {name: [] for name in self._names.values()}
-        self._again = False
+        self.parts = [
+            InboxPart(connections.blocking, names, executor, count_max=count_max)
+            for names in connections.blocking.apart(self._names.values())
+        ]
 
     def read_again(self) -> None:
         """Has every entry that is still in the inboxes read once more."""
-        self._again = True
+        for part in self.parts:
+            part.again = True
 
     async def remove(self, shard: ShardId, entries: Sequence[str]) -> None:
         """Removes entries. Raises one of `CONNECTION_LOST`."""
-        await self._connections.commands.xdel(self._names[shard], *entries)
+        await self._redis.xdel(self._names[shard], *entries)
 
     async def last_entries(self) -> LastEntries:
         """The last entries of the inboxes now. Raises one of `CONNECTION_LOST`."""
-        pipe = self._connections.commands.pipeline(transaction=False)
+        pipe = self._redis.pipeline(transaction=False)
         for name in self._names.values():
             pipe.xrevrange(name, count=1)
         last = await pipe.execute()
@@ -71,9 +75,27 @@ class Inbox:
 
     def has_passed(self, last: LastEntries) -> bool:
         """Whether every entry up to these has been read."""
-        return not self._again and all(
-            entry_key(self._positions[self._names[shard]]) >= entry_key(entry) for shard, entry in last.items()
+        positions = {name: position for part in self.parts for name, position in part.positions.items()}
+        return not any(part.again for part in self.parts) and all(
+            entry_key(positions[self._names[shard]]) >= entry_key(entry) for shard, entry in last.items()
         )
+
+
+class InboxPart:
+    """The inboxes that one server has.
+
+    positions  the last entry of each that was taken in
+    again      whether they are to be read once more from their beginning
+    """
+
+    def __init__(self, redis: Redis, names: Sequence[str], executor: ExecutorId, *, count_max: int) -> None:
+        self._redis = redis.home(names[0])
+        self.positions = dict.fromkeys(names, BEGINNING)
+        self._executor = executor
+        self._count_max = count_max
+        self._count = min(FIRST_COUNT, count_max)
+        self._done: dict[str, list[str]] = {name: [] for name in names}
+        self.again = False
 
     def done(self, stream: str, entries: Sequence[str]) -> None:
         """Has entries of an inbox removed after the present read: nothing more is to be done for them."""
@@ -81,7 +103,7 @@ class Inbox:
 
     async def reads(self) -> AsyncGenerator[Read]:
         """Reads for ever. When the next read is asked for, the last one has been taken in."""
-        link = Link(self._connections.blocking)
+        link = Link(self._redis)
         try:
             while True:
                 try:
@@ -98,12 +120,12 @@ class Inbox:
 
     async def _read(self, link: Link) -> Read:
         """One blocking read of all inboxes."""
-        if self._again:
-            self._positions = dict.fromkeys(self._positions, BEGINNING)
+        if self.again:
+            self.positions = dict.fromkeys(self.positions, BEGINNING)
             self._count = min(FIRST_COUNT, self._count_max)
-            self._again = False
+            self.again = False
         head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
-        command = (*head, *self._positions, *self._positions.values())
+        command = (*head, *self.positions, *self.positions.values())
         (read,) = await link.ask([command], blocking_s=INBOX_BLOCK_MS / 1000)
         found: Read = {stream.decode(): entries for stream, entries in streams_read(read)}
         if found:
@@ -122,7 +144,7 @@ class Inbox:
                 await link.ask([("XDEL", name, *done)])
                 done.clear()
             # After the removal: if that fails, the same entries are read, and removed, again.
-            self._positions[name] = entries[-1][0].decode()
+            self.positions[name] = entries[-1][0].decode()
 
 
 def next_count(count: int, largest: int, count_max: int) -> int:

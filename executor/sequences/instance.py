@@ -11,6 +11,7 @@ from typing import NamedTuple
 from executor.core.actions import LoadState, RunBatch
 from executor.core.batching import Wait
 from executor.engine.base import BatchResult, Row
+from executor.sequences.committer import Taken
 from executor.sequences.step_commits import StepCommits
 from executor.workers.worker import EngineWorker
 
@@ -38,7 +39,7 @@ class Instance:
     idle      no batch was given
     ended_ns  when the last batch ended, wall clock
     loads     states that came in this turn of the loop, for the engine
-    answered  steps that this instance has handed to the committer, and those before them
+    answered  the steps that this instance has handed to the committer, and those before them
     """
 
     def __init__(self, worker: EngineWorker, commits: StepCommits) -> None:
@@ -51,7 +52,7 @@ class Instance:
         self.idle.set()
         self.ended_ns = 0
         self.loads: list[LoadState] = []
-        self.answered = 0
+        self.answered: Taken = ()
         self.failure: Exception | None = None
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Waits for the wake-up tokens of many quiet queues at once, on one connection.
+"""Waits for the wake-up tokens of many quiet queues at once, on one connection to each server.
 
 A queue whose requests come often has a connection on which its executor waits for its token (`work_source`): each
 request that finds nobody busy ends such a wait. A queue that had none for a while *dozes*: its token is waited for
@@ -31,7 +31,27 @@ class Dozer:
 
 
 class Dozing:
-    """The dozing queues of one executor."""
+    """The dozing queues of one executor, by the server that holds them."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._parts = {server: DozingPart(server) for server in redis.homes()}
+
+    async def doze(self, queue: WorkKeys) -> bool:
+        """Returns when there may be a request in the queue: True if its token was taken, False if it lies there
+        without one.
+        """
+        return await self._parts[self._redis.home(queue.wake)].doze(queue)
+
+    async def run(self) -> None:
+        """Wakes the dozing queues, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for part in self._parts.values():
+                group.create_task(part.run(), name="dozing queues")
+
+
+class DozingPart:
+    """Those that one server holds."""
 
     def __init__(self, redis: Redis) -> None:
         self._link = Link(redis)
@@ -39,9 +59,6 @@ class Dozing:
         self._any = asyncio.Event()
 
     async def doze(self, queue: WorkKeys) -> bool:
-        """Returns when there may be a request in the queue: True if its token was taken, False if it lies there
-        without one.
-        """
         dozer = Dozer(queue.queue, asyncio.get_running_loop().create_future())
         self._dozers[queue.wake] = dozer
         self._any.set()
@@ -55,7 +72,6 @@ class Dozing:
                 del self._dozers[queue.wake]
 
     async def run(self) -> None:
-        """Wakes the dozing queues, for ever."""
         try:
             while True:
                 await self._any.wait()

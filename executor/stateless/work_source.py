@@ -44,7 +44,7 @@ class WorkSource:
         self._work = WorkScripts(connections.keys)
         self.queue = connections.keys.work_queue(load.model, load.version)
         self._carrier = Carrier(connections.scripts, connections.links, f"work of {load.model}")
-        self._blocking = Link(connections.blocking)
+        self._blocking = Link(connections.blocking.home(self.queue.wake))
         self._dozing = dozing
         # A new load has no requests: it dozes.
         self._vain_pops = VAIN_POPS_MAX

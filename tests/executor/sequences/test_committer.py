@@ -76,7 +76,7 @@ async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"re
         step_commit(mesh.sequence(7), Epoch(int(record[b"ep"])), number, entry.decode(), reply)
         for number, (entry, _) in enumerate(entries, 1)
     ]
-    made = Committer(scripts, Link(mesh.redis), mesh.keys, EXECUTOR, 60_000)
+    made = Committer(scripts, mesh.redis, mesh.keys, EXECUTOR, 60_000)
     running = asyncio.create_task(made.run(time.time_ns))
     made.put(owner, steps)
     async with asyncio.timeout(60):
@@ -140,7 +140,7 @@ async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
     owner = owner_that_hears(hear)
     record = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     epoch = Epoch(int(record[b"ep"]))
-    made = Committer(Scripts(mesh.redis, mesh.keys), Link(mesh.redis), mesh.keys, EXECUTOR, 60_000)
+    made = Committer(Scripts(mesh.redis, mesh.keys), mesh.redis, mesh.keys, EXECUTOR, 60_000)
 
     made.put(owner, [step_commit(mesh.sequence(7), epoch, 1, "0-1", bytes(99))])
     await made.below_bounds()

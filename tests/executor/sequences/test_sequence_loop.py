@@ -22,6 +22,7 @@ from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.pytorch import devices
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ, try_suspects
+from executor.sequences.committer import Taken
 from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import SequenceModel
 from executor.workers.devices import DeviceLostError, Devices
@@ -110,16 +111,16 @@ class RecordedCommits:
         self.settled = asyncio.Event()
         self.settled.set()
 
-    def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> int:
+    def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> Taken:
         self.steps += steps
         for step in steps:
             over = bool(step.flags & END)
             owner.committed([step], [CommitCode.OVER if over else CommitCode.COMMITTED], 0, 0)
-        return len(self.steps)
+        return [len(self.steps)]
 
-    async def final(self, count: int) -> None:
-        assert count <= len(self.steps)
-        if count:
+    async def final(self, taken: Taken) -> None:
+        assert sum(taken) <= len(self.steps)
+        if taken:
             await self.settled.wait()
 
     async def below_bounds(self) -> None: ...

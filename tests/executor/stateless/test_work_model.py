@@ -388,6 +388,11 @@ class TestStrategies:
             assert [[1, 2]] == gate.batches
 
 
+def dozers_of(executor: Any) -> dict[str, Any]:
+    (part,) = executor.registration.serving._dozing._parts.values()
+    return part._dozers
+
+
 class TestQuietModels:
     async def test_many_of_them_share_connections_and_cost_no_calls(
         self,
@@ -419,7 +424,7 @@ class TestQuietModels:
                 return await run_all(calls, link)
 
             monkeypatch.setattr(connections.scripts, "run_all", sent)
-            await until(lambda: len(a.registration.serving._dozing._dozers) == MANY, "all of them doze")
+            await until(lambda: len(dozers_of(a)) == MANY, "all of them doze")
             made.clear()
             claims.clear()
             await until(lambda: len(claims) >= 3, "dead executors were looked for several times")
@@ -436,7 +441,7 @@ class TestQuietModels:
     ) -> None:
         monkeypatch.setattr(work_source, "VAIN_POPS_MAX", 1)
         async with executor("a") as a:
-            dozers = a.registration.serving._dozing._dozers
+            dozers = dozers_of(a)
             for value in (1, 2):
                 await until(lambda: len(dozers) == 1, "it dozes")
                 await callers.send(value)
