@@ -90,7 +90,7 @@ async def running_parts(
     def open_client(run: ServerRun) -> Redis:
         # No retries in the client: only `dispatch` knows whether a request may be sent twice.
         timeout_ms = settings.redis_timeout_ms
-        return connect(settings.redis_url, retries=0, name=name, timeout_ms=timeout_ms, run=run)
+        return connect(settings.redis_url, retries=0, name=name, timeout_ms=timeout_ms, run=run, keys=keys)
 
     run = ServerRun()
     async with aclosing(open_client(run)) as redis:

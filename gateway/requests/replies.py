@@ -51,7 +51,6 @@ class Replies:
 
     def __init__(self, redis: Redis, keys: Keyspace, gateway: GatewayId, *, where: str = "") -> None:
         self._redis = redis
-        self._link = Link(redis)
         self._keys = keys
         self._gateway = gateway
         self._where = where
@@ -105,7 +104,7 @@ class Replies:
         await self._beat(self._redis)
 
     async def reopen(self, redis: Redis, lost: set[ShardId]) -> None:
-        """After a restart of the server: makes the streams that it has lost. A stream of which it has lost the end is
+        """After a restart of servers: makes the streams that they have lost. A stream of which one has lost the end is
         read from its beginning.
 
         lost  their shards are added; what an attempt that failed has added, and perhaps made again, is made anew
@@ -123,19 +122,25 @@ class Replies:
 
     async def close(self) -> None:
         """Removes this gateway's keys. Where Redis cannot be reached, their TTL removes them."""
-        await self._link.close()
         with contextlib.suppress(*CONNECTION_LOST):
             await self._redis.unlink(self._keys.gateway(self._gateway))
             for stream in self._streams.values():
                 await self._redis.unlink(stream)
 
     async def run(self) -> None:
+        """Reads replies until it is cancelled, of each server by itself."""
+        async with asyncio.TaskGroup() as group:
+            for streams in self._redis.apart(self._streams.values()):
+                group.create_task(self._follow([stream.encode() for stream in streams]), name="reply streams")
+
+    async def _follow(self, streams: Sequence[bytes]) -> None:
         failures = 0
+        link = Link(self._redis.home(streams[0].decode()))
         try:
             while True:
                 try:
-                    await self._link.connect()
-                    await self._read()
+                    await link.connect()
+                    await self._read(link, streams)
                     failures = 0
                     for _ in range(TURNS_TO_CALLERS):
                         await asyncio.sleep(0)
@@ -145,7 +150,7 @@ class Replies:
                         logs.warning("reply stream lost, reconnecting", error=str(lost))
                     await asyncio.sleep(pause_s(failures))
         finally:
-            await self._link.close()
+            await link.close()
 
     async def heartbeat(self) -> None:
         """Renews the TTLs until it is cancelled."""
@@ -158,19 +163,19 @@ class Replies:
             except LOST_OR_REFUSED as lost:
                 logs.warning("heartbeat not written", error=str(lost))
 
-    async def _read(self) -> None:
+    async def _read(self, link: Link, streams: Sequence[bytes]) -> None:
+        """One blocking read of streams that one server has."""
         # Trims travel with the read, so they cost no round trip of their own.
         commands: list[Sequence[Any]] = [
             ("XTRIM", stream, "MINID", _after(self._positions[stream]))
-            for stream, size in self._untrimmed.items()
-            if size >= TRIM_AFTER_BYTES
+            for stream in streams
+            if self._untrimmed.get(stream, 0) >= TRIM_AFTER_BYTES
         ]
         for command in commands:
             self._untrimmed[command[1]] = 0
-        streams = list(self._positions)
         positions = [self._positions[stream] for stream in streams]
         commands.append(("XREAD", "COUNT", READ_ENTRIES_MAX, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
-        *_, news = await self._link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
+        *_, news = await link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
         if isinstance(news, Exception):
             raise news
         for stream, entries in streams_read(news):

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts, running_parts
+from gateway.requests.departures import Departures
 from gateway.requests.infer_call import InferCall
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
@@ -187,11 +188,17 @@ async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence
     assert total(await behind_proxy.inference.submit(step(4))) == 7
 
 
+def departures_of(parts: GatewayParts) -> Departures:
+    """One server has one."""
+    (departures,) = set(parts.dispatch._departures.values())
+    return departures
+
+
 async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: GatewayParts, proxy: Proxy):
     """Nothing had been sent: even a step that cannot be told from its first attempt is sent on a new one."""
     await behind_proxy.inference.submit(step(1, start=True))
     for value in (2, 4):
-        idle: Any = behind_proxy.dispatch._link
+        idle: Any = departures_of(behind_proxy)._link
         proxy.cut_all()
         async with asyncio.timeout(60):
             while not idle._connection._reader.at_eof():
@@ -222,7 +229,7 @@ async def test_requests_wait_for_redis_whatever_became_of_the_last_ones_that_los
     with pytest.raises(UnavailableError, match="it is not known"):
         await behind_proxy.inference.submit(step(2))
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, time_ns=time.time_ns)
-    monkeypatch.setattr("gateway.requests.dispatch.time", later)
+    monkeypatch.setattr("gateway.requests.departures.time", later)
     proxy.cut_before = is_submit
 
     assert 5 == total(await behind_proxy.inference.submit(step(4, request_id="a")))
@@ -232,11 +239,11 @@ async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_th
     behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
     """The gateway's bounds count callers who wait: what others have left must not pile up beside it."""
-    monkeypatch.setattr("gateway.requests.dispatch.PATIENCE_S", 60.0)
-    inference, dispatch = behind_proxy.inference, behind_proxy.dispatch
+    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", 60.0)
+    inference, departures = behind_proxy.inference, departures_of(behind_proxy)
 
     def queued() -> int:
-        return sum(map(len, dispatch._queues.values()))
+        return sum(map(len, departures._queues.values()))
 
     proxy.refuses = True
     proxy.cut_all()
@@ -261,7 +268,7 @@ async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_th
 async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
     behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.requests.dispatch.PATIENCE_S", 0.1)
+    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", 0.1)
     proxy.refuses = True
     proxy.cut_all()
     await asyncio.sleep(0.05)
@@ -364,7 +371,7 @@ async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_reques
         told.append(event)
 
     for level in ("error", "info"):
-        monkeypatch.setattr(f"gateway.requests.dispatch.logs.{level}", tell)
+        monkeypatch.setattr(f"gateway.requests.departures.logs.{level}", tell)
     redis: Any = connect(private_server.url)
     executor = FakeExecutor(redis, keys)
     await executor.join()
@@ -437,7 +444,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
         def later_ms(told: Sequence[bytes]) -> int:
             return clock_ms(told) + ahead_ms
 
-        monkeypatch.setattr("gateway.requests.dispatch.clock_ms", later_ms)
+        monkeypatch.setattr("gateway.requests.departures.clock_ms", later_ms)
         if cut_again:
             proxy.cut_before = is_submit
         proxy.refuses = False
@@ -504,7 +511,7 @@ async def test_no_request_waits_until_the_clock_is_read_again(
         return await exchange(link, commands, **rest)
 
     monkeypatch.setattr(Link, "exchange", noted)
-    monkeypatch.setattr("gateway.requests.dispatch.CLOCK_AFTER_S", 0)
+    monkeypatch.setattr("gateway.requests.departures.CLOCK_AFTER_S", 0)
 
     assert 2 == total(await parts.inference.submit(step(1)))
     async with asyncio.timeout(10):
