@@ -7,7 +7,7 @@ followed from it. A leader that meets an unexpected error ends; `scheduler.servi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
@@ -90,6 +90,11 @@ class Leader:
         self._closed = False
 
     # -- what the service tells it --------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> Collection[str]:
+        """All that it is to hear."""
+        return self._sources
 
     def positions(self) -> dict[str, str]:
         """The streams to be read, each with the last entry that was read.

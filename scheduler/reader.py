@@ -9,7 +9,7 @@ its positions with it: the new leader reads the streams from their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler.leader import Leader
@@ -25,11 +25,11 @@ BLOCK_MS = 1000
 
 
 class StreamReader:
-    """Reads the streams of its leaders together, on a connection of its own."""
+    """Reads those streams of its leaders together that one server holds, on a connection of its own."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._link = Link(redis)
-        self._leaders: list[Leader] = []
+    def __init__(self, server: Redis) -> None:
+        self._link = Link(server)
+        self._leaders: dict[Leader, frozenset[str]] = {}
         self._is_fed = False
 
     @property
@@ -37,14 +37,14 @@ class StreamReader:
         """Whether it can read for one leader more."""
         return len(self._leaders) < LEADERS_MAX
 
-    def add(self, leader: Leader) -> None:
-        """Reads for this leader too, from now on."""
-        self._leaders.append(leader)
+    def add(self, leader: Leader, streams: Iterable[str]) -> None:
+        """Reads these of the leader's streams too, from now on."""
+        self._leaders[leader] = frozenset(streams)
         # The leader's streams are not in the read that is under way.
         self._link.cut_short()
 
     def drop(self, leader: Leader) -> None:
-        self._leaders.remove(leader)
+        del self._leaders[leader]
 
     async def read(self, *, tick_ms: int) -> bool:
         """Waits for entries and delivers them.
@@ -57,8 +57,8 @@ class StreamReader:
         last_read: dict[str, str] = {}
         awaited: dict[str, str] = {}
         block_ms = BLOCK_MS
-        for leader in self._leaders:
-            positions = leader.positions()
+        for leader, streams in self._leaders.items():
+            positions = {stream: last for stream, last in leader.positions().items() if stream in streams}
             if not positions:
                 block_ms = min(block_ms, tick_ms)
             last_read |= positions

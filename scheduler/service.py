@@ -68,7 +68,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (client, keys):
         await forget_libraries(client, keys)
     run = ServerRun()
-    redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
+    timeout_ms = settings.redis_timeout_ms
+    redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=timeout_ms, run=run, keys=keys)
     tracing = setup("scheduler", name)
     trips = RoundTripMeter("scheduler")
     scripts = Scripts(redis, keys, trips=trips)
@@ -141,7 +142,7 @@ class Scheduler:
             lease_ms=settings.lease_ms,
             clock=self._clock,
         )
-        self._readers: list[StreamReader] = []
+        self._readers: dict[Redis, list[StreamReader]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._rebuilding = asyncio.Semaphore(REBUILDS_MAX)
@@ -171,8 +172,9 @@ class Scheduler:
         """
         await end([*self._loops, *self._leading.values()])
         self._tell_cut_off()
-        for reader in self._readers:
-            await reader.close()
+        for readers in self._readers.values():
+            for reader in readers:
+                await reader.close()
         try:
             await self._leadership.resign()
             await self._mesh.redis.delete(self._mesh.keys.scheduler(self._name))
@@ -266,15 +268,23 @@ class Scheduler:
             if model in self.leaders:
                 self.leaders[model].close()
 
-    def _reader_for(self, leader: Leader) -> StreamReader:
-        """A reader that reads for this leader from now on."""
-        reader = next((reader for reader in self._readers if reader.has_room), None)
+    def _readers_for(self, leader: Leader) -> list[StreamReader]:
+        """Readers that read for this leader from now on, one for each server that has streams of it."""
+        readers: list[StreamReader] = []
+        for streams in self._mesh.redis.apart(leader.streams):
+            readers.append(reader := self._reader_of(self._mesh.redis.home(streams[0])))
+            reader.add(leader, streams)
+        return readers
+
+    def _reader_of(self, server: Redis) -> StreamReader:
+        """A reader with room."""
+        of_server = self._readers.setdefault(server, [])
+        reader = next((reader for reader in of_server if reader.has_room), None)
         if reader is None:
-            reader = StreamReader(self._mesh.redis)
-            self._readers.append(reader)
+            reader = StreamReader(server)
+            of_server.append(reader)
             reading = self._repeat("read", partial(self._read, reader), block_s=BLOCK_MS / 1000)
             self._loops.append(self._tasks.start(reading, name="read"))
-        reader.add(leader)
         return reader
 
     async def _read(self, reader: StreamReader) -> None:
@@ -303,7 +313,7 @@ class Scheduler:
         failures = 0
         while self._leadership.terms.get(model) == term:
             leader = self.leaders[model] = self._new_leader(model, term)
-            reader = self._reader_for(leader)
+            readers = self._readers_for(leader)
             begin = self._clock()
             try:
                 await leader.run(self._rebuilding)
@@ -324,7 +334,8 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
             finally:
-                reader.drop(leader)
+                for reader in readers:
+                    reader.drop(leader)
                 if leader.owes_sweep:
                     self._to_sweep.add(model)
                 # A cancelled task may end after its successor has begun and put its own leader there.
