@@ -19,7 +19,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run console vad unit test test-all redis coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run console vad unit test test-all redis cluster coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -72,6 +72,9 @@ redis: install  ## those of `make test` that are no units, on another server: RE
 	$(BIN)/python -m pytest -n 3 -m "not unit and not long and not e2e and not bench" \
 	  --ignore=tests/deploy/test_embedded.py \
 	  --redis-server=$(or $(REDIS_SERVER),$(shell command -v redis-server)) $(ARGS)
+
+cluster: install  ## the everyday tests of whole meshes, each on a Redis Cluster of three nodes
+	$(BIN)/python -m pytest -n 3 -m "not long" --redis-cluster tests/mesh $(ARGS)
 
 coverage: install  ## which lines unit tests run, by module; ARGS="-m ''" for all tests in this process; build/coverage
 	$(BIN)/python -m pytest -q -m unit --cov --cov-report=term:skip-covered --cov-report=html:build/coverage $(ARGS)

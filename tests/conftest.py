@@ -26,9 +26,11 @@ from redis import Redis
 from executor.engine.mkl import ask_for_fixed_products
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.redis_client import connect
+from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
 from tests.groups import GroupScheduling, Shared, group_of, in_groups
 from tests.key_leaks import leaked_keys, remove_keys
+from tests.mesh import running_mesh
 from tests.other_server import use_server
 from tests.otlp_receiver import OtlpReceiver
 from tests.simulation.connections import Server, direct_client, loop_timer
@@ -153,9 +155,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the engines' tests run their models: cpu, or cuda:0")
     parser.addoption("--redis-server", help="the server program of all tests and their meshes, called redis-server")
+    parser.addoption("--redis-cluster", action="store_true", help="the shared server is a Cluster of three nodes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    running_mesh.on_clusters = bool(config.getoption("--redis-cluster"))
     if program := config.getoption("--redis-server"):
         hiding = tempfile.TemporaryDirectory(prefix="seqmesh-tests-")
         config.add_cleanup(hiding.cleanup)
@@ -183,10 +187,19 @@ def twin() -> Store:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shared_servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedRedis | EmbeddedCluster]:
+    """The run's shared server; with `--redis-cluster` a Cluster."""
+    folder, is_cluster = tmp_path_factory.mktemp("redis"), request.config.getoption("--redis-cluster")
+    with EmbeddedCluster(folder) if is_cluster else EmbeddedRedis(folder) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def redis_server(shared_servers: EmbeddedRedis | EmbeddedCluster) -> str:
     """URL of the run's shared server."""
-    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
+    return shared_servers.url
 
 
 @pytest.fixture
@@ -203,7 +216,9 @@ def private_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def key_prefix(request: pytest.FixtureRequest, redis_server: str, store_kind: str, twin: Store) -> Iterator[str]:
+def key_prefix(
+    request: pytest.FixtureRequest, shared_servers: EmbeddedRedis | EmbeddedCluster, store_kind: str, twin: Store
+) -> Iterator[str]:
     """A prefix no other test uses. Afterwards: fails on keys that would stay for ever, then removes all of them.
 
     A test that does not end its sequences says so: `@pytest.mark.leaves_sequences`.
@@ -214,9 +229,11 @@ def key_prefix(request: pytest.FixtureRequest, redis_server: str, store_kind: st
     if store_kind == TWIN:
         leaked = leaked_keys(StoreKeys(twin), prefix, sequences_may_live=sequences_may_live)
     else:
-        with Redis.from_url(redis_server) as client:
-            leaked = leaked_keys(client, prefix, sequences_may_live=sequences_may_live)
-            remove_keys(client, prefix)
+        leaked = list[str]()
+        for server in shared_servers.nodes:
+            with Redis.from_url(server.url) as client:
+                leaked += leaked_keys(client, prefix, sequences_may_live=sequences_may_live)
+                remove_keys(client, prefix)
     assert leaked == [], "keys without TTL that docs/reference/keys.md does not call permanent"
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import psutil
 from click.testing import CliRunner
-from redis import Redis
+from redis import Redis, RedisCluster
 from redis.sentinel import Sentinel
 
 from deploy import cli
@@ -35,7 +35,12 @@ from shared.contract.ids import SequenceId
 from shared.contract.messages import ExecutorRegistration
 from shared.store.keyspace import Keyspace
 from shared.store.redis_url import parse_redis_url
+from tests.embedded_cluster import EmbeddedCluster
 from tests.key_leaks import leaked_keys
+
+REDIS_URL = "SEQMESH_REDIS_URL"
+on_clusters = False
+"""Whether meshes run on Clusters (`pytest --redis-cluster`)."""
 
 LEASE_MS = 1000
 """Of executors and schedulers: short, so that a test need not wait long for a takeover."""
@@ -58,7 +63,7 @@ class RunningMesh:
     def __init__(self, directory: Path, models: Sequence[Path], environment: Mapping[str, str]) -> None:
         self.directory = directory
         self.models = models
-        self.keys = Keyspace()
+        self._keys = Keyspace()
         self._environment = environment
         self._redis: Redis | None = None
 
@@ -66,6 +71,13 @@ class RunningMesh:
     def state(self) -> MeshState:
         """Who runs where, now."""
         return read_state(self.directory)
+
+    @property
+    def keys(self) -> Keyspace:
+        """The keys of the mesh."""
+        if on_clusters and self._keys.shards == 1:
+            self._keys = Keyspace(shards=int(self.redis.hget(self._keys.mesh, "shards")))
+        return self._keys
 
     @property
     def redis(self) -> Any:
@@ -209,7 +221,7 @@ class RunningMesh:
         """How many sequences of a model each registered executor owns, by name; all at the same moment."""
         registered = self.registrations()
         shards = self.keys.shard_ids()
-        pipe = self.redis.pipeline(transaction=True)
+        pipe = self.redis.pipeline(transaction=not on_clusters)
         pipe.hkeys(self.keys.executors)
         for one in registered:
             for shard in shards:
@@ -275,7 +287,8 @@ def running_mesh(
     """Runs a mesh inside the `with` block; it is ready when the block begins, and every executor takes part: a gateway
     is ready as soon as one does. Each gateway has ports of its own, as on a machine of its own.
 
-    environment  further settings (SEQMESH_...) and variables of the processes
+    environment  further settings (SEQMESH_...) and variables of the processes. With `pytest --redis-cluster` a mesh
+                 that names no Redis there has a Cluster of three nodes
     """
     make_private(directory)
     said = directory / "launcher.log"
@@ -294,6 +307,9 @@ def running_mesh(
         "OMP_NUM_THREADS": "1",
         **(environment or {}),
     }
+    cluster = EmbeddedCluster(directory / "cluster") if on_clusters and REDIS_URL not in variables else None
+    if cluster is not None:
+        variables[REDIS_URL] = cluster.start().url
     variables.pop(mkl.VARIABLE, None)  # set for the tests' own engines; an executor asks for it by itself
     with said.open("wb") as output:
         launcher = subprocess.Popen(
@@ -316,6 +332,8 @@ def running_mesh(
                 os.kill(child.pid, signal.SIGCONT)
         mesh.close()
         stop(launcher)
+        if cluster is not None:
+            cluster.kill()
 
 
 T = TypeVar("T")
@@ -353,6 +371,9 @@ def instances_of(mesh: RunningMesh, executor: str = "executor-1") -> list[psutil
 def client_of(url: str) -> Redis:
     """A client of a mesh's server, and where Sentinels stand in the URL of whatever server is the primary."""
     address = parse_redis_url(url)
+    if address.nodes:
+        host, port = address.nodes[0]
+        return cast("Redis", RedisCluster(host, port, **address.server.options))
     if not address.sentinels:
         return Redis.from_url(url)
     options = [dict(sentinel.options) for sentinel in address.sentinels]
@@ -364,7 +385,11 @@ async def seqmesh(mesh: RunningMesh, *arguments: str, code: int = 0) -> str:
     """What a command of `seqmesh` says to the mesh's operator. code: how it exits."""
     # On a thread of its own: it runs an event loop.
     result = await asyncio.to_thread(
-        CliRunner().invoke, cli.main, [*arguments, f"--redis-url={mesh.state.redis_url}"], catch_exceptions=False
+        CliRunner().invoke,
+        cli.main,
+        arguments,
+        env={REDIS_URL: mesh.state.redis_url},
+        catch_exceptions=False,
     )
     assert code == result.exit_code, result.output
     return result.output
