@@ -202,6 +202,13 @@ def redis_server(shared_servers: EmbeddedRedis | EmbeddedCluster) -> str:
     return shared_servers.url
 
 
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """The run's shared Cluster: three nodes, none of which is killed."""
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
     """URL of the shared server, for settings and clients of one test; use together with `key_prefix`."""

@@ -20,7 +20,7 @@ from shared.contract.ids import ShardId
 from shared.store.commands import Redis
 from shared.store.discovery import Discovery, NoAnswerError, Primary
 from shared.store.keyspace import SHARDS_MAX, Keyspace
-from shared.store.mending import MendingRedis, keys_of, text
+from shared.store.mending import MendingPipeline, MendingRedis, keys_of, text
 from shared.store.reading import text_of
 from shared.store.redis_py import RepeatablePipeline
 
@@ -159,29 +159,22 @@ class ClusterRedis(MendingRedis):
             await home.aclose(*args, **options)
 
 
-class _ClusterPipeline(RepeatablePipeline):
+class _ClusterPipeline(MendingPipeline):
     """A pipeline for each home, sent at once. A transaction has one home; one that watches has the mesh's."""
-
-    def __init__(self, client: ClusterRedis, *, transaction: bool, shard_hint: str | None) -> None:
-        super().__init__(client, transaction=transaction, shard_hint=shard_hint)
-        self._client = client
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
         if self.is_watching:
             return await super().execute(raise_on_error)
-        commands = self.queued()
+        client, commands = cast("ClusterRedis", self._client), self.queued()
         tags = tags_of([args for args, _ in commands])
-        pipes = {tag: self._client.at(tag).pipeline(self.is_transaction) for tag in dict.fromkeys(tags)}
+        pipes = {tag: client.at(tag).pipeline(self.is_transaction) for tag in dict.fromkeys(tags)}
         assert not self.is_transaction or len(pipes) < 2, f"a transaction of {', '.join(pipes)}"
         for tag, (args, options) in zip(tags, commands, strict=True):
             cast("Any", pipes[tag]).execute_command(*args, **options)
         await self.reset()
-        sent = [pipe.execute(raise_on_error=False) for pipe in pipes.values()]
-        replies = in_order(tags, dict(zip(pipes, await together(sent), strict=True)))
-        for reply in replies if raise_on_error else ():
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        # Each raises its own errors: where it does, it also mends.
+        sent = [pipe.execute(raise_on_error) for pipe in pipes.values()]
+        return in_order(tags, dict(zip(pipes, await together(sent), strict=True)))
 
 
 def tags_of(commands: Sequence[Sequence[Any]]) -> list[str]:

@@ -74,7 +74,7 @@ class MendingRedis(Redis):
         return await execute(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
-        return _MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
+        return MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
 
     def home(self, key: str) -> MendingRedis:
         """The client of the server that holds this key."""
@@ -95,7 +95,7 @@ class MendingRedis(Redis):
         return await pipe.execute()
 
 
-class _MendingPipeline(RepeatablePipeline):
+class MendingPipeline(RepeatablePipeline):
     """Sends the whole pipeline again after mending: no command that the mesh sends in this way does harm if it is
     repeated."""
 
