@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, TypeVar, cast
 
 from shared.contract.ids import ShardId
+from shared.process.addresses import authority
 from shared.store.commands import Redis
 from shared.store.discovery import Discovery, NoAnswerError, Primary
 from shared.store.keyspace import SHARDS_MAX, Keyspace
@@ -120,6 +121,14 @@ class ClusterRedis(MendingRedis):
     def homes(self) -> list[MendingRedis]:
         return list(self._homes.values())
 
+    async def servers(self) -> Mapping[str, MendingRedis]:
+        """The client of one home for each node that has any, by the node's address. A home whose node nobody names is
+        under its tag; what is asked of it raises the reason.
+        """
+        unknown = [home for home in self.homes() if _address(home) is None]
+        await asyncio.gather(*(home.ping() for home in unknown), return_exceptions=True)
+        return {_address(home) or f"{{{tag}}}": home for tag, home in self._homes.items()}
+
     def apart(self, keys: Iterable[str]) -> list[list[str]]:
         apart: dict[str, list[str]] = {}
         for key in keys:
@@ -175,6 +184,12 @@ class _ClusterPipeline(MendingPipeline):
         # Each raises its own errors: where it does, it also mends.
         sent = [pipe.execute(raise_on_error) for pipe in pipes.values()]
         return in_order(tags, dict(zip(pipes, await together(sent), strict=True)))
+
+
+def _address(home: MendingRedis) -> str | None:
+    """Of the node to which the home's newest connection goes, as far as is known."""
+    discovery: Discovery = home.connection_pool.connection_kwargs["discovery"]
+    return None if discovery.found is None else authority(*discovery.found)
 
 
 def tags_of(commands: Sequence[Sequence[Any]]) -> list[str]:

@@ -40,6 +40,7 @@ class Discovery:
     connections  makes a connection to each, not yet connected
     question     the command that is sent to each
     read         the primary that a reply names; also gets the connection. Raises NoAnswerError
+    found        host and port of the primary that they named last; None before
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Discovery:
         self._connections = connections
         self._question = question
         self._read = read
+        self.found: tuple[str, int] | None = None
 
     async def primary(self) -> tuple[str, int]:
         """The primary's host and port. Raises redis-py's ConnectionError, with everybody's reason, if none names it."""
@@ -79,7 +81,8 @@ class Discovery:
             await end(asked)
         if not votes:
             raise RedisConnectionError(f"{self._nobody}: {'; '.join(sorted(reasons))}")
-        return max(votes, key=lambda address: (votes[address], epochs[address]))
+        self.found = max(votes, key=lambda address: (votes[address], epochs[address]))
+        return self.found
 
     async def _ask(self, connection: Any) -> Primary | str:
         """The answer over one connection, or the reason why there is none."""

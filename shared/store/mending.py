@@ -8,7 +8,7 @@ a key is lost, as if it had been removed: readers cope with missing keys anyway.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -83,6 +83,10 @@ class MendingRedis(Redis):
     def homes(self) -> list[MendingRedis]:
         """The client of each server (of a Cluster: `shared.store.cluster`)."""
         return [self]
+
+    async def servers(self) -> Mapping[str, MendingRedis]:
+        """A client of each server by its address; "" for the only one."""
+        return {"": self}
 
     def apart(self, keys: Iterable[str]) -> list[list[str]]:
         """The keys by the server that holds them."""

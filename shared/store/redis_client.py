@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -240,10 +240,11 @@ async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     Refuses an old server, a Cluster's node by another URL than a Cluster's, a replica, an eviction policy that may drop
     sequences, and what `agree` refuses. Warns of what a restart or a failover would lose.
     """
-    await _check(redis, redis)
+    checked = await _check_servers(redis)
     keys = await agree(redis, prefix, shards)
-    for home in {redis.home(base) for base in keys.bases()} - {redis.home(keys.mesh)}:
-        await _check(home, redis)
+    for base in keys.bases():
+        redis.home(base)  # which makes it known
+    await _check_servers(redis, checked)
     return keys
 
 
@@ -347,14 +348,21 @@ async def redis_now_ms(redis: Redis) -> int:
     return clock_ms(await redis.time())
 
 
-async def _check(server: Redis, redis: Redis) -> None:
-    """server: one of those of the client `redis`"""
-    replicas = await _check_server(server, of_cluster=isinstance(redis, ClusterRedis))
-    await _check_policies(server, replicas=replicas)
+async def _check_servers(redis: Redis, checked: Collection[str] = ()) -> Collection[str]:
+    """Checks each server that is not checked yet. Returns the addresses of all, "" of an only one."""
+    servers = await redis.servers()
+    for address in servers.keys() - set(checked):
+        where: dict[str, Any] = {"node": address} if address else {}
+        try:
+            replicas = await _check_server(servers[address], where, of_cluster=isinstance(redis, ClusterRedis))
+            await _check_policies(servers[address], where, replicas=replicas)
+        except UnfitRedisError as unfit:
+            raise UnfitRedisError(f"{address}: {unfit.message}" if address else unfit.message) from unfit
+    return servers.keys()
 
 
-async def _check_server(redis: Redis, *, of_cluster: bool) -> int:
-    """Returns the number of replicas."""
+async def _check_server(redis: Redis, where: Mapping[str, Any], *, of_cluster: bool) -> int:
+    """Returns the number of replicas. where: names the server in the log"""
     try:
         info: dict[str, Any] = await redis.info()
     except NoPermissionError:
@@ -363,6 +371,7 @@ async def _check_server(redis: Redis, *, of_cluster: bool) -> int:
             "redis does not tell who it is",
             remedy="allow the user INFO (ACL: +info), or stop every service before Redis is restarted or fails over: a "
             "server that comes back with older data would not be noticed",
+            **where,
         )
         return 0
     check_server_info(info, of_cluster=of_cluster)
@@ -391,12 +400,12 @@ def check_server_info(info: Mapping[str, Any], *, of_cluster: bool = False) -> N
         )
 
 
-async def _check_policies(redis: Redis, *, replicas: int) -> None:
+async def _check_policies(redis: Redis, where: Mapping[str, Any], *, replicas: int) -> None:
     try:
         config: dict[str, str] = await redis.config_get(*POLICIES)
     except ResponseError:
         # Managed services forbid CONFIG; then only the operator can know the policy.
-        logs.warning("redis config unreadable", remedy=f"make sure that maxmemory-policy is {NO_EVICTION}")
+        logs.warning("redis config unreadable", remedy=f"make sure that maxmemory-policy is {NO_EVICTION}", **where)
         return
     policy = config.get("maxmemory-policy", NO_EVICTION)
     if policy != NO_EVICTION:
@@ -404,14 +413,14 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
             f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to {NO_EVICTION}"
         )
     for event, remedy in risks(config, replicas=replicas):
-        logs.warning(event, remedy=remedy)
+        logs.warning(event, remedy=remedy, **where)
 
 
 async def value_bytes_max(redis: Redis) -> int:
     """The largest value that every server takes, bytes; VALUE_BYTES_MAX if they do not tell, and at most."""
     told = [VALUE_BYTES_MAX]
     try:
-        for server in redis.homes():
+        for server in (await redis.servers()).values():
             config: dict[str, str] = await server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
             told += (int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal())
     except ResponseError:

@@ -10,8 +10,8 @@ import pytest
 
 from shared.contract.ids import ShardId
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect, join_mesh
-from tests.embedded_cluster import EmbeddedCluster
+from shared.store.redis_client import UnfitRedisError, connect, join_mesh
+from tests.embedded_cluster import EmbeddedCluster, ask
 
 
 @pytest.fixture
@@ -24,6 +24,40 @@ async def redis(redis_cluster: EmbeddedCluster) -> AsyncIterator[Any]:
 async def keys(redis: Any) -> Keyspace:
     """Of a mesh that no other test has."""
     return await join_mesh(redis, f"t{uuid.uuid4().hex[:12]}")
+
+
+# -- its nodes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_each_node_that_holds_keys_is_one_server(
+    redis: Any, keys: Keyspace, redis_cluster: EmbeddedCluster
+) -> None:
+    homes = {redis_cluster.holder(tag).port: tag for tag in ("mesh", *map(str, keys.shard_ids()))}
+    assert len(redis_cluster.nodes) == len(homes) < len(redis.homes())
+
+    servers = await redis.servers()
+
+    assert {f"127.0.0.1:{port}" for port in homes} == set(servers)
+    told = {address: (await server.info("server"))["tcp_port"] for address, server in servers.items()}
+    assert {f"127.0.0.1:{port}": port for port in homes} == told
+
+
+async def test_a_node_that_is_unfit_is_named_and_each_is_warned_of_once(
+    redis: Any, keys: Keyspace, redis_cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [f"127.0.0.1:{node.port}" for node in redis_cluster.nodes]
+    for node in redis_cluster.nodes:
+        ask(node, "CONFIG", "SET", "appendonly", "no")
+    await join_mesh(redis, keys.prefix)
+
+    told = [vars(record)["fields"]["node"] for record in caplog.records if record.message == "redis not durable"]
+    assert sorted(nodes) == sorted(told)
+    ask(unfit := redis_cluster.holder("0"), "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(UnfitRedisError, match=f"127.0.0.1:{unfit.port}: Redis has maxmemory-policy allkeys-lru"):
+        await join_mesh(redis, keys.prefix)
+    ask(unfit, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    for node in redis_cluster.nodes:
+        ask(node, "CONFIG", "SET", "appendonly", "yes")
 
 
 # -- keys of a wrong type ----------------------------------------------------------------------------------------------
