@@ -223,6 +223,13 @@ def private_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
+def private_cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    """Three nodes of the test's own, free to be killed and started again."""
+    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def key_prefix(
     request: pytest.FixtureRequest, shared_servers: EmbeddedRedis | EmbeddedCluster, store_kind: str, twin: Store
 ) -> Iterator[str]:

@@ -29,7 +29,7 @@ EVERYDAY_FILES = frozenset(
     }
 )
 """Files of these folders that are not long, either."""
-SERVERS = frozenset({"redis_server", "redis_cluster", "private_server", "otlp_receiver"})
+SERVERS = frozenset({"redis_server", "redis_cluster", "private_server", "private_cluster", "otlp_receiver"})
 """Fixtures that start a server."""
 SERVICES = frozenset(
     {

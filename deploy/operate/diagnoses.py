@@ -52,12 +52,14 @@ class ServerFacts(msgspec.Struct, frozen=True):
     info, config  the replies to INFO and CONFIG GET; an empty one: the server does not tell
     round_trip    the median of some PINGs
     skew          its clock less this machine's; known to half a round trip
+    is_whole      whether the Cluster of which it is a node works, as the node sees it
     """
 
     info: Mapping[str, Any]
     config: Mapping[str, str]
     round_trip: float
     skew: float
+    is_whole: bool = True
 
 
 def ok(subject: str, text: str) -> Diagnosis:
@@ -75,12 +77,12 @@ def fail(subject: str, text: str, remedy: str) -> Diagnosis:
 # -- Redis ---------------------------------------------------------------------------------------------------------
 
 
-def of_fitness(info: Mapping[str, Any]) -> Diagnosis:
-    """Whether this server can hold a mesh at all. info: the reply to INFO"""
+def of_fitness(info: Mapping[str, Any], *, of_cluster: bool = False) -> Diagnosis:
+    """Whether this server can hold a mesh at all. info: the reply to INFO; of_cluster: so says the URL"""
     if not info:
         return warn("redis", "does not tell who it is", "allow the user INFO (ACL: +info)")
     try:
-        check_server_info(info)
+        check_server_info(info, of_cluster=of_cluster)
     except UnfitRedisError as error:
         return fail("redis", error.message, "docs/guides/redis.md")
     # Valkey calls itself Redis 7.2.4 too, for clients that ask what it understands.
@@ -153,6 +155,58 @@ def _memory(info: Mapping[str, Any]) -> Iterator[Diagnosis]:
             "redis",
             f"{used / bound:.0%} of its memory is used ({size(used)} of {size(bound)})",
             "give it more, or bound the sequences (--live-max): a full Redis refuses steps",
+        )
+
+
+# -- a Cluster's nodes -------------------------------------------------------------------------------------------------
+
+
+def of_node(address: str, diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Diagnoses of a server with its name. address: of a node; "" for a server that is no Cluster's"""
+    return [msgspec.structs.replace(one, subject=f"{one.subject} {address}".rstrip()) for one in diagnoses]
+
+
+def of_lost_node(why: str) -> Diagnosis:
+    return fail(
+        "redis",
+        f"{why}: the sequences of its shards wait",
+        "start it; if its machine is lost, let a replica take its place (redis-cli CLUSTER FAILOVER TAKEOVER, there)",
+    )
+
+
+def of_cluster(facts: Mapping[str, ServerFacts]) -> Iterator[Diagnosis]:
+    """Whether the nodes of a Cluster work together; nothing of a server that is no Cluster's."""
+    if facts.keys() <= {""}:
+        return
+    broken = [address for address, told in facts.items() if not told.is_whole]
+    if broken:
+        yield fail(
+            "cluster",
+            f"is down, as {', '.join(broken)} {'sees' if len(broken) == 1 else 'see'} it: slots lack a node, or most "
+            "primaries are out of reach",
+            "redis-cli --cluster check shows which; start those nodes, or let replicas take their places",
+        )
+    else:
+        yield ok("cluster", f"{counted(len(facts), 'node')} with slots")
+    (behind, least), (ahead, most) = (
+        choose(((address, told.skew) for address, told in facts.items()), key=lambda one: one[1])
+        for choose in (min, max)
+    )
+    if most - least > SKEW_MS + max(told.round_trip for told in facts.values()):
+        yield warn(
+            "clock",
+            f"{behind} is {(most - least) / 1000:.1f} s behind {ahead}",
+            "set the clocks (NTP): idle sequences, pauses and waits end by so much too early or too late",
+        )
+
+
+def of_unused_nodes(unused: Iterable[str], shards: int) -> Iterator[Diagnosis]:
+    """Nodes with slots that hold no key of the mesh. shards: with how many each node would"""
+    for address in sorted(unused):
+        yield warn(
+            f"redis {address}",
+            "holds no key of this mesh",
+            f"to make use of it, stop the mesh, then `seqmesh reshard {shards}`",
         )
 
 

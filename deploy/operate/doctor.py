@@ -10,11 +10,11 @@ import socket
 import statistics
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import msgspec
@@ -29,12 +29,15 @@ from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.settings import parse_settings
+from shared.store.cluster import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.company import services
-from shared.store.redis_client import POLICIES, SENTINEL_MODE
+from shared.store.redis_client import POLICIES, SENTINEL_MODE, server_urls
 from shared.store.waiting_line import read_lines
 
 PINGS = 9
+DOWN = b"cluster_state:fail"
+"""What CLUSTER INFO of a node says that refuses commands."""
 COLOURS = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
 HELP = """Looks at this machine, at Redis and at the mesh, and names the remedy for what is not well.
 
@@ -85,19 +88,41 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
     """Diagnoses of Redis, the services and the models. What cannot be reached is a diagnosis too."""
     found: list[Diagnosis] = []
     try:
-        async with connected(located(settings)[0], retries=0) as redis:
-            facts = await server_facts(redis)
-        fitness = diagnoses.of_fitness(facts.info)
-        found.append(fitness)
-        if fitness.severity is Severity.FAIL:  # no mesh can be in it
+        facts, lost = await facts_of_servers(located(settings)[0])
+        found += lost
+        for address, told in facts.items():
+            found += diagnoses.of_node(address, [diagnoses.of_fitness(told.info, of_cluster=bool(address))])
+        if any(one.severity is Severity.FAIL for one in found[len(lost) :]):  # no mesh can be in it
             return found
-        found += diagnoses.of_server(facts)
+        for address, told in facts.items():
+            found += diagnoses.of_node(address, diagnoses.of_server(told))
+        found += diagnoses.of_cluster(facts)
         async with found_mesh(settings) as mesh:
+            found += await of_use(mesh, facts)
             found += await of_members(mesh)
     except click.ClickException as error:
         remedy = "docs/guides/redis.md" if settings.redis_url else "if it does not run any more: `seqmesh up`"
         found.append(diagnoses.fail("mesh", error.message, remedy))
     return found
+
+
+async def facts_of_servers(url: str) -> tuple[dict[str, ServerFacts], list[Diagnosis]]:
+    """What each server told, by the address of its node, "" of an only one; and a diagnosis of each node that cannot be
+    reached. Raises click.ClickException for an only server, and where no node tells which there are.
+    """
+    async with connected(url, retries=0):
+        servers = await server_urls(url)
+    facts: dict[str, ServerFacts] = {}
+    lost: list[Diagnosis] = []
+    for address, server in servers.items():
+        try:
+            async with connected(server, retries=0) as redis:
+                facts[address] = await server_facts(redis)
+        except click.ClickException as error:
+            if not address:
+                raise
+            lost += diagnoses.of_node(address, [diagnoses.of_lost_node(error.message)])
+    return facts, lost
 
 
 async def server_facts(redis: Redis) -> ServerFacts:
@@ -117,7 +142,21 @@ async def server_facts(redis: Redis) -> ServerFacts:
     config: dict[str, str] = {}
     with suppress(ResponseError):
         config = await redis.config_get(*POLICIES)
-    return ServerFacts(info, config, statistics.median(took), statistics.median(skews))
+    cluster = b""
+    if int(info.get("cluster_enabled", 0)):
+        with suppress(NoPermissionError):
+            cluster = await cast("Any", redis).execute_command("CLUSTER", "INFO")
+    return ServerFacts(info, config, statistics.median(took), statistics.median(skews), is_whole=DOWN not in cluster)
+
+
+async def of_use(mesh: OperatedMesh, nodes: Mapping[str, ServerFacts]) -> Iterable[Diagnosis]:
+    """Diagnoses of the nodes that the mesh does not use; none of a server that is no Cluster's."""
+    if not isinstance(mesh.redis, ClusterRedis):
+        return ()
+    mesh.redis.know(mesh.keys.bases())
+    return diagnoses.of_unused_nodes(
+        nodes.keys() - (await mesh.redis.servers()).keys(), await shards_of_cluster(mesh.redis)
+    )
 
 
 async def of_members(mesh: OperatedMesh) -> list[Diagnosis]:

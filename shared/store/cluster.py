@@ -69,6 +69,11 @@ class Nodes:
             lambda reply, connection: self._holder(slot_of(tag), reply, connection),
         )
 
+    async def with_slots(self) -> tuple[Node, ...]:
+        """Those that hold slots. Raises redis-py's ConnectionError if none of those that are asked tells."""
+        await self.holder(MESH_TAG).primary()
+        return self._heard_of
+
     def _asked(self) -> tuple[Node, ...]:
         return tuple(dict.fromkeys(self._named + self._heard_of))[: max(ASKED_MAX, len(self._named))]
 

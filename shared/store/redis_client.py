@@ -29,6 +29,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
+from shared.process.addresses import authority
 from shared.store.cluster import ClusterRedis, Node, Nodes, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.discovery import Discovery
@@ -44,7 +45,7 @@ from shared.store.redis_py import (
     REPLY_TIMEOUT_S,
     DiscoveredConnection,
 )
-from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_without_password
+from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_of_node, url_without_password
 from shared.store.release import RELEASE
 from shared.store.sentinels import sentinels
 from shared.store.server_run import ServerRun
@@ -135,6 +136,17 @@ def connect(
         return cast(Redis, cluster)
     asked = [partial(_asked_connection, endpoint) for endpoint in address.sentinels]
     return cast(Redis, client(sentinels(address.service, asked) if asked else None))
+
+
+async def server_urls(url: str) -> Mapping[str, str]:
+    """A URL of each server by its address; of an only one, by whatever way, its own by "". Raises redis-py's
+    ConnectionError if no node of a Cluster tells.
+    """
+    address = parse_redis_url(url)
+    if not address.nodes:
+        return {"": url}
+    nodes = Nodes(address.nodes, partial(_node_connection, address.server))
+    return {authority(*node): url_of_node(url, *node) for node in sorted(await nodes.with_slots())}
 
 
 def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:

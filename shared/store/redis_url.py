@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from shared.process.addresses import authority
+
 HIDDEN = "***"
 REDIS_PORT = 6379
 SENTINEL_PORT = 26379
@@ -122,6 +124,15 @@ def url_without_password(url: str) -> str:
         scheme = url.partition("://")[0]
         return f"{scheme}://{HIDDEN}" if scheme in SCHEMES else HIDDEN if url else ""
     return SECRET_OPTION.sub(rf"\1{HIDDEN}", LOGIN.sub(rf"\1:{HIDDEN}@", url))
+
+
+def url_of_node(url: str, host: str, port: int) -> str:
+    """The URL of one node of a Cluster as a server. url: the Cluster's"""
+    parts = WHOLE.fullmatch(url)
+    assert parts is not None, "a URL that was read"
+    login = "" if parts["login"] is None else f"{parts['login']}@"
+    options = f"?{parts['query']}" if parts["query"] else ""
+    return f"{parts['scheme'].removesuffix('+cluster')}://{login}{authority(host, port)}{options}"
 
 
 def has_password(url: str) -> bool:

@@ -10,6 +10,7 @@ from deploy.operate.diagnoses import (
     Diagnosis,
     ServerFacts,
     Severity,
+    of_cluster,
     of_disk,
     of_executors,
     of_fitness,
@@ -125,6 +126,17 @@ def test_a_server_that_tells_nothing_is_no_proof() -> None:
     found = list(of_server(ServerFacts({}, {}, 0.1, 0)))
 
     assert ["does not tell its configuration"] == [one.text for one in found if one.severity is Severity.WARN]
+
+
+def test_nodes_of_a_cluster_that_see_it_down_or_keep_other_times_are_named() -> None:
+    whole, late = ServerFacts(INFO, CONFIG, 0.1, 5), ServerFacts(INFO, CONFIG, 0.1, -3000)
+    cut_off = ServerFacts(INFO, CONFIG, 0.1, 0, is_whole=False)
+
+    assert [] == list(of_cluster({"": cut_off}))
+    assert ["2 nodes with slots"] == [one.text for one in of_cluster({"a:1": whole, "b:1": whole})]
+    broken, late_clock = of_cluster({"a:1": whole, "b:1": cut_off, "c:1": late})
+    assert (Severity.FAIL, True) == (broken.severity, broken.text.startswith("is down, as b:1 sees it"))
+    assert (Severity.WARN, "c:1 is 3.0 s behind a:1") == (late_clock.severity, late_clock.text)
 
 
 def test_each_kind_of_service_must_run_and_all_of_one_format() -> None:

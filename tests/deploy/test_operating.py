@@ -29,6 +29,8 @@ from shared.contract.model_config import EnsembleStep, ModelConfig
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
+from shared.store.redis_client import connect, join_mesh
+from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
 
 
@@ -173,6 +175,33 @@ async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -
 
     assert {"maxmemory-policy allkeys-lru may drop live sequences", "no gateway runs", "no scheduler runs"} < set(found)
     assert [True] == ["cannot be reached" in text for text in gone]
+
+
+async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: EmbeddedCluster) -> None:
+    """A mesh of one shard leaves a node unused; then the shard's node is gone."""
+    cluster = private_cluster
+
+    async def told() -> list[tuple[str, str, str]]:
+        arguments = ["doctor", "--json", f"--redis-url={cluster.url}"]
+        result = await asyncio.to_thread(CliRunner().invoke, cli.main, arguments, catch_exceptions=False)
+        return [(one["severity"], one["subject"], one["text"]) for one in json.loads(result.stdout)]
+
+    async with connect(cluster.url) as redis:
+        await join_mesh(redis, "seqmesh", 1)
+    names = {f"redis 127.0.0.1:{node.port}" for node in cluster.nodes}
+    whole = await told()
+    lost = cluster.holder("0")
+    lost.kill()
+    cluster.until(lambda: all(b"state:fail" in ask(n, "CLUSTER", "INFO") for n in cluster.nodes if n is not lost))
+    without = await told()
+
+    assert names == {subject for _, subject, text in whole if text.startswith("keeps what")}
+    assert (Severity.OK, "cluster", "3 nodes with slots") in whole
+    unused = f"redis 127.0.0.1:{cluster.nodes[0].port}"
+    assert [unused] == [subject for _, subject, text in whole if text == "holds no key of this mesh"]
+    failed = [(subject, text) for severity, subject, text in without if severity == Severity.FAIL]
+    assert [True] == ["cannot be reached" in text for subject, text in failed if subject.endswith(f":{lost.port}")]
+    assert [True] == ["is down, as" in text for subject, text in failed if subject == "cluster"]
 
 
 @pytest.mark.parametrize(
