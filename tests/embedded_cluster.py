@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -16,10 +17,15 @@ from tests.embedded_redis import EmbeddedRedis
 
 FORM_TIMEOUT_S = 60.0
 NODE_TIMEOUT_MS = 1_500
+PAUSE_MS = 5_000
+KEYS_MOVED = 10
+"""In one command of a move: few, so that others come between."""
+MOVE_TIMEOUT_MS = 5_000
 
 
 class EmbeddedCluster:
-    """A cluster that ends with the process that started it. A context manager: starts on entry, stops on exit.
+    """A cluster that ends with the process that started it. A context manager: starts on entry, stops on exit. What a
+    node has acknowledged it has on its disk, and nodes with slots serve though others are away.
 
     primaries  nodes with slots, in ranges of equal length
     replicas   of each of them
@@ -31,12 +37,16 @@ class EmbeddedCluster:
             "cluster-enabled yes",
             f"cluster-node-timeout {NODE_TIMEOUT_MS}",
             "cluster-replica-validity-factor 0",
+            "cluster-require-full-coverage no",
             "repl-diskless-sync-delay 0",
             f"masterauth {password}",
         )
         self.nodes = [
             EmbeddedRedis(
-                data_dir / f"node-{number}", password=password, options=(*options, f"cluster-port {free_port()}")
+                data_dir / f"node-{number}",
+                password=password,
+                options=(*options, f"cluster-port {free_port()}"),
+                appendfsync="always",
             )
             for number in range(primaries * (1 + replicas))
         ]
@@ -87,21 +97,48 @@ class EmbeddedCluster:
                 return next(node for node in self.nodes if node.port == holder[1])
         raise AssertionError(f"nobody holds {tag}")
 
-    def move(self, tag: str, to: EmbeddedRedis) -> None:
-        """Moves the slot of a tag, with its keys, to another node, as `redis-cli --cluster reshard` does."""
+    def strike(self, node: EmbeddedRedis) -> None:
+        """Kills a primary when its replica has every write that it has acknowledged."""
+        ask(node, "CLIENT", "PAUSE", PAUSE_MS, "WRITE")
+        self.until(lambda: _offset(node, b"master_repl_offset") == _offset(node, b"slave0:.*offset"))
+        node.kill()
+
+    def replaced(self, node: EmbeddedRedis) -> None:
+        """Waits until every node that runs names another holder in the place of this one."""
+        self.until(lambda: all(node.port not in _holders(one) for one in self.nodes if one.is_running))
+
+    def whole(self) -> None:
+        """Waits until every node runs and finds that all slots are served, by primaries in step with their replicas."""
+        for node in self.nodes:
+            if not node.is_running:
+                node.start()
+        self.until(lambda: all(self._is_whole(node) for node in self.nodes))
+
+    def move(self, tag: str, target: EmbeddedRedis) -> None:
+        """Moves the slot of a tag to another primary, key by key, as redis-cli does."""
         slot, source = slot_of(tag), self.holder(tag)
-        ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ask(source, "CLUSTER", "MYID").decode())
-        ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", ask(to, "CLUSTER", "MYID").decode())
-        while names := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
-            ask(source, "MIGRATE", to.host, to.port, "", 0, 5000, "AUTH", to.password, "KEYS", *names)
-        for node in (to, *self.primaries):
-            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", ask(to, "CLUSTER", "MYID").decode())
+        self.begin_move(tag, target)
+        while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, KEYS_MOVED):
+            migrate(source, target, *keys)
+        for node in (target, source, *self.primaries):
+            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", ask(target, "CLUSTER", "MYID"))
+
+    def begin_move(self, tag: str, target: EmbeddedRedis) -> None:
+        """From now on the keys of a tag may be at either node."""
+        slot, source = slot_of(tag), self.holder(tag)
+        ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", ask(source, "CLUSTER", "MYID"))
+        ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", ask(target, "CLUSTER", "MYID"))
 
     def until(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + FORM_TIMEOUT_S
         while not holds():
             assert time.monotonic() < end, "the cluster takes too long"
             time.sleep(0.02)
+
+    def _is_whole(self, node: EmbeddedRedis) -> bool:
+        state, about = self._state(node), ask(node, "INFO", "replication")
+        is_covered = (state["cluster_state"], state["cluster_slots_ok"]) == ("ok", str(SLOTS))
+        return is_covered and (b"role:master" in about or b"master_link_status:up" in about)
 
     @staticmethod
     def _bus_port(node: EmbeddedRedis) -> int:
@@ -118,3 +155,19 @@ def ask(node: EmbeddedRedis, *command: Any) -> Any:
         connection: Any = client.connection_pool.get_connection()
         connection.send_command(*command)
         return connection.read_response()
+
+
+def migrate(source: EmbeddedRedis, target: EmbeddedRedis, *keys: str) -> None:
+    """Moves keys to another node."""
+    ask(source, "MIGRATE", target.host, target.port, "", 0, MOVE_TIMEOUT_MS, "AUTH", target.password, "KEYS", *keys)
+
+
+def _holders(node: EmbeddedRedis) -> set[int]:
+    ranges: list[Any] = ask(node, "CLUSTER", "SLOTS")
+    return {int(holder[1]) for _, _, holder, *_ in ranges}
+
+
+def _offset(node: EmbeddedRedis, name: bytes) -> int:
+    """A number in what a primary says of its replication."""
+    found = re.search(rb"^" + name + rb"[:=](\d+)", ask(node, "INFO", "replication"), re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -44,6 +44,7 @@ SERVICES = frozenset(
         "executor/engine/test_process_engine.py",
         "gateway/bounds/test_hostile_memory.py",
         "gateway/http/test_hostile_clients.py",
+        "shared/store/test_moved_slots.py",
         "shared/store/test_sentinels.py",
     }
 )

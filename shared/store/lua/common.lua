@@ -21,6 +21,9 @@ local MORE = 256
 -- declared keys.
 local KEYS, ARGV, server, BASE
 
+-- Whether this server is a node of a Cluster; nil before the first call.
+local is_node = nil
+
 local function offered() return redis end
 local redis = {}
 
@@ -579,3 +582,9 @@ KEYS, ARGV, server = keys, args, offered()
 try, BASE = server.pcall, string.match(KEYS[1], '^(.-}:)')
 on_removed, now_ms, calling_executor = nil, nil, nil
 outgoing, gateways, read_streams = {}, {}, {}
+if is_node == nil then is_node = not server.pcall('CLUSTER', 'SLOTS').err end
+-- While a Cluster moves the slot of these keys, a key that this node lacks may be at the other one. A script that met
+-- such a key would fail half-way, so it does not begin. No key has this name.
+if is_node and type(server.pcall('EXISTS', BASE .. 'none')) == 'table' then
+  return { err = 'TRYAGAIN the slot of ' .. BASE .. ' is on its way to another node' }
+end
