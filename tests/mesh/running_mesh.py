@@ -23,6 +23,7 @@ import msgspec
 import psutil
 from click.testing import CliRunner
 from redis import Redis, RedisCluster
+from redis.cluster import ClusterNode
 from redis.sentinel import Sentinel
 
 from deploy import cli
@@ -218,10 +219,11 @@ class RunningMesh:
         )
 
     def loads(self, model: str) -> dict[str, int]:
-        """How many sequences of a model each registered executor owns, by name; all at the same moment."""
+        """How many sequences of a model each registered executor owns, by name; all at the same moment (of a Cluster:
+        soon after each other)."""
         registered = self.registrations()
         shards = self.keys.shard_ids()
-        pipe = self.redis.pipeline(transaction=not on_clusters)
+        pipe = self.redis.pipeline(transaction=not isinstance(self.redis, RedisCluster))
         pipe.hkeys(self.keys.executors)
         for one in registered:
             for shard in shards:
@@ -323,6 +325,7 @@ def running_mesh(
     mesh = RunningMesh(directory, models, variables)
     try:
         ready_state(launcher, directory, said)
+        mesh.keys = Keyspace(shards=int(mesh.redis.hget(mesh.keys.mesh, "shards")))
         wait(lambda: len(mesh.alive()) == executors, "every executor takes part")
         yield mesh
     finally:
@@ -369,11 +372,12 @@ def instances_of(mesh: RunningMesh, executor: str = "executor-1") -> list[psutil
 
 
 def client_of(url: str) -> Redis:
-    """A client of a mesh's server, and where Sentinels stand in the URL of whatever server is the primary."""
+    """A client of a mesh's server: of whatever server is the primary where Sentinels stand in the URL, of all of them
+    where nodes of a Cluster do."""
     address = parse_redis_url(url)
     if address.nodes:
-        host, port = address.nodes[0]
-        return cast("Redis", RedisCluster(host, port, **address.server.options))
+        nodes = [ClusterNode(host, port) for host, port in address.nodes]
+        return cast("Any", RedisCluster(startup_nodes=nodes, **address.server.options))
     if not address.sentinels:
         return Redis.from_url(url)
     options = [dict(sentinel.options) for sentinel in address.sentinels]

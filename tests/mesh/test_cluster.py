@@ -1,0 +1,245 @@
+"""A mesh on a Redis Cluster: whatever becomes of its nodes, every sum must be right.
+
+Two Clusters: one whose primaries have a replica each, which takes a killed primary's place, and one without any, where
+the keys of a node that is away wait for it while all others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from shared.contract.ids import sequence_id
+from shared.store.cluster import MESH_TAG, tag_of
+from tests.embedded_cluster import EmbeddedCluster
+from tests.embedded_redis import EmbeddedRedis
+from tests.mesh.conftest import remember, wait_until_equal
+from tests.mesh.model_repository import add_sum_model
+from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans
+
+MODEL = "running_sum"
+SEQUENCES = 16
+TIMEOUT_MS = 2000
+"""After which a silent node counts as lost: short, so that a test need not wait long for it."""
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """A mesh and its Cluster."""
+
+    mesh: RunningMesh
+    cluster: EmbeddedCluster
+
+    def holder(self, tag: object) -> EmbeddedRedis:
+        return self.cluster.holder(str(tag))
+
+    @property
+    def shards(self) -> list[str]:
+        """Their tags."""
+        return [tag_of(self.mesh.keys.base(shard)) for shard in self.mesh.keys.shard_ids()]
+
+    def apart(self) -> tuple[EmbeddedRedis, list[str]]:
+        """A node that does not hold the mesh's own keys, and the tags of its shards."""
+        node = next(node for tag in self.shards if (node := self.holder(tag)) is not self.holder(MESH_TAG))
+        return node, [tag for tag in self.shards if self.holder(tag) is node]
+
+
+@contextmanager
+def clustered(directory: Path, *, replicas: int) -> Generator[Clustered]:
+    add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
+    with (
+        EmbeddedCluster(directory / "redis", replicas=replicas) as cluster,
+        running_mesh(
+            directory / "data",
+            [directory / "models"],
+            gateways=2,
+            schedulers=2,
+            executors=2,
+            environment={"SEQMESH_REDIS_URL": cluster.url, "SEQMESH_REDIS_TIMEOUT_MS": str(TIMEOUT_MS)},
+        ) as mesh,
+    ):
+        yield Clustered(mesh, cluster)
+
+
+@pytest.fixture(scope="module")
+def shared_bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clustered]:
+    with clustered(tmp_path_factory.mktemp("bare"), replicas=0) as whole:
+        yield whole
+
+
+@pytest.fixture(scope="module")
+def shared_replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clustered]:
+    with clustered(tmp_path_factory.mktemp("replicated"), replicas=1) as whole:
+        yield whole
+
+
+@pytest.fixture
+def bare(request: pytest.FixtureRequest, shared_bare: Clustered) -> Iterator[Clustered]:
+    """Without replicas."""
+    yield from unharmed(request, shared_bare)
+
+
+@pytest.fixture
+def replicated(request: pytest.FixtureRequest, shared_replicated: Clustered) -> Iterator[Clustered]:
+    """With a replica of each primary."""
+    yield from unharmed(request, shared_replicated)
+
+
+def unharmed(request: pytest.FixtureRequest, whole: Clustered) -> Iterator[Clustered]:
+    """Every node lives. Afterwards no process has complained, and nothing is left."""
+    mesh = remember(request, whole.mesh)
+    whole.cluster.whole()
+    tracebacks = mesh.tracebacks()
+    yield whole
+    whole.cluster.whole()
+    assert tracebacks == mesh.tracebacks()
+    wait_until_equal(0, lambda: mesh.slots_held(MODEL), "slots held")
+    wait_until_equal([], mesh.leaks, "keys left without TTL")
+
+
+class NamelessTraffic(Traffic):
+    """Its steps have neither a request id nor a number: none may be sent twice."""
+
+    async def _call(self, step: Step, chance: random.Random) -> int:
+        return await super()._call(replace(step, request_id="", number=0), chance)
+
+
+@asynccontextmanager
+async def under_load(
+    whole: Clustered, chance: random.Random, known_by: str = "request id", *, retries: bool = True
+) -> AsyncGenerator[Traffic]:
+    """Sequences over every gateway and both protocols, until the block ends; then they are checked."""
+    over = asyncio.Event()
+    async with Callers(whole.mesh) as callers, asyncio.TaskGroup() as group:
+        plans = make_plans(chance, SEQUENCES)
+        kind = NamelessTraffic if known_by == "nothing" else Traffic
+        numbered = known_by == "number"
+        traffic = kind(MODEL, callers, plans, chance, retries=retries, pause_s=0.01, numbered=numbered)
+        group.create_task(traffic.run_until(over))
+        await more(traffic)
+        yield traffic
+        await more(traffic)
+        over.set()
+
+
+async def more(traffic: Traffic, steps: int = 100) -> None:
+    """Returns when that many steps more have been answered."""
+    answered = traffic.answered
+    await eventually(lambda: traffic.answered >= answered + steps, "steps are answered")
+
+
+def plans_of(whole: Clustered, belongs: Callable[[str], bool], name: str) -> list[Plan]:
+    """Sequences of the shards whose tag is such."""
+    plans: list[Plan] = []
+    number = 0
+    while len(plans) < SEQUENCES // 2:
+        number += 1
+        identity = f"{name} {number}"
+        shard = whole.mesh.keys.shard_of(sequence_id(MODEL, "", identity))
+        if belongs(str(shard)):
+            plans.append(Plan(identity, tuple(range(1, 31))))
+    return plans
+
+
+@pytest.mark.parametrize("known_by", ["request id", "number", "nothing"])
+async def test_sums_are_right_over_three_nodes(bare: Clustered, chance: random.Random, known_by: str) -> None:
+    assert 3 == len({bare.holder(tag).port for tag in bare.shards})
+    async with under_load(bare, chance, known_by, retries=False) as traffic:
+        await more(traffic, 300)
+
+
+@pytest.mark.parametrize("known_by", ["request id", "number"])
+async def test_callers_wait_and_get_no_error_while_primaries_are_killed_and_replaced(
+    replicated: Clustered, chance: random.Random, known_by: str
+) -> None:
+    """One of a shard, and the one that holds the mesh's own keys."""
+    async with under_load(replicated, chance, known_by, retries=False) as traffic:
+        for tag in (replicated.shards[0], MESH_TAG):
+            killed = replicated.holder(tag)
+            replicated.cluster.strike(killed)
+            await asyncio.to_thread(replicated.cluster.replaced, killed)
+            await more(traffic)
+            replicated.cluster.whole()
+
+
+async def test_while_a_node_is_away_sequences_of_other_shards_go_on_and_its_own_do_afterwards(
+    bare: Clustered, chance: random.Random
+) -> None:
+    node, tags = bare.apart()
+    async with Callers(bare.mesh) as callers:
+        here, there = (
+            Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
+            for plans in (
+                plans_of(bare, lambda tag: tag not in tags, "here"),
+                plans_of(bare, lambda tag: tag in tags, "there"),
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            for traffic in (here, there):
+                group.create_task(traffic.run())
+            await there.progress(0.3)
+            node.kill()
+            await here.progress(1.0)
+            assert there.answered < there.total
+            node.start()
+
+
+async def test_sums_are_right_though_the_node_with_the_meshs_own_keys_is_restarted(
+    bare: Clustered, chance: random.Random
+) -> None:
+    async with under_load(bare, chance) as traffic:
+        node = bare.holder(MESH_TAG)
+        node.kill()
+        node.start()
+        await more(traffic, 300)
+
+
+async def test_sums_are_right_though_the_whole_cluster_is_restarted(bare: Clustered, chance: random.Random) -> None:
+    async with under_load(bare, chance) as traffic:
+        for node in bare.cluster.nodes:
+            node.kill()
+        for node in bare.cluster.nodes:
+            node.start()
+        await more(traffic, 300)
+
+
+@pytest.mark.parametrize("known_by", ["request id", "number", "nothing"])
+async def test_sums_are_right_though_slots_are_moved_to_other_nodes(
+    bare: Clustered, chance: random.Random, known_by: str
+) -> None:
+    async with under_load(bare, chance, known_by, retries=False) as traffic:
+        for tag in (bare.shards[0], MESH_TAG):
+            source = bare.holder(tag)
+            target = next(node for node in bare.cluster.primaries if node is not source)
+            for to in (target, source):
+                await asyncio.to_thread(bare.cluster.move, tag, to)
+                await more(traffic)
+
+
+async def test_sums_are_right_though_processes_are_killed_and_added(bare: Clustered, chance: random.Random) -> None:
+    async with under_load(bare, chance) as traffic:
+        with bare.mesh.spare("executor", "executor-3"):
+            await eventually(lambda: len(bare.mesh.alive()) == 3, "a third executor takes part")
+            await bare.mesh.kill_executor("executor-1")
+            await more(traffic)
+            await bare.mesh.restart(bare.mesh.leader(MODEL))
+        await more(traffic)
+
+
+async def test_a_gateway_that_starts_while_a_node_is_away_serves_when_it_is_back(
+    bare: Clustered, chance: random.Random
+) -> None:
+    node, _ = bare.apart()
+    async with under_load(bare, chance):
+        node.kill()
+        bare.mesh.kill("gateway-2")
+        await eventually(lambda: "cannot be reached" in bare.mesh.log("gateway-2"), "the gateway says why it does not")
+        node.start()
+        await eventually(lambda: bare.mesh.is_ready(1), "the gateway is ready")
