@@ -139,8 +139,11 @@ class Link:
 
 
 class ClusterLink(Link):
-    """A link to all homes of a Cluster, for commands that may be repeated. What is sent together goes to each home at
-    once: commands to one home keep their order.
+    """A link to all homes of a Cluster. What is sent together goes to each home's server at once: commands to one home
+    keep their order. Only a command to one home may block.
+
+    A home is connected to with the first command for it, so one that is away fails its own commands alone. Hence what
+    `exchange` raises does not tell whether anything was sent.
     """
 
     def __init__(self, redis: ClusterRedis) -> None:
@@ -149,7 +152,7 @@ class ClusterLink(Link):
         self._waiting = None
 
     async def connect(self) -> None:
-        """Does nothing: `exchange` connects to the homes that it needs, so that another one may be away."""
+        """Has nothing to do."""
 
     async def exchange(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
         asked = [tuple(command) for command in commands]
@@ -157,8 +160,7 @@ class ClusterLink(Link):
         parts: dict[str, list[tuple[Any, ...]]] = {}
         for tag, command in zip(tags, asked, strict=True):
             parts.setdefault(tag, []).append(command)
-        await together([self._to(tag).connect() for tag in parts])
-        sent = [self._to(tag).exchange(part, blocking_s=blocking_s) for tag, part in parts.items()]
+        sent = [self._sent(tag, part, blocking_s) for tag, part in parts.items()]
         return in_order(tags, dict(zip(parts, await together(sent), strict=True)))
 
     def parts(self) -> list[Link]:
@@ -167,10 +169,12 @@ class ClusterLink(Link):
     async def close(self) -> None:
         await together([link.close() for link in self._links.values()])
 
-    def _to(self, tag: str) -> Link:
+    async def _sent(self, tag: str, commands: Sequence[Sequence[Any]], blocking_s: float) -> list[Any]:
         if tag not in self._links:
             self._links[tag] = Link(cast(Redis, self._redis.at(tag)))
-        return self._links[tag]
+        link = self._links[tag]
+        await link.connect()
+        return await link.exchange(commands, blocking_s=blocking_s)
 
 
 def new_link(redis: Redis) -> Link:

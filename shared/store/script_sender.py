@@ -111,7 +111,7 @@ class ScriptSender:
         # REPLACE: another process may have loaded the same library meanwhile.
         commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
         if link is not None:
-            sent = [part.exchange(commands) for part in link.parts()]
+            sent = [_loaded(part, commands) for part in link.parts()]
         else:
             sent = [_piped(server, commands) for server in self._redis.homes()]
         for replies in await together(sent):
@@ -122,6 +122,11 @@ class ScriptSender:
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""
         return link.exchange(commands) if link is not None else _piped(self._redis, commands)
+
+
+async def _loaded(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    await link.connect()
+    return await link.exchange(commands)
 
 
 async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:

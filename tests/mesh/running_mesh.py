@@ -64,7 +64,7 @@ class RunningMesh:
     def __init__(self, directory: Path, models: Sequence[Path], environment: Mapping[str, str]) -> None:
         self.directory = directory
         self.models = models
-        self._keys = Keyspace()
+        self.keys = Keyspace()
         self._environment = environment
         self._redis: Redis | None = None
 
@@ -72,13 +72,6 @@ class RunningMesh:
     def state(self) -> MeshState:
         """Who runs where, now."""
         return read_state(self.directory)
-
-    @property
-    def keys(self) -> Keyspace:
-        """The keys of the mesh."""
-        if on_clusters and self._keys.shards == 1:
-            self._keys = Keyspace(shards=int(self.redis.hget(self._keys.mesh, "shards")))
-        return self._keys
 
     @property
     def redis(self) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.store.link import Link, streams_read
-from shared.store.redis_client import connect
+from shared.store.cluster import MESH_TAG, ClusterRedis
+from shared.store.link import Link, new_link, streams_read
+from shared.store.redis_client import CONNECTION_LOST, connect
 
 
 def test_a_stream_that_is_named_without_entries_has_no_news() -> None:
@@ -26,4 +29,23 @@ async def test_a_server_that_does_not_answer_the_end_of_tls_holds_up_nobody(monk
             raise RedisTimeoutError("Timed out closing connection after 5")
 
         monkeypatch.setattr(link._connection, "disconnect", unanswered)
+        await link.close()
+
+
+async def test_a_home_of_a_cluster_that_is_away_fails_the_commands_for_it_alone(
+    redis_url: str, key_prefix: str
+) -> None:
+    def open_home(tag: str) -> Any:
+        return connect("redis://127.0.0.1:1" if tag == MESH_TAG else redis_url, retries=0)
+
+    async with ClusterRedis(open_home) as redis:
+        link = new_link(cast("Any", redis))
+        await link.connect()
+        here, away = ("GET", f"{key_prefix}:{{0}}:here"), ("GET", f"{key_prefix}:{{{MESH_TAG}}}:away")
+
+        assert [None] == await link.ask([here])
+        with pytest.raises(CONNECTION_LOST):
+            await link.ask([here, away])
+        assert [None] == await link.ask([here])
+
         await link.close()

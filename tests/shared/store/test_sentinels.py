@@ -15,7 +15,7 @@ import hiredis
 import pytest
 
 from deploy.chaos.replicated import ReplicatedRedis, until
-from shared.store import sentinels
+from shared.store import discovery
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST, connect, joined
@@ -162,12 +162,12 @@ async def test_most_sentinels_count_and_of_equals_the_newer_configuration(right:
 async def test_silent_sentinels_are_not_waited_for_where_the_others_agree(
     right: bytes, login: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sentinels, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(discovery, "PATIENCE_S", PATIENCE_S)
     async with fakes(None, right, right) as hosts, asyncio.timeout(PATIENCE_S / 2):
         redis = client(f"redis+sentinel://{login}{hosts}/mesh")
         assert await redis.ping()
         await redis.aclose()
-    monkeypatch.setattr(sentinels, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(discovery, "PATIENCE_S", 0.05)
     async with fakes(None, right, None) as hosts:
         redis = client(f"redis+sentinel://{login}{hosts}/mesh")
         assert await redis.ping()
