@@ -28,12 +28,11 @@ def call_address(settings: GatewaySettings, port: int) -> str:
 
 def address_towards(redis_url: str) -> str:
     """This machine's address in the network in which Redis is; the loopback address where Redis has a socket file."""
-    redis = parse_redis_url(redis_url)
-    options = redis.sentinels[0].options if redis.sentinels else redis.server.options
-    if "host" not in options:
+    named = parse_redis_url(redis_url).named
+    if named is None:
         return "127.0.0.1"
     try:
-        found = socket.getaddrinfo(options["host"], options["port"], type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(*named, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
             # Sends nothing: it only asks the system which way it would go.

@@ -27,8 +27,8 @@ class UpSettings(MeshSettings):
 
     redis_url: str = setting(
         "",
-        help="Redis or Valkey of the mesh: redis://, rediss://, unix:// or redis+sentinel:// (docs/guides/redis.md). "
-        "By default one is started here.",
+        help="Redis or Valkey of the mesh: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// "
+        "(docs/guides/redis.md). By default one is started here.",
         unit="url",
         group="Mesh",
         secret=True,

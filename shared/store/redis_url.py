@@ -78,6 +78,14 @@ class RedisAddress:
     service: str = ""
     nodes: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def named(self) -> tuple[str, int] | None:
+        """Host and port of the first machine that the URL names; None if it names a socket."""
+        if self.nodes:
+            return self.nodes[0]
+        options = (*self.sentinels, self.server)[0].options
+        return (options["host"], options["port"]) if "host" in options else None
+
 
 def parse_redis_url(url: str) -> RedisAddress:
     """Reads a URL. Raises `RedisUrlError`."""

@@ -22,6 +22,7 @@ LOCAL = "redis://127.0.0.1:6379"
         ({"host": "0.0.0.0"}, "grpc://127.0.0.1:8001"),  # Redis is on this machine
         ({"host": "0.0.0.0", "redis_url": "unix:///tmp/redis"}, "grpc://127.0.0.1:8001"),
         ({"host": "0.0.0.0", "redis_url": "redis+sentinel://127.0.0.1:26379/mesh"}, "grpc://127.0.0.1:8001"),
+        ({"host": "0.0.0.0", "redis_url": "redis+cluster://127.0.0.1:1,10.0.0.1:2"}, "grpc://127.0.0.1:8001"),
         ({"grpc_advertise": "mesh.example:443"}, "grpc://mesh.example:443"),
         ({"grpc_advertise": "none"}, ""),
     ],

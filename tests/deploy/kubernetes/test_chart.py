@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "redis behind Sentinels, over TLS": {
         "redis": {"url": "rediss+sentinel://u:p@s1,s2,s3:26380/main/0?sentinel_tls=yes", **ELSEWHERE}
     },
+    "a Redis Cluster": {"redis": {"url": "redis+cluster://u:p@n1,n2,n3:6380", **ELSEWHERE}},
     "GPUs": {
         "executor": {
             "gpus": 2,

@@ -165,3 +165,26 @@ def test_no_message_holds_a_password_whatever_stands_around_it(place: str, befor
         said.append(str(refused))
 
     assert not any("hunter2" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("redis://a:7/2", ("a", 7)),
+        ("redis+sentinel://s1,s2:3/mesh", ("s1", 26379)),
+        ("rediss+cluster://n1,n2:3", ("n1", 6379)),
+        ("unix:///run/redis", None),
+    ],
+)
+def test_the_first_machine_that_is_named(url: str, named: tuple[str, int] | None) -> None:
+    assert named == parse_redis_url(url).named
+
+
+def test_nodes_of_a_cluster_are_spoken_to_alike() -> None:
+    address = parse_redis_url("rediss+cluster://u:p%40@n1,[::1]:7000?ssl_ca_certs=/ca")
+
+    assert (("n1", 6379), ("::1", 7000)) == address.nodes
+    assert ("tls", {"username": "u", "password": "p@", "ssl_ca_certs": "/ca"}) == (
+        address.server.way,
+        address.server.options,
+    )
