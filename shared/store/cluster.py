@@ -160,13 +160,16 @@ class ClusterRedis(MendingRedis):
         """Reaches every home."""
         return all(await together([home.ping(**options) for home in self.homes()]))
 
-    async def scan_iter(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        for tag, home in list(self._homes.items()):
-            # Homes may share a node: each gives its own keys.
-            keys: AsyncIterator[bytes] = cast("Any", home).scan_iter(*args, **options)
+    async def scan_iter(
+        self, match: Any = None, count: int | None = None, _type: str | None = None, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Of each node that has a known home, once; of one home, if the pattern names its tag."""
+        named = next((tag for tag in self._homes if f"{{{tag}}}" in (match or "")), None)
+        nodes = [self._homes[named]] if named is not None else (await self.servers()).values()
+        for node in nodes:
+            keys: AsyncIterator[bytes] = cast("Any", node).scan_iter(match, count, _type, **options)
             async for key in keys:
-                if tag_of(text_of(key)) == tag:
-                    yield key
+                yield key
 
     async def aclose(self, *args: Any, **options: Any) -> None:
         for home in self.homes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -58,6 +59,25 @@ async def test_a_node_that_is_unfit_is_named_and_each_is_warned_of_once(
     ask(unfit, "CONFIG", "SET", "maxmemory-policy", "noeviction")
     for node in redis_cluster.nodes:
         ask(node, "CONFIG", "SET", "appendonly", "yes")
+
+
+async def test_a_scan_goes_over_each_node_once_and_over_one_alone_for_one_tag(
+    redis: Any, keys: Keyspace, redis_cluster: EmbeddedCluster
+) -> None:
+    def scans() -> int:
+        told = [re.search(rb"cmdstat_scan:calls=(\d+)", ask(n, "INFO", "commandstats")) for n in redis_cluster.nodes]
+        return sum(int(found[1]) for found in told if found is not None)
+
+    names = [keys.base(shard) + "epoch" for shard in keys.shard_ids()]
+    for name in names:
+        await redis.set(name, 1)
+    before = scans()
+    found = [key.decode() async for key in redis.scan_iter(match=f"{keys.prefix}:*:epoch", count=10_000)]
+    of_all = scans()
+    of_one = [key.decode() async for key in redis.scan_iter(match=f"{keys.base(ShardId(0))}*", count=10_000)]
+
+    assert (sorted(names), names[:1]) == (sorted(found), of_one)
+    assert (len(redis_cluster.nodes), 1) == (of_all - before, scans() - of_all)
 
 
 # -- keys of a wrong type ----------------------------------------------------------------------------------------------
