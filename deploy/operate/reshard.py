@@ -5,11 +5,16 @@ So no process joins the mesh until the command has come to its end. Every step o
 begin anew, and changes nothing if it was done before: a command that was killed is repeated.
 
 1. The sequences are taken from their executors, as a leader takes them from an executor that has left.
-2. What belongs to one sequence, or to one queue of stateless work, is renamed.
-3. What many sequences share is divided anew: for each model its waiting line and its deadlines, in one transaction, and
-   the sequences of each tenant.
+2. What belongs to one sequence, or to one queue of stateless work, is renamed; on a Cluster, where the new name is
+   another node's, it is copied and then removed.
+3. What many sequences share is divided anew: for each model its waiting line and its deadlines, and the sequences of
+   each tenant.
 4. Statistics of shards that are no more are added to those of the first one. What only running processes need, and the
    response cache, is removed.
+
+No transaction reaches over shards, as they may be on several nodes. Where a half would not tell what the other half was
+to be, the commands are written down first, as a *plan*: with all values as they are to be in the end, so that they can
+be made from the first to the last as often as it takes.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 
 from deploy.local.data_directory import locked
 from deploy.local.embedded import served
@@ -39,33 +45,21 @@ from shared.store.reading import text_of
 from shared.store.redis_client import RESHARDING, agree
 from shared.store.scripts import Scripts
 
-TO = "to"
-"""Field of the mesh's record: the number of shards that the keys go to."""
+TO, FROM, PLAN = "to", "from", "plan"
+"""Fields of the mesh's record meanwhile: the number of shards that the keys go to, the one that they come from, and
+commands that are being made.
+"""
 OF_A_SEQUENCE = ("seq", "idle", "parked", "checkpoint", "journal")
 REMOVED = ("feed", "replies", "wanted-slots", "spares", "inbox", "owned", "cache")
 """Kinds of keys that say something to running processes alone, and the response cache."""
+NUMBER = re.compile(rb"-?\d+")
+LAST_INFERENCE = b"last_inference_ms"
 TOMBSTONE_MS = 60_000
 LEASE_MS = 60_000
 AT_ONCE = 500
 """Keys or members that are moved in one round trip."""
-
-ADD = """
-local got, left = redis.call('HGETALL', KEYS[1]), redis.call('PTTL', KEYS[1])
-for i = 1, #got, 2 do
-  local field, value = got[i], got[i + 1]
-  if field == 'last_inference_ms' then
-    local last = tonumber(redis.call('HGET', KEYS[2], field) or '0') or 0
-    if (tonumber(value) or 0) > last then redis.call('HSET', KEYS[2], field, value) end
-  elseif string.find(value, '^%-?%d+$') then
-    redis.call('HINCRBY', KEYS[2], field, value)
-  else
-    redis.call('HSET', KEYS[2], field, value)
-  end
-end
-if left > 0 then redis.call('PEXPIRE', KEYS[2], left) end
-return redis.call('DEL', KEYS[1])
-"""
-"""Adds one hash of counts to another, and removes it."""
+COPIED_AT_ONCE = 16
+"""Keys that are copied to another node in one round trip: each may hold some megabytes of state."""
 
 HELP = """Changes the number of shards of a mesh that does not run.
 
@@ -158,6 +152,7 @@ class Resharding:
         before = await self._claim()
         if before == self._to.shards:
             return before
+        await self._carry_out()
         found = await self._keys()
         self._tell(f"{len(found)} keys: sequences are taken from their executors")
         await self._take_from_executors(found)
@@ -174,7 +169,7 @@ class Resharding:
         await self._remove(await self._keys())
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(self._to.mesh, "shards", self._to.shards)
-            pipe.hdel(self._to.mesh, TO)
+            pipe.hdel(self._to.mesh, TO, FROM)
             await pipe.execute()
         return before
 
@@ -186,7 +181,7 @@ class Resharding:
         Raises click.ClickException while one is in it.
         """
         mesh = self._to.mesh
-        shards, to = await self._redis.hmget(mesh, "shards", TO)
+        shards, to, of = await self._redis.hmget(mesh, "shards", TO, FROM)
         if shards is None:
             raise click.ClickException(
                 f"no mesh '{self._to.prefix}' in this Redis: give its --redis-url and --key-prefix"
@@ -196,21 +191,28 @@ class Resharding:
             await self._refuse_company()
             if before == self._to.shards:
                 return before
-            await self._redis.hset(mesh, mapping={"shards": RESHARDING, TO: self._to.shards})
+            await self._redis.hset(mesh, mapping={"shards": RESHARDING, TO: self._to.shards, FROM: before})
             try:
                 # A process that joined before tells of itself before it looks at the number: one sees the other.
                 await self._refuse_company()
             except click.ClickException:
                 await self._redis.hset(mesh, "shards", before)
-                await self._redis.hdel(mesh, TO)
+                await self._redis.hdel(mesh, TO, FROM)
                 raise
+            self._know(before)
             return before
         if to is not None and int(to) != self._to.shards:
             raise click.ClickException(
                 f"the keys are on their way to {int(to)} shards: run `seqmesh reshard {int(to)}` to its end first"
             )
         await self._refuse_company()
+        self._know(int(of or 0))
         return RESHARDING
+
+    def _know(self, before: int) -> None:
+        """Makes the homes known, so that `_keys` looks at all nodes of a Cluster that have keys of the mesh."""
+        for shard in range(max(before, self._to.shards)):
+            self._redis.home(self._named(shard, ""))
 
     async def _refuse_company(self) -> None:
         alive = {f"{line.service} {line.name}" for line in await services(self._redis, self._to)}
@@ -281,7 +283,8 @@ class Resharding:
                 continue
             if shard != one.shard:
                 names.append((one.name, self._named(shard, one.kind, one.rest)))
-        for part in parts(names):
+        here = [(before, now) for before, now in names if self._redis.home(before) is self._redis.home(now)]
+        for part in parts(here):
             pipe = self._redis.pipeline(transaction=False)
             for before, now in part:
                 pipe.rename(before, now)
@@ -289,6 +292,37 @@ class Resharding:
                 # A tombstone or an idle marker may have run out meanwhile.
                 if isinstance(outcome, Exception) and "no such key" not in str(outcome):
                     raise outcome
+        for part in parts(sorted(set(names).difference(here)), COPIED_AT_ONCE):
+            await self._copy(part)
+
+    async def _copy(self, names: Sequence[tuple[str, str]]) -> None:
+        """Copies keys to where their new names belong, then removes those of the old names."""
+        read, write, remove = (self._redis.pipeline(transaction=False) for _ in range(3))
+        for before, _ in names:
+            # The time first: of a key that has run out in between there is nothing to copy.
+            read.pttl(before)
+            read.execute_command("DUMP", before)
+            remove.unlink(before)
+        told = await read.execute()
+        for (_, now), left_ms, data in zip(names, told[::2], told[1::2], strict=True):
+            if data is not None:
+                # -1: it has no TTL, which RESTORE calls 0.
+                write.execute_command("RESTORE", now, 0 if left_ms < 0 else max(left_ms, 1), data, "REPLACE")
+        await write.execute()
+        await remove.execute()
+
+    async def _carry_out(self, plan: Sequence[Sequence[Any]] = ()) -> None:
+        """Writes a plan down, makes its commands and forgets it; without one, that of a command that was cut off."""
+        if plan:
+            await self._redis.hset(self._to.mesh, PLAN, msgspec.msgpack.encode(plan))
+        if (written := await self._redis.hget(self._to.mesh, PLAN)) is None:
+            return
+        for part in parts(msgspec.msgpack.decode(written)):
+            pipe = self._redis.pipeline(transaction=False)
+            for command in part:
+                pipe.execute_command(*command)
+            await pipe.execute()
+        await self._redis.hdel(self._to.mesh, PLAN)
 
     async def _raise_epochs(self, found: Iterable[ShardKey]) -> None:
         """Epochs go on from the highest of all: a sequence that comes from another shard has had that shard's."""
@@ -297,13 +331,13 @@ class Resharding:
             await self._redis.set(self._to.epoch(shard), max(epochs, default=0))
 
     async def _divide_line(self, model: str, found: Iterable[ShardKey]) -> None:
-        """The starts streams and the counts of a model's waiting line, in one transaction."""
+        """The starts streams and the counts of a model's waiting line, with one plan."""
         shards = sorted({one.shard for one in found if one.kind in ("starts", "line") and one.rest == model})
-        async with self._redis.pipeline(transaction=True) as pipe:
-            for shard in shards:
-                pipe.xrange(self._named(shard, "starts", model))
-                pipe.hgetall(self._named(shard, "line", model))
-            read = await pipe.execute()
+        pipe = self._redis.pipeline(transaction=False)
+        for shard in shards:
+            pipe.xrange(self._named(shard, "starts", model))
+            pipe.hgetall(self._named(shard, "line", model))
+        read = await pipe.execute()
         entries = sorted(
             (
                 entry_of(shard, id, fields)
@@ -316,18 +350,16 @@ class Resharding:
         moved = moved_entries(self._to, entries, records)
         counts = line_counts(self._to, moved, records, read[1::2])
         runs = await self._renamed_runs(moved, records)
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(*(self._named(shard, kind, model) for shard in shards for kind in ("starts", "line")))
-            for entry in moved:
-                pipe.xadd(self._named(entry.shard, "starts", model), entry.fields, id=entry.id)
-                if entry.renamed:
-                    pipe.hset(self._to.sequence(entry.sequence).record, mapping=entry.renamed)
-            for journal, run in runs.items():
-                pipe.hset(journal, RUN, run)
-            for shard, line in counts.items():
-                if line:
-                    pipe.hset(self._named(shard, "line", model), mapping=dict(line))
-            await pipe.execute()
+        plan: list[Sequence[Any]] = [
+            ("DEL", self._named(shard, kind, model)) for shard in shards for kind in ("starts", "line")
+        ]
+        for entry in moved:
+            plan.append(("XADD", self._named(entry.shard, "starts", model), entry.id, *flat(entry.fields)))
+            if entry.renamed:
+                plan.append(("HSET", self._to.sequence(entry.sequence).record, *flat(entry.renamed)))
+        plan += (("HSET", journal, RUN, run) for journal, run in runs.items())
+        plan += (("HSET", self._named(shard, "line", model), *flat(line)) for shard, line in counts.items() if line)
+        await self._carry_out(plan)
 
     async def _renamed_runs(self, moved: Iterable[MovedEntry], records: Records) -> dict[str, str]:
         """The runs of journals that name their sequences by births of old: those of copies, which have waited since."""
@@ -356,43 +388,55 @@ class Resharding:
         for one in found:
             if one.kind != "deadlines" or one.rest != model:
                 continue
-            due = await self._redis.zrange(one.name, 0, -1, withscores=True)
-            for part in parts(due):
-                async with self._redis.pipeline(transaction=True) as pipe:
-                    for member, score in part:
-                        shard = self._to.shard_of(SequenceId(text_of(member)))
-                        if shard != one.shard:
-                            pipe.zadd(self._to.deadlines(shard, model), {member: score})
-                            pipe.zrem(one.name, member)
-                    await pipe.execute()
+            for part in parts(await self._redis.zrange(one.name, 0, -1, withscores=True)):
+                gained, left = (self._redis.pipeline(transaction=False) for _ in range(2))
+                for member, score in part:
+                    shard = self._to.shard_of(SequenceId(text_of(member)))
+                    if shard != one.shard:
+                        gained.zadd(self._to.deadlines(shard, model), {member: score})
+                        left.zrem(one.name, member)
+                await gained.execute()
+                await left.execute()
 
     async def _divide_tenants(self, found: Iterable[ShardKey]) -> None:
         for one in found:
             if one.kind != "tenant":
                 continue
             for part in parts(sorted(await self._redis.smembers(one.name))):
-                async with self._redis.pipeline(transaction=True) as pipe:
-                    for member in part:
-                        shard = self._to.shard_of(SequenceId(text_of(member)))
-                        if shard != one.shard:
-                            pipe.sadd(self._to.tenant(shard, one.rest), member)
-                            pipe.srem(one.name, member)
-                    await pipe.execute()
+                gained, left = (self._redis.pipeline(transaction=False) for _ in range(2))
+                for member in part:
+                    shard = self._to.shard_of(SequenceId(text_of(member)))
+                    if shard != one.shard:
+                        gained.sadd(self._to.tenant(shard, one.rest), member)
+                        left.srem(one.name, member)
+                await gained.execute()
+                await left.execute()
 
     async def _add_up(self, found: Iterable[ShardKey]) -> None:
         """Adds the statistics of shards that are no more to those of the first shard; all shards are read as one."""
         for one in found:
-            if one.shard < self._to.shards:
+            if one.shard < self._to.shards or one.kind not in ("counts", "unreadable", "tally"):
                 continue
             first = self._named(0, one.kind, one.rest)
-            if one.kind in ("counts", "unreadable"):
-                await self._redis.eval(ADD, 2, one.name, first)
-            elif one.kind == "tally":
-                left = await self._redis.pttl(one.name)
-                while await self._redis.lmove(one.name, first, "LEFT", "RIGHT") is not None:
-                    pass
-                if left > 0:
-                    await self._redis.pexpire(first, left)
+            pipe = self._redis.pipeline(transaction=False)
+            for name in (first, one.name):
+                if one.kind == "tally":
+                    pipe.lrange(name, 0, -1)
+                else:
+                    pipe.hgetall(name)
+            pipe.pttl(one.name)
+            to, of, left_ms = await pipe.execute()
+            if not of:  # it has run out
+                continue
+            if one.kind == "tally":
+                # Cut back to what it was, in case this is done again.
+                as_it_was = ("LTRIM", first, 0, len(to) - 1) if to else ("DEL", first)
+                plan: list[Sequence[Any]] = [as_it_was, ("RPUSH", first, *of)]
+            else:
+                plan = [("HSET", first, *flat(summed(to, of)))]
+            if left_ms > 0:
+                plan.append(("PEXPIRE", first, left_ms))
+            await self._carry_out([*plan, ("DEL", one.name)])
 
     async def _remove(self, found: Iterable[ShardKey]) -> None:
         """Removes what nobody reads any more."""
@@ -400,9 +444,28 @@ class Resharding:
             await self._redis.unlink(*(one.name for one in part))
 
 
-def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """A list in parts of `AT_ONCE`."""
-    return (values[first : first + AT_ONCE] for first in range(0, len(values), AT_ONCE))
+def parts(values: Sequence[Any], at_once: int = 0) -> Iterable[Sequence[Any]]:
+    """A list in parts, of `AT_ONCE` by default."""
+    size = at_once or AT_ONCE
+    return (values[first : first + size] for first in range(0, len(values), size))
+
+
+def flat(fields: Mapping[Any, Any]) -> list[Any]:
+    """Fields and values in turn, as commands take them."""
+    return [word for field in fields.items() for word in field]
+
+
+def summed(to: Mapping[bytes, bytes], of: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Two hashes of counts added up. The later one of the last requests counts, and `of` where there is no number."""
+    sums = dict(to)
+    for field, value in of.items():
+        before = sums.get(field, b"0")
+        if NUMBER.fullmatch(value) and NUMBER.fullmatch(before):
+            both = int(before), int(value)
+            sums[field] = b"%d" % (max(both) if field == LAST_INFERENCE else sum(both))
+        else:
+            sums[field] = value
+    return sums
 
 
 def entry_of(shard: int, id: bytes, fields: Mapping[bytes, bytes]) -> StartsEntry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, cast
@@ -25,6 +25,7 @@ from shared.store.journals import journal_of
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.redis_client import UnfitRedisError, connect, join_mesh
 from shared.store.script_values import ReopenCode, StepCommit, StepOutcome, Submission, SubmitCode
+from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
 
@@ -48,7 +49,7 @@ class DyingRedis:
 
     def __getattr__(self, name: str) -> Any:
         found: Any = getattr(self._redis, name)
-        if name == "scan_iter" or not callable(found):
+        if name in ("scan_iter", "home") or not callable(found):
             return found
         if name == "pipeline":
 
@@ -230,6 +231,19 @@ async def waiting_steps(redis: Any, keys: Keyspace) -> int:
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 3), (1, 4)])
+async def test_on_a_cluster_the_keys_go_to_other_nodes(
+    private_cluster: EmbeddedCluster, before: int, after: int
+) -> None:
+    async with connect(private_cluster.url) as redis:
+        opened = await begun(redis, before)
+        await statistics(redis, Keyspace("seqmesh", 4))
+    async with connect(private_cluster.url) as redis:
+        assert before == await Resharding(redis, "seqmesh", after).run()
+    async with connect(private_cluster.url) as redis:
+        await check(redis, after, opened)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 3), (1, 4)])
 async def test_every_sequence_goes_on_in_its_new_shard(redis: Redis, before: int, after: int) -> None:
     opened = await begun(redis, before)
     await statistics(redis, Keyspace("seqmesh", 4))
@@ -249,16 +263,37 @@ async def test_every_sequence_goes_on_in_its_new_shard(redis: Redis, before: int
 async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies between two of its round trips, in which it moves few keys; nobody joins the mesh meanwhile."""
     monkeypatch.setattr(reshard, "AT_ONCE", 5)
-    deaths = 0
-    for trip in range(1, 500, 4):
-        await redis.flushall()
+
+    assert await deaths(redis, redis.flushall, every=4) > 20
+
+
+@pytest.mark.timeout(300)
+async def test_a_command_that_was_killed_anywhere_on_a_cluster_is_repeated(
+    private_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reshard, "AT_ONCE", 5)
+    monkeypatch.setattr(reshard, "COPIED_AT_ONCE", 7)
+
+    async def emptied() -> None:
+        for node in private_cluster.nodes:
+            ask(node, "FLUSHALL")
+
+    async with connect(private_cluster.url) as redis:
+        assert await deaths(redis, emptied, every=11) > 10
+
+
+async def deaths(redis: Any, emptied: Callable[[], Awaitable[object]], *, every: int) -> int:
+    """Kills the command at every so-many-th round trip, and repeats it. Returns how often it died."""
+    died = 0
+    for trip in range(1, 999, every):
+        await emptied()
         opened = await begun(redis, 4)
         await statistics(redis, Keyspace("seqmesh", 4))
         try:
             await Resharding(DyingRedis(redis, trip), "seqmesh", 1).run()
             break
         except Died:
-            deaths += 1
+            died += 1
         if await redis.hget("seqmesh:{mesh}:mesh", "shards") == b"0":
             with pytest.raises(UnfitRedisError, match="to its end"):
                 await join_mesh(redis, "seqmesh")
@@ -266,8 +301,7 @@ async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkey
                 await Resharding(redis, "seqmesh", 7).run()
         await Resharding(redis, "seqmesh", 1).run()
         await check(redis, 1, opened)
-
-    assert deaths > 20
+    return died
 
 
 async def test_a_copy_that_gets_another_birth_keeps_its_journal(redis: Redis) -> None:
