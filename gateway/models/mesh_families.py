@@ -304,8 +304,12 @@ COMMANDS: Sequence[tuple[str, str, Callable[[CommandUse], float]]] = (
 )
 
 
-def redis_families(told: RedisFigures | None, of_mesh: Counts) -> list[Family]:
-    """Round trips by service and script; what Redis tells of itself, if it does. of_mesh: what belongs to no model"""
+def redis_families(told: Mapping[str, RedisFigures], of_mesh: Counts) -> list[Family]:
+    """Round trips by service and script; what Redis tells of itself, if it does.
+
+    told     by each server, with the address of its node, "" of an only one
+    of_mesh  what belongs to no model
+    """
     trips = _Histograms(
         "seqmesh_redis_round_trip_duration_seconds",
         "Time of services for round trips to Redis, by the first script that they called",
@@ -315,13 +319,19 @@ def redis_families(told: RedisFigures | None, of_mesh: Counts) -> list[Family]:
         service, _, call = name.removeprefix(ROUND_TRIP).partition("/")
         trips.add({"service": service, "call": call}, histogram_of(of_mesh, name, TIME_BOUNDS_S))
     families = trips.families
-    if told is None:
+    if not told:
         return families
+    servers = [({"node": address} if address else {}, figures) for address, figures in sorted(told.items())]
     for name, text, value in REDIS:
-        if (figure := value(told)) is not None:
+        samples = [Sample("", own, read) for own, figures in servers if (read := value(figures)) is not None]
+        if samples:
             kind = "counter" if name.endswith("_total") else "gauge"
-            families.append(Family(name, kind, text, [Sample("", {}, figure)]))
+            families.append(Family(name, kind, text, samples))
     for name, text, of in COMMANDS:
-        samples = [Sample("", {"command": command}, of(use)) for command, use in sorted(told.commands.items())]
+        samples = [
+            Sample("", {"command": command, **own}, of(use))
+            for own, figures in servers
+            for command, use in sorted(figures.commands.items())
+        ]
         families.append(Family(name, "counter", text, samples))
     return families

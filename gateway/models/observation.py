@@ -56,7 +56,7 @@ class Observed:
     executors   how many there are in each of `EXECUTOR_STATES`
     led         sequence models that a scheduler leads
     tenants     sequences of each tenant that has limits of its own
-    redis       what the server tells of itself; None if it does not
+    redis       what each server tells of itself, if it does, by the address of the node; "" of an only one
     """
 
     reports: Sequence[ExecutorReport]
@@ -67,7 +67,7 @@ class Observed:
     unreadable: Mapping[str, int] = field(default_factory=dict[str, int])
     executors: Mapping[str, int] = field(default_factory=dict[str, int])
     led: frozenset[str] = frozenset()
-    redis: RedisFigures | None = None
+    redis: Mapping[str, RedisFigures] = field(default_factory=dict[str, RedisFigures])
     tenants: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -107,8 +107,8 @@ class Observation:
             pending[report.model, report.version] += report.pending
         return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis, tenants)
 
-    async def redis_figures(self) -> RedisFigures | None:
-        """What Redis tells of itself; None if it does not. Raises one of CONNECTION_LOST."""
+    async def redis_figures(self) -> Mapping[str, RedisFigures]:
+        """What Redis tells of itself (`read_figures`). Raises one of CONNECTION_LOST."""
         return await read_figures(self._redis)
 
     async def reports(self) -> list[ExecutorReport]:

@@ -1,7 +1,9 @@
-"""What Redis tells of itself: memory, clients, processor, time of commands. Read at each scrape, with one command."""
+"""What Redis tells of itself: memory, clients, processor, time of commands. Read at each scrape, with one command to
+each server."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError
 
 from shared.store.commands import Redis
-from shared.store.redis_client import NO_EVICTION
+from shared.store.redis_client import CONNECTION_LOST, NO_EVICTION
 
 SECTIONS = ("server", "clients", "memory", "persistence", "cpu", "commandstats")
 COMMAND = "cmdstat_"
@@ -48,12 +50,22 @@ class RedisFigures:
     commands: Mapping[str, CommandUse] = field(default_factory=dict[str, CommandUse])
 
 
-async def read_figures(redis: Redis) -> RedisFigures | None:
-    """The server now; None if its user may not ask. Raises one of CONNECTION_LOST."""
-    try:
-        return figures_of(await redis.info(*SECTIONS))
-    except NoPermissionError:
-        return None
+async def read_figures(redis: Redis) -> Mapping[str, RedisFigures]:
+    """The servers now, by the address of the node, "" of an only one; without those whose user may not ask. A node of a
+    Cluster that does not answer is left out, too. Raises one of CONNECTION_LOST if none answers.
+    """
+    servers = await redis.servers()
+    told = await asyncio.gather(*(server.info(*SECTIONS) for server in servers.values()), return_exceptions=True)
+    figures: dict[str, RedisFigures] = {}
+    for address, info in zip(servers, told, strict=True):
+        if not isinstance(info, BaseException):
+            figures[address] = figures_of(info)
+        elif not isinstance(info, (NoPermissionError, *CONNECTION_LOST)):
+            raise info
+    lost = [info for info in told if isinstance(info, CONNECTION_LOST)]
+    if lost and not figures:
+        raise lost[0]
+    return figures
 
 
 def figures_of(info: Mapping[str, Any]) -> RedisFigures:

@@ -72,7 +72,7 @@ def families(
         *sequence_families(models, ()),
         *hardware_families(seen),
         *executor_families(seen),
-        *redis_families(FIGURES, {f"{ROUND_TRIP}gateway/submit:0": 1}),
+        *redis_families({"": FIGURES}, {f"{ROUND_TRIP}gateway/submit:0": 1}),
     ]
 
 
@@ -122,6 +122,7 @@ def metrics() -> str:
         table(HEAD, mesh),
         f"`state` of an executor: {', '.join(map(code, EXECUTOR_STATES))}. It serves; leaves in order; its lease has "
         "ended without that; an operator has emptied it.",
+        "What a Redis Cluster tells of itself has a label `node` as well: the address of the node.",
         "## One gateway",
         table(HEAD, own),
     )

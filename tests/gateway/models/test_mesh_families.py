@@ -168,7 +168,7 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     }
     info |= {"cmdstat_config|get": {"calls": 1, "usec": 1}, "cmdstat_config|set": {"calls": 2, "usec": 2}}
 
-    families = redis_families(figures_of(info), trips.meter.take())
+    families = redis_families({"": figures_of(info)}, trips.meter.take())
 
     name = "seqmesh_redis_round_trip_duration_seconds"
     assert {"_count": 1} == {"_count": values(families, name, service="executor", call="commit")["_count"]}
@@ -179,10 +179,16 @@ def test_redis_is_shown_as_services_and_as_itself_see_it() -> None:
     assert {"fcall": 2, "config": 3} == values(families, "seqmesh_redis_commands_total")
     assert {"": 4.0} == values(families, "seqmesh_redis_cpu_seconds_total")
     of_thread = {"used_cpu_user_main_thread": 2.0, "used_cpu_sys_main_thread": 0.5}
-    assert {"": 2.5} == values(redis_families(figures_of(info | of_thread), {}), "seqmesh_redis_cpu_seconds_total")
-    assert [] == redis_families(None, {})
-    without = redis_families(figures_of({**info, "aof_enabled": 0}), {})
+    assert {"": 2.5} == values(
+        redis_families({"": figures_of(info | of_thread)}, {}), "seqmesh_redis_cpu_seconds_total"
+    )
+    assert [] == redis_families({}, {})
+    nodes = {"b:1": figures_of({**info, "aof_enabled": 0}), "a:1": figures_of(info)}
+    assert {"a:1": 0.0} == values(redis_families(nodes, {}), "seqmesh_redis_log_written")
+    assert {"a:1": 7, "b:1": 7} == values(redis_families(nodes, {}), "seqmesh_redis_memory_used_bytes")
+    assert {"a:1": 2, "b:1": 2} == values(redis_families(nodes, {}), "seqmesh_redis_commands_total", command="fcall")
+    without = redis_families({"": figures_of({**info, "aof_enabled": 0})}, {})
     assert not {"seqmesh_redis_log_written", "seqmesh_redis_log_rewritten"} & {family.name for family in without}
     assert [{"": 1.0}, {"": 0.0}] == [values(each, "seqmesh_redis_log_kept") for each in (families, without)]
-    evicting = redis_families(figures_of({**info, "maxmemory_policy": "allkeys-lru"}), {})
+    evicting = redis_families({"": figures_of({**info, "maxmemory_policy": "allkeys-lru"})}, {})
     assert [{"": 0.0}, {"": 1.0}] == [values(each, "seqmesh_redis_evicts") for each in (families, evicting)]

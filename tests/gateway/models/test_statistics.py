@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterable
 from io import StringIO
@@ -27,9 +28,10 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
-from shared.store.redis_client import connect
+from shared.store.redis_client import connect, join_mesh
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
+from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
 
 RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5-0")
@@ -115,6 +117,28 @@ async def test_the_page_tells_what_is_wrong_with_a_redis_that_takes_no_writes(pr
     await redis.aclose()
 
 
+async def test_the_page_tells_of_each_node_of_a_cluster_and_of_those_that_are_left(
+    private_cluster: EmbeddedCluster,
+) -> None:
+    async with connect(private_cluster.url, retries=0) as redis:
+        keys = await join_mesh(redis, Keyspace().prefix)
+        page = empty_page(redis, shards=keys.shards)
+
+        def nodes(told: bytes) -> list[int]:
+            figures = re.findall(rb'seqmesh_redis_memory_used_bytes{node="127.0.0.1:(\d+)"} [1-9]', told)
+            return sorted(map(int, figures))
+
+        whole = await page.render()
+        gone = private_cluster.holder("0")
+        gone.kill()
+        left = await page.render()
+
+    ports = sorted(node.port for node in private_cluster.nodes)
+    assert (True, ports) == (b"seqmesh_gateway_mesh_up 1.0\n" in whole, nodes(whole))
+    ports.remove(gone.port)
+    assert (True, ports) == (b"seqmesh_gateway_mesh_up 0.0\n" in left, nodes(left))
+
+
 async def test_the_page_comes_although_redis_is_silent(
     private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,9 +183,9 @@ async def test_a_models_metric_that_is_named_like_one_of_the_mesh_is_left_out_of
     assert set(named[:3]) == {vars(record)["fields"]["metric"] for record in caplog.records}
 
 
-def empty_page(redis: Redis, key_prefix: str = Keyspace().prefix) -> Metrics:
+def empty_page(redis: Redis, key_prefix: str = Keyspace().prefix, *, shards: int = 1) -> Metrics:
     """The page of a gateway in a mesh without models."""
-    keys = Keyspace(key_prefix)
+    keys = Keyspace(key_prefix, shards)
     catalog = Catalog(Membership(redis, keys))
     observation = Observation(redis, keys, catalog)
     statistics = Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation)
