@@ -54,6 +54,8 @@ REDIS_LIMIT_S = 1.0
 the five seconds of a Prometheus that scrapes as often. A page that comes too late says nothing, not even that Redis is
 away.
 """
+NODE_LIMIT_S = 0.8
+"""How long one server may take then: a node of a Cluster that is silent must not hide the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Metrics:
         """What Redis tells of itself; nothing if it does not answer."""
         try:
             async with asyncio.timeout(REDIS_LIMIT_S):
-                return redis_families(await self._observation.redis_figures(), {})
+                return redis_families(await self._observation.redis_figures(NODE_LIMIT_S), {})
         except CONNECTION_LOST:
             return []
 

@@ -107,9 +107,9 @@ class Observation:
             pending[report.model, report.version] += report.pending
         return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis, tenants)
 
-    async def redis_figures(self) -> Mapping[str, RedisFigures]:
+    async def redis_figures(self, within_s: float | None = None) -> Mapping[str, RedisFigures]:
         """What Redis tells of itself (`read_figures`). Raises one of CONNECTION_LOST."""
-        return await read_figures(self._redis)
+        return await read_figures(self._redis, within_s)
 
     async def reports(self) -> list[ExecutorReport]:
         """The report of every living executor. Raises redis.ConnectionError when the connection is lost."""

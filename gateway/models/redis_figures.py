@@ -50,12 +50,15 @@ class RedisFigures:
     commands: Mapping[str, CommandUse] = field(default_factory=dict[str, CommandUse])
 
 
-async def read_figures(redis: Redis) -> Mapping[str, RedisFigures]:
+async def read_figures(redis: Redis, within_s: float | None = None) -> Mapping[str, RedisFigures]:
     """The servers now, by the address of the node, "" of an only one; without those whose user may not ask. A node of a
     Cluster that does not answer is left out, too. Raises one of CONNECTION_LOST if none answers.
+
+    within_s  how long a server may take; None: as long as any command
     """
     servers = await redis.servers()
-    told = await asyncio.gather(*(server.info(*SECTIONS) for server in servers.values()), return_exceptions=True)
+    asked = (_told(server, within_s) for server in servers.values())
+    told = await asyncio.gather(*asked, return_exceptions=True)
     figures: dict[str, RedisFigures] = {}
     for address, info in zip(servers, told, strict=True):
         if not isinstance(info, BaseException):
@@ -66,6 +69,11 @@ async def read_figures(redis: Redis) -> Mapping[str, RedisFigures]:
     if lost and not figures:
         raise lost[0]
     return figures
+
+
+async def _told(server: Redis, within_s: float | None) -> Mapping[str, Any]:
+    async with asyncio.timeout(within_s):
+        return await server.info(*SECTIONS)
 
 
 def figures_of(info: Mapping[str, Any]) -> RedisFigures:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterable
 from io import StringIO
@@ -117,9 +119,12 @@ async def test_the_page_tells_what_is_wrong_with_a_redis_that_takes_no_writes(pr
     await redis.aclose()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 async def test_the_page_tells_of_each_node_of_a_cluster_and_of_those_that_are_left(
-    private_cluster: EmbeddedCluster,
+    private_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, *, frozen: bool
 ) -> None:
+    monkeypatch.setattr(metrics, "REDIS_LIMIT_S", 60)
+    monkeypatch.setattr(metrics, "NODE_LIMIT_S", 2)
     async with connect(private_cluster.url, retries=0) as redis:
         keys = await join_mesh(redis, Keyspace().prefix)
         page = empty_page(redis, shards=keys.shards)
@@ -130,7 +135,11 @@ async def test_the_page_tells_of_each_node_of_a_cluster_and_of_those_that_are_le
 
         whole = await page.render()
         gone = private_cluster.holder("0")
-        gone.kill()
+        if frozen:
+            os.kill(gone.pid, signal.SIGSTOP)
+            monkeypatch.setattr(metrics, "MESH_LIMIT_S", 0.1)
+        else:
+            gone.kill()
         left = await page.render()
 
     ports = sorted(node.port for node in private_cluster.nodes)
