@@ -82,7 +82,10 @@ ENVELOPE_BYTES = 64 << 10
 RESHARDING = 0
 """Number of shards while `seqmesh reshard` moves the keys: no process of any release takes it for its own."""
 
-POLICIES = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
+POLICIES = (
+    *("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"),
+    *("cluster-enabled", "cluster-require-full-coverage"),
+)
 """Names of the server's settings that decide what it may lose (`risks`)."""
 NO_EVICTION = "noeviction"
 """The one maxmemory-policy by which the server drops no key where it has no memory left."""
@@ -447,6 +450,11 @@ def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, st
         yield "redis not durable", f"set appendonly yes, or a restart of Redis loses {kept}"
     elif config.get("appendfsync") == "no":
         yield "redis hardly durable", "set appendfsync everysec or always: a power cut loses what the disk has not got"
+    if config.get("cluster-enabled") == "yes" and config.get("cluster-require-full-coverage") == "yes":
+        yield (
+            "redis stops with any of its nodes",
+            "set cluster-require-full-coverage no, or all nodes refuse commands while one is away",
+        )
     if replicas and config.get("min-replicas-to-write", "0") == "0":
         yield (
             "redis fails over with losses",

@@ -177,6 +177,11 @@ async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -
     assert [True] == ["cannot be reached" in text for text in gone]
 
 
+def every_node(cluster: EmbeddedCluster, *command: str) -> None:
+    for node in cluster.nodes:
+        ask(node, *command)
+
+
 async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: EmbeddedCluster) -> None:
     """A mesh of one shard leaves a node unused; then the shard's node is gone."""
     cluster = private_cluster
@@ -189,13 +194,17 @@ async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: Embedde
     async with connect(cluster.url) as redis:
         await join_mesh(redis, "seqmesh", 1)
     names = {f"redis 127.0.0.1:{node.port}" for node in cluster.nodes}
+    every_node(cluster, "CONFIG", "SET", "cluster-require-full-coverage", "no")
     whole = await told()
+    every_node(cluster, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
+    warned = await told()
     lost = cluster.holder("0")
     lost.kill()
     cluster.until(lambda: all(b"state:fail" in ask(n, "CLUSTER", "INFO") for n in cluster.nodes if n is not lost))
     without = await told()
 
     assert names == {subject for _, subject, text in whole if text.startswith("keeps what")}
+    assert names == {subject for _, subject, text in warned if text == "stops with any of its nodes"}
     assert (Severity.OK, "cluster", "3 nodes with slots") in whole
     unused = f"redis 127.0.0.1:{cluster.nodes[0].port}"
     assert [unused] == [subject for _, subject, text in whole if text == "holds no key of this mesh"]

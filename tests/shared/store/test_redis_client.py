@@ -397,6 +397,13 @@ def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) 
         ({"appendonly": "no", "save": ""}, 0, ["redis not durable"]),
         ({"appendonly": "yes"}, 1, ["redis fails over with losses"]),
         ({"appendonly": "yes", "min-replicas-to-write": "1"}, 1, []),
+        ({"appendonly": "yes", "cluster-enabled": "no", "cluster-require-full-coverage": "yes"}, 0, []),
+        ({"appendonly": "yes", "cluster-enabled": "yes", "cluster-require-full-coverage": "no"}, 0, []),
+        (
+            {"appendonly": "yes", "cluster-enabled": "yes", "cluster-require-full-coverage": "yes"},
+            0,
+            ["redis stops with any of its nodes"],
+        ),
     ],
 )
 def test_what_a_server_would_lose_is_told(config: dict[str, str], replicas: int, told: list[str]) -> None:
