@@ -25,6 +25,10 @@ RETRY_DELAY_S = 0.2
 T = TypeVar("T")
 OpenClient = Callable[[ServerRun], Redis]
 """Makes a client whose connections are bound to a run of the server."""
+Compare = Callable[[Redis, str], Awaitable[None]]
+"""Compares what this executor knows with what a server holds: an unbound client, the server's home
+(`shared.store.server_run`).
+"""
 
 
 class RedisConnections:
@@ -57,20 +61,33 @@ class RedisConnections:
         run = ServerRun()
         client = self._open(run)
         try:
-            await client.ping()
             yield client, run
         finally:
             await client.aclose()
 
-    async def follow(self) -> None:
-        """Binds the clients to each new run of the server, for ever; for a time in which this executor owns nothing."""
+    async def follow(self, compare: Compare | None = None) -> None:
+        """Binds the clients to each new run of a server, for ever. Homes of a Cluster do not wait for each other.
+
+        compare  is called before; what it raises, beside what `insist` goes on at, is raised in an exception group.
+                 None is for a time in which this executor owns nothing
+        """
         while True:
             await self.run.changed.wait()
-            await insist("agreement with Redis", self._agree)
+            async with asyncio.TaskGroup() as group:
+                for home in self.run.others:
+                    group.create_task(self._go_over(home, compare), name="comparison")
 
-    async def _agree(self) -> None:
-        async with self.unbound() as (_, run):
-            self.run.agree(run.bound)
+    async def _go_over(self, home: str, compare: Compare | None) -> None:
+        """Tries once. If it fails, `changed` stays set."""
+        try:
+            async with self.unbound() as (client, run):
+                await client.at(home).ping()
+                if compare is not None:
+                    await compare(client, home)
+                self.run.agree(run.bound)
+        except (*CONNECTION_LOST, OutOfMemoryError) as error:
+            logs.warning("comparison with Redis delayed", cause=str(error))
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def close(self) -> None:
         await self.links.close()

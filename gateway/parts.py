@@ -98,7 +98,7 @@ async def running_parts(
         await parts.replies.open()
         await parts.catalog.refresh()
         await parts.tenants.refresh()
-        recovery = RestartRecovery(open_client, run, parts.replies, parts.dispatch)
+        recovery = RestartRecovery(open_client, keys, run, parts.replies, parts.dispatch)
         background = [
             *(tasks.start(work, name=work_name) for work_name, work in _work(parts).items()),
             tasks.start(recovery.run(), name="recovery"),

@@ -41,6 +41,8 @@ from shared.contract.messages import ExecutorRegistration, LoadFailure, ModelRec
 from shared.process import logs
 from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
+from shared.store.cluster import shards_at
+from shared.store.commands import Redis
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED
@@ -146,7 +148,7 @@ class Registration:
         try:
             async with asyncio.TaskGroup() as group:
                 # First, because until it has run, no connection opens to a Redis that was restarted meanwhile.
-                group.create_task(self._follow_server(), name="server")
+                group.create_task(self._connections.follow(self._compare), name="server")
                 # Before the registration: steps come as soon as the mesh knows this executor.
                 await self.serving.begin(group)
                 await self._register()
@@ -350,25 +352,21 @@ class Registration:
             async with asyncio.timeout(self._settings.lease_ms / 1000):
                 await self._connections.membership.give_up(self.executor)
 
-    async def _follow_server(self) -> None:
-        """After a restart or a failover of Redis: goes on if Redis still holds everything that this executor was
-        told.
+    async def _compare(self, redis: Redis, home: str) -> None:
+        """After a restart or a failover of Redis: raises OlderDataError unless it still holds everything that this
+        executor was told.
         """
-        while True:
-            await self._connections.run.changed.wait()
-            await insist("comparison with Redis", self._compare)
-
-    async def _compare(self) -> None:
-        async with self._connections.unbound() as (redis, run):
-            if await is_behind(redis, self._connections.keys, self.executor, self.serving.holdings):
-                # Its sequences are moved at once: their next owners begin with what Redis holds.
-                await Membership(redis, self._connections.keys).leave(self._registration())
-                raise OlderDataError(self.executor)
-            # Entries that were removed from the inboxes, and are back with the older data, lie before the present
-            # positions.
-            self._inbox.read_again()
-            self._connections.run.agree(run.bound)
-            logs.info("redis holds what was known", executor=self.executor)
+        keys = self._connections.keys
+        shards = shards_at(home, keys)
+        holdings = [holding for holding in self.serving.holdings if keys.shard_of(holding.sequence) in shards]
+        if await is_behind(redis, keys, self.executor, holdings):
+            # Its sequences are moved at once: their next owners begin with what Redis holds.
+            await Membership(redis, keys).leave(self._registration())
+            raise OlderDataError(self.executor)
+        # Entries that were removed from the inboxes, and are back with the older data, lie before the present
+        # positions.
+        self._inbox.read_again()
+        logs.info("redis holds what was known", executor=self.executor)
 
     def _meters(self) -> list[tuple[ModelLoad, LoadMeter]]:
         return [*self.serving.meters, (OF_MESH, self._connections.trips.meter)]

@@ -95,8 +95,9 @@ class Dispatch:
             for departures in set(self._departures.values()):
                 group.create_task(departures.run(), name="departures")
 
-    async def ask_again(self, redis: Redis, lost: Collection[ShardId]) -> None:
-        """Checks every accepted request against Redis, after a server was restarted that may have lost its newest data.
+    async def ask_again(self, redis: Redis, shards: Sequence[ShardId], lost: Collection[ShardId]) -> None:
+        """Checks every accepted request of these shards against Redis, after the server that has them was restarted,
+        and may have lost its newest data.
 
         Call it before anything else is sent to that server. Of steps that are not repeatable the sequences' records
         are read: if a record does not show the step, its client gets an error. Then repeatable requests are sent again,
@@ -105,21 +106,20 @@ class Dispatch:
         lost    shards whose reply streams were lost: replies may have been lost with them
         raises  one of CONNECTION_LOST; then `ask_again` must be called again
         """
-        for server, held in servers(redis, self._keys):
-            requests = [
-                pending
-                for pending in self._replies.unanswered
-                if pending.shard in held and pending.accepted is not None and not pending.withdrawn
-            ]
-            link = Link(server)
-            try:
-                await link.connect()
-                # First, while the records show what came back: the steps that are sent again take new numbers.
-                await self._tell_forgotten([pending for pending in requests if not pending.repeatable], lost, link)
-                repeatable = [pending for pending in requests if pending.repeatable]
-                await self._departures[held[0]].send_again(repeatable, link)
-            finally:
-                await link.close()
+        requests = [
+            pending
+            for pending in self._replies.unanswered
+            if pending.shard in shards and pending.accepted is not None and not pending.withdrawn
+        ]
+        link = Link(redis.home(self._keys.base(shards[0])))
+        try:
+            await link.connect()
+            # First, while the records show what came back: the steps that are sent again take new numbers.
+            await self._tell_forgotten([pending for pending in requests if not pending.repeatable], lost, link)
+            repeatable = [pending for pending in requests if pending.repeatable]
+            await self._departures[shards[0]].send_again(repeatable, link)
+        finally:
+            await link.close()
 
     async def _tell_forgotten(self, requests: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
         asked = [("HMGET", self._keys.sequence(pending.sequence).record, BIRTH, ACCEPTED) for pending in requests]

@@ -15,7 +15,9 @@ from gateway.requests.dispatch import Dispatch
 from gateway.requests.replies import Replies
 from shared.contract.ids import ShardId
 from shared.process import logs
+from shared.store.cluster import shards_at
 from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST, pause_s
 from shared.store.server_run import ServerRun
 
@@ -24,9 +26,15 @@ class RestartRecovery:
     """The task that goes over. open_client: makes a client whose connections are bound to a run."""
 
     def __init__(
-        self, open_client: Callable[[ServerRun], Redis], run: ServerRun, replies: Replies, dispatch: Dispatch
+        self,
+        open_client: Callable[[ServerRun], Redis],
+        keys: Keyspace,
+        run: ServerRun,
+        replies: Replies,
+        dispatch: Dispatch,
     ) -> None:
         self._open = open_client
+        self._keys = keys
         self._run = run
         self._replies = replies
         self._dispatch = dispatch
@@ -38,24 +46,32 @@ class RestartRecovery:
         failures = 0
         while True:
             await self._run.changed.wait()
-            try:
-                await self._recover()
-                failures = 0
-            except (*CONNECTION_LOST, OutOfMemoryError) as lost:
-                failures += 1
-                logs.warning("recovery delayed", error=str(lost))
+            recovered = await asyncio.gather(*map(self._recovered, self._run.others))
+            failures = 0 if all(recovered) else failures + 1
+            if failures:
                 await asyncio.sleep(pause_s(failures))
 
-    async def _recover(self) -> None:
-        run = ServerRun()
+    async def _recovered(self, home: str) -> bool:
+        """Goes over to another run of this home. Those of a Cluster do not wait for each other."""
+        try:
+            await self._recover(home)
+        except (*CONNECTION_LOST, OutOfMemoryError) as lost:
+            logs.warning("recovery delayed", error=str(lost))
+            return False
+        return True
+
+    async def _recover(self, home: str) -> None:
+        run, shards = ServerRun(), shards_at(home, self._keys)
         redis = self._open(run)
         try:
-            await redis.ping()
-            await self._replies.reopen(redis, self._lost)
-            await self._dispatch.ask_again(redis, self._lost)
+            await redis.at(home).ping()
+            if shards:
+                await self._replies.reopen(redis, shards, self._lost)
+                await self._dispatch.ask_again(redis, shards, self._lost)
         finally:
             await redis.aclose()
         # Only now do the gateway's own connections accept the new run, and `dispatch` goes on.
         self._run.agree(run.bound)
-        logs.info("going on with another run of redis", waiting=len(self._replies), reply_streams_lost=len(self._lost))
-        self._lost.clear()
+        lost = self._lost.intersection(shards)
+        logs.info("going on with another run of redis", waiting=len(self._replies), reply_streams_lost=len(lost))
+        self._lost -= lost

@@ -103,19 +103,22 @@ class Replies:
         await self._create(list(self._streams), self._redis)
         await self._beat(self._redis)
 
-    async def reopen(self, redis: Redis, lost: set[ShardId]) -> None:
-        """After a restart of servers: makes the streams that they have lost. A stream of which one has lost the end is
-        read from its beginning.
+    async def reopen(self, redis: Redis, shards: Sequence[ShardId], lost: set[ShardId]) -> None:
+        """After a restart of the server that has these shards: makes the streams that it has lost. A stream of which it
+        has lost the end is read from its beginning.
 
         lost  their shards are added; what an attempt that failed has added, and perhaps made again, is made anew
         """
-        lost.update(await self._beat(redis))
-        await self._create(sorted(lost), redis)
-        streams = list(self._positions)
         async with redis.pipeline(transaction=False) as pipe:
-            for stream in streams:
-                pipe.xrevrange(text_of(stream), count=1)
-            for stream, newest in zip(streams, await pipe.execute(), strict=True):
+            for shard in shards:
+                pipe.pexpire(self._streams[shard], REPLY_STREAM_TTL_MS)
+            lost.update(shard for shard, exists in zip(shards, await pipe.execute(), strict=True) if not exists)
+        await self._create(sorted(lost.intersection(shards)), redis)
+        async with redis.pipeline(transaction=False) as pipe:
+            for shard in shards:
+                pipe.xrevrange(self._streams[shard], count=1)
+            for shard, newest in zip(shards, await pipe.execute(), strict=True):
+                stream = self._streams[shard].encode()
                 # If the server's clock is behind, its next entries have ids that were read before.
                 if not newest or entry_key(newest[0][0]) < entry_key(self._positions[stream]):
                     self._positions[stream] = BEGINNING

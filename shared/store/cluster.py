@@ -234,6 +234,11 @@ def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
     return [(redis.home(group[0]), [shards[base] for base in group]) for group in redis.apart(shards)]
 
 
+def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
+    """The shards whose keys are at this home (`shared.store.server_run`)."""
+    return [shard for shard in keys.shard_ids() if home in ("", tag_of(keys.base(shard)))]
+
+
 async def shards_of_cluster(redis: ClusterRedis) -> int:
     """As many shards as it takes until each node with slots holds one."""
     ranges = [(last, _node(holder, "")) for _, last, holder, *_ in await redis.execute_command("CLUSTER", "SLOTS")]

@@ -80,6 +80,10 @@ class MendingRedis(Redis):
         """The client of the server that holds this key."""
         return self
 
+    def at(self, tag: str) -> MendingRedis:
+        """The client of a home (of a Cluster: `shared.store.cluster`)."""
+        return self
+
     def homes(self) -> list[MendingRedis]:
         """The client of each server (of a Cluster: `shared.store.cluster`)."""
         return [self]

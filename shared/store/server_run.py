@@ -38,13 +38,15 @@ class BoundConnection(Protocol):
 class ServerRun:
     """The run that connections are bound to: the first one that they meet, until the service agrees to another.
 
-    changed  set while another run was met that the service has not agreed to
     met      the run that was met last, of each home
+    others   the homes of which another run was met that the service has not agreed to
+    changed  set while there are such homes
     """
 
     def __init__(self) -> None:
         self.bound: dict[str, str] = {}
         self.met: dict[str, str] = {}
+        self.others: set[str] = set()
         self.changed = asyncio.Event()
         self._connections: defaultdict[str, WeakSet[BoundConnection]] = defaultdict(WeakSet)
         """Those to the bound run of each home; and those that have ended, until they are used or collected."""
@@ -63,6 +65,7 @@ class ServerRun:
         if run == self.bound[home]:
             self._connections[home].add(connection)
         else:
+            self.others.add(home)
             self.changed.set()
             self._cut(home)
             raise AnotherRunError("Redis was restarted or replaced: what it holds is compared first")
@@ -74,7 +77,9 @@ class ServerRun:
                 # Some may have been made since the other run was met: where Sentinels disagree, say.
                 self._cut(home)
         self.bound |= runs
-        self.changed.clear()
+        self.others.difference_update(runs)
+        if not self.others:
+            self.changed.clear()
 
     def _cut(self, home: str) -> None:
         for connection in self._connections.pop(home, ()):

@@ -191,6 +191,24 @@ async def test_while_a_node_is_away_sequences_of_other_shards_go_on_and_its_own_
             node.start()
 
 
+async def test_the_shards_of_a_restarted_node_go_on_while_another_node_is_away(
+    bare: Clustered, chance: random.Random
+) -> None:
+    away, _ = bare.apart()
+    restarted = next(node for node in bare.cluster.primaries if node not in (away, bare.holder(MESH_TAG)))
+    async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
+        plans = plans_of(bare, lambda tag: bare.holder(tag) is restarted, "restarted")
+        traffic = Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
+        group.create_task(traffic.run())
+        await traffic.progress(0.3)
+        away.kill()
+        restarted.kill()
+        restarted.start()
+        await traffic.progress(1.0)
+        assert not away.is_running
+        away.start()
+
+
 async def test_sums_are_right_though_the_node_with_the_meshs_own_keys_is_restarted(
     bare: Clustered, chance: random.Random
 ) -> None:

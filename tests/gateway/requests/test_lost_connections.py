@@ -561,7 +561,7 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
         record = keys.sequence(waiting.sequence).record
         await executor.commands.hincrby(record, "nx", -1)
 
-    await parts.dispatch.ask_again(redis, [])
+    await parts.dispatch.ask_again(redis, keys.shard_ids(), [])
 
     assert open_step.done() != survives
     if survives:
@@ -586,7 +586,7 @@ async def test_a_step_that_is_sent_again_after_a_restart_does_not_pass_for_an_un
     await executor.commands.hdel(own.record, "rd")
     await executor.commands.pexpire(own.idle, 60_000)
 
-    await parts.dispatch.ask_again(redis, [])
+    await parts.dispatch.ask_again(redis, keys.shard_ids(), [])
 
     assert b"2" == await executor.commands.hget(own.record, "nx")
     assert (True, False) == (unnamed.done(), named.done())

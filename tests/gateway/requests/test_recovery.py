@@ -31,14 +31,14 @@ class Callers:
     def __len__(self) -> int:
         return 1
 
-    async def reopen(self, redis: Any, lost: set[ShardId]) -> None:
+    async def reopen(self, redis: Any, shards: Any, lost: set[ShardId]) -> None:
         if self.fails:
             # It is there when it is looked for again.
             lost.update([SHARD] if self.fails == 2 else [])
             self.fails -= 1
             raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
 
-    async def ask_again(self, redis: Any, lost: Collection[ShardId]) -> None:
+    async def ask_again(self, redis: Any, shards: Any, lost: Collection[ShardId]) -> None:
         self.asked += 1
         self.lost = list(lost)
 
@@ -53,7 +53,8 @@ class Uncut:
 async def test_a_redis_that_comes_back_without_memory_delays_the_recovery_and_does_not_end_it(redis_url: str) -> None:
     run, callers = ServerRun(), Callers(fails=2)
     run.meet("the run before", Uncut())
-    recovery = RestartRecovery(lambda new: connect(redis_url, run=new), run, cast("Any", callers), cast("Any", callers))
+    parts = cast("Any", callers)
+    recovery = RestartRecovery(lambda new: connect(redis_url, run=new), Keyspace(), run, parts, parts)
     working = asyncio.create_task(recovery.run())
     with pytest.raises(AnotherRunError):
         run.meet("another", Uncut())
@@ -92,7 +93,7 @@ async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_c
                 await asyncio.sleep(0.005)
             await redis.delete(stream)
             await redis.xadd(stream, {"nobody's": "as old as this"})
-            await replies.reopen(redis, lost := set[ShardId]())
+            await replies.reopen(redis, keys.shard_ids(), lost := set[ShardId]())
             assert not lost
             replies.expect(pending)
             await redis.xadd(stream, {"a": "the answer"})

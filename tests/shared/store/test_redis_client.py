@@ -408,3 +408,31 @@ def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) 
 )
 def test_what_a_server_would_lose_is_told(config: dict[str, str], replicas: int, told: list[str]) -> None:
     assert told == [event for event, _ in redis_client.risks(config, replicas=replicas)]
+
+
+async def test_a_service_agrees_to_the_runs_of_a_clusters_homes_one_by_one(run: ServerRun) -> None:
+    connections = [Connection(), Connection()]
+    for home, connection in zip("01", connections, strict=True):
+        run.meet("before", connection, home)
+
+    for home in "01":
+        with pytest.raises(AnotherRunError):
+            run.meet("after", Connection(), home)
+    run.agree({"0": "after"})
+
+    assert [True, True] == [connection.is_cut for connection in connections]
+    assert ({"1"}, True) == (run.others, run.changed.is_set())
+    # Those who name the server may disagree for a while.
+    run.meet("before", Connection(), "1")
+    assert run.changed.is_set()
+    run.agree({"1": "before"})
+    assert (set(), False) == (run.others, run.changed.is_set())
+
+
+class Connection:
+    """In place of one that is bound to a run."""
+
+    is_cut = False
+
+    def cut(self) -> None:
+        self.is_cut = True
