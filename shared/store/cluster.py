@@ -12,6 +12,7 @@ node, and repeats by itself what may not be repeated.
 from __future__ import annotations
 
 import asyncio
+import random
 from binascii import crc_hqx
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -31,7 +32,11 @@ SLOTS = 1 << 14
 MESH_TAG = "mesh"
 """The tag of the keys that belong to no shard. Commands without a key go to its home, too."""
 ASKED_MAX = 5
-"""Nodes that are asked for the home of a tag: the URL's, then others that were heard of."""
+"""Nodes that are asked for the home of a tag, drawn anew each time from the URL's and those that were heard of: if
+there are more, those of the URL may all be gone.
+"""
+NAMELESS = "?"
+"""The host of a node that has no name, where nodes tell names (cluster-preferred-endpoint-type hostname)."""
 ADDED_UP = {"DEL", "UNLINK", "EXISTS"}
 """Commands with any number of keys, whose replies are counts."""
 
@@ -75,7 +80,8 @@ class Nodes:
         return self._heard_of
 
     def _asked(self) -> tuple[Node, ...]:
-        return tuple(dict.fromkeys(self._named + self._heard_of))[: max(ASKED_MAX, len(self._named))]
+        known = tuple(dict.fromkeys(self._named + self._heard_of))
+        return known if len(known) <= ASKED_MAX else tuple(random.sample(known, ASKED_MAX))
 
     def _holder(self, slot: int, reply: Any, connection: Any) -> Primary:
         """The holder by a node's reply to CLUSTER SLOTS. Raises NoAnswerError."""
@@ -91,11 +97,15 @@ class Nodes:
 
 
 def _node(told: Sequence[Any], asked: str) -> Node:
-    """A node of a reply. asked: the host that was asked; a node that does not know its own address leaves it out"""
-    host, port = told[0], int(told[1])
+    """A node of a reply. asked: the host that was asked: that of a node without a host. One that should tell its name
+    but has none is known by its address.
+    """
+    host, port = text_of(told[0] or b""), int(told[1])
     if not 0 < port < 1 << 16:
         raise ValueError(f"port {port}")
-    return (text_of(host) or asked) if host is not None else asked, port
+    if host == NAMELESS:
+        host = text_of(told[3][told[3].index(b"ip") + 1])
+    return host or asked, port
 
 
 class ClusterRedis(MendingRedis):
@@ -241,7 +251,8 @@ def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
 
 async def shards_of_cluster(redis: ClusterRedis) -> int:
     """As many shards as it takes until each node with slots holds one."""
-    ranges = [(last, _node(holder, "")) for _, last, holder, *_ in await redis.execute_command("CLUSTER", "SLOTS")]
+    # By their ids: of some nodes no host is told.
+    ranges = [(last, holder[2]) for _, last, holder, *_ in await redis.execute_command("CLUSTER", "SLOTS")]
     holders, missing, shards = sorted(ranges), {node for _, node in ranges}, 0
     while missing and shards < SHARDS_MAX:
         slot = slot_of(str(shards))
