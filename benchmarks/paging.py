@@ -213,7 +213,7 @@ def pages(mesh: BenchmarkMesh) -> tuple[int, int]:
     """How often a sequence gave up its slot, and wanted one again."""
     redis: Any = Redis.from_url(cast("str", mesh.redis_url))
     keys, line = Keyspace(), WaitingLine()
-    for shard in keys.shard_ids():
+    for shard in keys.shards:
         for name, number in redis.hgetall(keys.line(shard, MODEL)).items():
             line.add(name.decode(), int(number))
     redis.close()

@@ -191,7 +191,7 @@ class Kills(Dial):
         for name in names:
             pipe.hget(self._keys.sequence(sequence_id(self._model, "", name)).record, OWNER)
         owners = {(owner or b"").decode() for owner in pipe.execute()}
-        inboxes = [self._keys.inbox(shard, ExecutorId(owner)) for owner in owners for shard in self._keys.shard_ids()]
+        inboxes = [self._keys.inbox(shard, ExecutorId(owner)) for owner in owners for shard in self._keys.shards]
         return owners.isdisjoint({"", victim.executor}) and not any(map(self._redis.xlen, inboxes))
 
     async def _take(self, case: Case, sessions: Sequence[LoadSession], names: Sequence[int]) -> Takeover:

@@ -213,7 +213,7 @@ class EffectPerformer:
         )
 
     async def _recall(self, executor: ExecutorId) -> list[Event]:
-        shards = self._keys.shard_ids()
+        shards = self._keys.shards
         numbers = await self._run(
             [self._scripts.recall(executor, shard=shard, model=self._model, term=self._term) for shard in shards]
         )
@@ -224,8 +224,8 @@ class EffectPerformer:
         commands: list[Sequence[Any]] = []
         for want in wants:
             # Rounded up, so that the shares together are at least what is wanted.
-            share = -(-want.count // self._keys.shards)
-            for shard in self._keys.shard_ids():
+            share = -(-want.count // len(self._keys.shards))
+            for shard in self._keys.shards:
                 key = self._keys.wanted_slots(shard, self._model, want.version)
                 commands.append(("SET", key, share, "PX", WANT_SLOTS_TTL_MS) if share else ("DEL", key))
         await self._exchange(commands)
@@ -315,8 +315,8 @@ class EffectPerformer:
         The order matters: `submit` puts steps only into the inbox of the sequence's owner. Once the executor owns none
         of the sequences, no step can come in behind the one that was drained last.
         """
-        takeover = TakeoverProgress(self._keys.shard_ids())
-        shards = self._keys.shard_ids()
+        takeover = TakeoverProgress(self._keys.shards)
+        shards = self._keys.shards
         taken = 1
         while taken:
             counts = await self._run([self._taking(executor, shard, only=only) for shard in shards])
@@ -328,7 +328,7 @@ class EffectPerformer:
     async def _reclaim_part(self, executor: ExecutorId) -> bool:
         """Takes some sequences from a lost executor, and moves on the steps that it looked at for that. True if there
         are no more: then it has moved on all steps, as `_reclaim` does."""
-        takeover = self._takeovers.setdefault(executor, TakeoverProgress(self._keys.shard_ids()))
+        takeover = self._takeovers.setdefault(executor, TakeoverProgress(self._keys.shards))
         # `lost` decides what clients and metrics are told. An executor that leaves in order is no loss.
         lost = not await self._mesh.membership.is_leaving(executor)
         calls = [self._taking(executor, shard, after=after, lost=lost) for shard, after in takeover.looked_at.items()]
@@ -376,7 +376,7 @@ class EffectPerformer:
 
     async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
         """Goes through every entry of the executor's inboxes once. Returns how many were moved on."""
-        moved, after = 0, dict.fromkeys(self._keys.shard_ids(), "0-0")
+        moved, after = 0, dict.fromkeys(self._keys.shards, "0-0")
         while after:
             calls = [
                 self._scripts.drain(executor, shard=shard, after=last, count=RECLAIM_COUNT, alive=alive)
@@ -396,13 +396,13 @@ class EffectPerformer:
         inboxes for good.
         """
         # The leader of each model comes to this; the first one removes it.
-        inboxes = [("EXISTS", self._keys.inbox(shard, executor)) for shard in self._keys.shard_ids()]
+        inboxes = [("EXISTS", self._keys.inbox(shard, executor)) for shard in self._keys.shards]
         if not any(await self._exchange([("HEXISTS", self._keys.executors, executor), *inboxes])):
             return True
         models = {text_of(name) for name in await self._mesh.redis.hkeys(self._keys.models)} | {self._model}
         owned = [
             ("EXISTS", *(self._keys.owned(shard, executor, model) for model in sorted(models)))
-            for shard in self._keys.shard_ids()
+            for shard in self._keys.shards
         ]
         if any(await self._exchange([("EXISTS", self._keys.executor_lease(executor)), *owned])):
             return False
@@ -415,7 +415,7 @@ class EffectPerformer:
 
     async def _look(self, now_ms: int) -> int | None:
         """Ends the idle sequences that are due. Returns the earliest deadline that was found."""
-        shards = self._keys.shard_ids()
+        shards = self._keys.shards
         firsts = await self._exchange(
             [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in shards]
         )
@@ -425,7 +425,7 @@ class EffectPerformer:
 
     async def _idle(self, count: int) -> list[tuple[SequenceId, int]]:
         """The idle ones among the sequences with the earliest deadlines, and in how many ms each of them expires."""
-        shards = self._keys.shard_ids()
+        shards = self._keys.shards
         found = await self._exchange(
             [("ZRANGE", self._keys.deadlines(shard, self._model), 0, count - 1) for shard in shards]
         )

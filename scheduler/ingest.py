@@ -73,7 +73,7 @@ Offers = Mapping[ExecutorId, tuple[OfferedVersion, ...] | None]
 def sources(keys: Keyspace, model: str) -> dict[str, Source]:
     """The streams of a model by key. Each shard's feed comes before its starts, so that freed slots are known first."""
     streams: dict[str, Source] = {}
-    for shard in keys.shard_ids():
+    for shard in keys.shards:
         streams[keys.feed(shard, model)] = Source(StreamKind.FEED, shard)
         streams[keys.starts(shard, model)] = Source(StreamKind.STARTS, shard)
     return streams

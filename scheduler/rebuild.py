@@ -33,7 +33,7 @@ async def raise_fence(mesh: MeshAccess, model: str, term: Term) -> None:
     Done by a script call that expires nothing: any script with a newer term raises the fence. Raises ResponseError
     FENCED if this leader is the older one.
     """
-    shards, expire = mesh.keys.shard_ids(), mesh.scripts.expire
+    shards, expire = mesh.keys.shards, mesh.scripts.expire
     await mesh.scripts.run_together(
         [expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in shards]
     )
@@ -41,7 +41,7 @@ async def raise_fence(mesh: MeshAccess, model: str, term: Term) -> None:
 
 async def recall(mesh: MeshAccess, model: str, term: Term, executors: Iterable[ExecutorId]) -> None:
     """Takes back what the leader before has laid out: no sequence takes a slot that this leader takes for free."""
-    places = [(executor, shard) for executor in executors for shard in mesh.keys.shard_ids()]
+    places = [(executor, shard) for executor in executors for shard in mesh.keys.shards]
     exist = await mesh.links.ask([("EXISTS", mesh.keys.spares(shard, executor, model)) for executor, shard in places])
     calls = [
         mesh.scripts.recall(executor, shard=shard, model=model, term=term)
@@ -66,7 +66,7 @@ async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int) -> 
 
 async def epochs_found(mesh: MeshAccess) -> EpochsFound:
     """To be read when spare slots have been recalled, and before the live sequences are."""
-    keys, shards = mesh.keys, mesh.keys.shard_ids()
+    keys, shards = mesh.keys, mesh.keys.shards
     newest = await mesh.links.ask([("GET", keys.epoch(shard)) for shard in shards])
     read = {shard: value_of(keys.epoch(shard), raw, _counter) for shard, raw in zip(shards, newest, strict=True) if raw}
     return EpochsFound({shard: Epoch(epoch) for shard, epoch in read.items() if epoch is not None})
@@ -81,7 +81,7 @@ def _counter(raw: bytes) -> int:
 async def owned_sequences(mesh: MeshAccess, model: str, executors: Iterable[ExecutorId]) -> list[SequenceId]:
     """Every sequence of the model that one of the executors owns, by executor, shard and name."""
     keys = mesh.keys
-    names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shard_ids()]
+    names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shards]
     replies = await mesh.links.ask([("SMEMBERS", name) for name in names])
     return [SequenceId(text_of(sequence)) for members in replies for sequence in sorted(members)]
 

@@ -69,7 +69,7 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
     """
     looked_at = 0
     owners = (await stranded(mesh)).get(model, set[ExecutorId]())
-    for shard in mesh.keys.shard_ids():
+    for shard in mesh.keys.shards:
         prefix = f"{mesh.keys.base(shard)}seq:"
         found = mesh.redis.scan_iter(match=f"{escaped(prefix + model)}|*", count=KEYS_PER_SCAN)
         sequences = [SequenceId(text_of(key).removeprefix(prefix)) async for key in found]

@@ -145,8 +145,8 @@ class MeshSettings:
     shards: int = setting(
         0,
         help="Shards of the keys (Cluster hash tags). 0: as many as the mesh has in Redis; a new mesh begins with one, "
-        "the fastest on one server, and on a Redis Cluster with as many as it takes until each node holds one. Any "
-        "other number than the mesh's is refused; `seqmesh reshard` changes it.",
+        "the fastest on one server, and on a Redis Cluster with one on each node. Any other number than the mesh's is "
+        "refused; `seqmesh reshard` changes it.",
         minimum=0,
         maximum=SHARDS_MAX,
     )

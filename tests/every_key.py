@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.store.keyspace import Keyspace
 
-NO_KEYS = {"prefix", "shards", "base", "bases", "home_shard", "shard_ids", "shard_of", "records"}
+NO_KEYS = {"prefix", "shards", "base", "bases", "home_shard", "shard_of", "records"}
 """Public attributes and methods of a keyspace that are no keys, or no others than `sequence`."""
 
 

@@ -78,7 +78,7 @@ class ScriptedMesh:
 
     async def open(self) -> None:
         """Creates the gateway's reply streams."""
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             stream = self.keys.replies(shard, cast(Any, GATEWAY))
             await self.redis.xadd(stream, {"opened": ""})
             await self.redis.pexpire(stream, 60_000)
@@ -216,7 +216,7 @@ class ScriptedMesh:
 
     async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             reclaim = self.scripts.reclaim(
                 dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms, lost=lost
             )

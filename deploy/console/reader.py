@@ -142,14 +142,14 @@ async def _held(mesh: OperatedMesh, executors: Sequence[ExecutorHolding]) -> set
     pipe = mesh.redis.pipeline(transaction=False)
     for one in executors:
         for model in one.sequences:
-            for shard in mesh.keys.shard_ids():
+            for shard in mesh.keys.shards:
                 pipe.smembers(mesh.keys.owned(shard, one.registration.executor, model))
     return {SequenceId(text_of(name)) for names in await pipe.execute() for name in names}
 
 
 async def _live(mesh: OperatedMesh, models: Sequence[str]) -> dict[str, int]:
     pipe = mesh.redis.pipeline(transaction=False)
-    shards = mesh.keys.shard_ids()
+    shards = mesh.keys.shards
     for model in models:
         for shard in shards:
             pipe.zcard(mesh.keys.deadlines(shard, model))

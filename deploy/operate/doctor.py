@@ -155,7 +155,7 @@ async def of_use(mesh: OperatedMesh, nodes: Mapping[str, ServerFacts]) -> Iterab
         return ()
     mesh.redis.know(mesh.keys.bases())
     return diagnoses.of_unused_nodes(
-        nodes.keys() - (await mesh.redis.servers()).keys(), await shards_of_cluster(mesh.redis)
+        nodes.keys() - (await mesh.redis.servers()).keys(), len(await shards_of_cluster(mesh.redis))
     )
 
 

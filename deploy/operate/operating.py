@@ -135,12 +135,12 @@ async def holdings(mesh: OperatedMesh, whose: Collection[str] = ()) -> list[Exec
     pipe = mesh.redis.pipeline(transaction=False)
     for member in members:
         for model in models:
-            for shard in mesh.keys.shard_ids():
+            for shard in mesh.keys.shards:
                 pipe.scard(mesh.keys.owned(shard, member.registration.executor, model))
     counts = iter(await pipe.execute())
     found: list[ExecutorHolding] = []
     for member in members:
-        owned = {model: sum(next(counts) for _ in mesh.keys.shard_ids()) for model in models}
+        owned = {model: sum(next(counts) for _ in mesh.keys.shards) for model in models}
         found.append(ExecutorHolding(member, {model: count for model, count in owned.items() if count}))
     return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
 

@@ -42,7 +42,7 @@ from shared.store.journals import RUN
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import RESHARDING, agree
+from shared.store.redis_client import RESHARDING, agree, shards_for, shards_told, told
 from shared.store.scripts import Scripts
 
 TO, FROM, PLAN = "to", "from", "plan"
@@ -68,7 +68,8 @@ minute.) Live sequences go on afterwards; only those whose state their executor 
 of all executors. The response cache is emptied. A command that was cut off is repeated; until it has come to its end no
 process joins the mesh.
 
-One server is fastest with one shard, which is what a new mesh has.
+One server is fastest with one shard, and a Redis Cluster with one for each node, which is what a new mesh has. On a
+Cluster the shards are divided anew among the nodes.
 
 \b
   seqmesh reshard 1
@@ -144,14 +145,15 @@ class Resharding:
     def __init__(self, redis: Any, prefix: str, shards: int, *, tell: Callable[[str], object] = bool) -> None:
         self._redis = redis
         self._tell = tell
-        self._to = Keyspace(prefix, shards)
+        self._count = shards
+        self._to = Keyspace(prefix)
         self._key = re.compile(rf"{re.escape(prefix)}:{SCHEMA_VERSION}:\{{(\d+)\}}:([^:]+):?(.*)", re.DOTALL)
 
     async def run(self) -> int:
         """Everything. Returns the number of shards before, 0 if it is not known any more."""
         before = await self._claim()
         if before == self._to.shards:
-            return before
+            return len(before)
         await self._carry_out()
         found = await self._keys()
         self._tell(f"{len(found)} keys: sequences are taken from their executors")
@@ -168,17 +170,18 @@ class Resharding:
         await self._add_up(found)
         await self._remove(await self._keys())
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(self._to.mesh, "shards", self._to.shards)
+            pipe.hset(self._to.mesh, "shards", told(self._to.shards))
             pipe.hdel(self._to.mesh, TO, FROM)
             await pipe.execute()
-        return before
+        return len(before)
 
     # -- who may ----------------------------------------------------------------------------------------------------
 
-    async def _claim(self) -> int:
-        """Keeps every process out of the mesh. Returns its number of shards.
+    async def _claim(self) -> Sequence[ShardId]:
+        """Keeps every process out of the mesh, and says to which shards its keys go. Returns its shards, none if a
+        command was cut off.
 
-        Raises click.ClickException while one is in it.
+        Raises click.ClickException while a process is in it.
         """
         mesh = self._to.mesh
         shards, to, of = await self._redis.hmget(mesh, "shards", TO, FROM)
@@ -186,32 +189,36 @@ class Resharding:
             raise click.ClickException(
                 f"no mesh '{self._to.prefix}' in this Redis: give its --redis-url and --key-prefix"
             )
-        if shards != b"%d" % RESHARDING:
+        if shards != RESHARDING.encode():
             before = (await agree(self._redis, self._to.prefix)).shards
+            self._to = Keyspace(self._to.prefix, await shards_for(self._redis, self._count))
             await self._refuse_company()
             if before == self._to.shards:
                 return before
-            await self._redis.hset(mesh, mapping={"shards": RESHARDING, TO: self._to.shards, FROM: before})
+            names = {"shards": RESHARDING, TO: told(self._to.shards), FROM: told(before)}
+            await self._redis.hset(mesh, mapping=names)
             try:
                 # A process that joined before tells of itself before it looks at the number: one sees the other.
                 await self._refuse_company()
             except click.ClickException:
-                await self._redis.hset(mesh, "shards", before)
+                await self._redis.hset(mesh, "shards", told(before))
                 await self._redis.hdel(mesh, TO, FROM)
                 raise
             self._know(before)
             return before
-        if to is not None and int(to) != self._to.shards:
+        going = shards_told(to) if to is not None else await shards_for(self._redis, self._count)
+        if len(going) != self._count:
             raise click.ClickException(
-                f"the keys are on their way to {int(to)} shards: run `seqmesh reshard {int(to)}` to its end first"
+                f"the keys are on their way to {len(going)} shards: run `seqmesh reshard {len(going)}` to its end first"
             )
+        self._to = Keyspace(self._to.prefix, going)
         await self._refuse_company()
-        self._know(int(of or 0))
-        return RESHARDING
+        self._know(shards_told(of or RESHARDING.encode()))
+        return ()
 
-    def _know(self, before: int) -> None:
+    def _know(self, before: Iterable[ShardId]) -> None:
         """Makes the homes known, so that `_keys` looks at all nodes of a Cluster that have keys of the mesh."""
-        for shard in range(max(before, self._to.shards)):
+        for shard in {*before, *self._to.shards}:
             self._redis.home(self._named(shard, ""))
 
     async def _refuse_company(self) -> None:
@@ -240,7 +247,7 @@ class Resharding:
 
     async def _take_from_executors(self, found: Sequence[ShardKey]) -> None:
         """Takes every sequence from its executor, and every step from the inboxes, as a leader does."""
-        keys = Keyspace(self._to.prefix, 1 + max((one.shard for one in found), default=0))
+        keys = Keyspace(self._to.prefix, sorted({ShardId(one.shard) for one in found}))
         scripts, terms = Scripts(self._redis, keys), dict[str, Term]()
         for one in found:
             if one.kind != "owned" or not (member := await self._redis.srandmember(one.name)):
@@ -327,7 +334,7 @@ class Resharding:
     async def _raise_epochs(self, found: Iterable[ShardKey]) -> None:
         """Epochs go on from the highest of all: a sequence that comes from another shard has had that shard's."""
         epochs = [int(await self._redis.get(one.name) or 0) for one in found if one.kind == "epoch"]
-        for shard in self._to.shard_ids():
+        for shard in self._to.shards:
             await self._redis.set(self._to.epoch(shard), max(epochs, default=0))
 
     async def _divide_line(self, model: str, found: Iterable[ShardKey]) -> None:
@@ -415,9 +422,9 @@ class Resharding:
     async def _add_up(self, found: Iterable[ShardKey]) -> None:
         """Adds the statistics of shards that are no more to those of the first shard; all shards are read as one."""
         for one in found:
-            if one.shard < self._to.shards or one.kind not in ("counts", "unreadable", "tally"):
+            if one.shard in self._to.shards or one.kind not in ("counts", "unreadable", "tally"):
                 continue
-            first = self._named(0, one.kind, one.rest)
+            first = self._named(self._to.shards[0], one.kind, one.rest)
             pipe = self._redis.pipeline(transaction=False)
             for name in (first, one.name):
                 if one.kind == "tally":
@@ -440,7 +447,7 @@ class Resharding:
 
     async def _remove(self, found: Iterable[ShardKey]) -> None:
         """Removes what nobody reads any more."""
-        for part in parts([one for one in found if one.kind in REMOVED or one.shard >= self._to.shards]):
+        for part in parts([one for one in found if one.kind in REMOVED or one.shard not in self._to.shards]):
             await self._redis.unlink(*(one.name for one in part))
 
 
@@ -478,7 +485,7 @@ def moved_entries(to: Keyspace, entries: Iterable[StartsEntry], records: Records
     ids: dict[tuple[int, str], str] = {}
     last: dict[int, tuple[int, int]] = {}
     for entry in entries:
-        shard = to.shard_of(entry.sequence) if entry.sequence else 0
+        shard = to.shard_of(entry.sequence) if entry.sequence else to.shards[0]
         ms, number = last[shard] = max(entry.id, next_id(last.get(shard)))
         was = f"{entry.id[0]}-{entry.id[1]}"
         now = ids[entry.shard, was] = f"{ms}-{number}"
@@ -499,11 +506,11 @@ def line_counts(
     """The counts of the waiting lines, by shard: how many wait for their first slot, of which each shard has its bound
     (submit.lua), and all other counts of before in the first one, as only their sums are read.
     """
-    counts: dict[int, Counter[str]] = {shard: Counter() for shard in to.shard_ids()}
+    counts: dict[int, Counter[str]] = {shard: Counter() for shard in to.shards}
     for line in before:
         for field, value in line.items():
             if (name := text_of(field)) != "w":
-                counts[0][name] += int(value)
+                counts[to.shards[0]][name] += int(value)
     for entry in entries:
         if entry.waits:
             counts[entry.shard]["w"] += records[entry.sequence][STATE] == WAITING

@@ -35,7 +35,7 @@ class Holding(NamedTuple):
 
 async def owned_by(redis: Redis, keys: Keyspace, executor: ExecutorId, model: str) -> dict[ShardId, list[SequenceId]]:
     """The sequences of a model that an executor owns, as Redis has them. Raises one of `CONNECTION_LOST`."""
-    shards = keys.shard_ids()
+    shards = keys.shards
     pipe = redis.pipeline(transaction=False)
     for shard in shards:
         pipe.smembers(keys.owned(shard, executor, model))

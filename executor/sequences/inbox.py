@@ -47,7 +47,7 @@ class Inbox:
 
     def __init__(self, connections: RedisConnections, executor: ExecutorId, *, count_max: int) -> None:
         self._redis = connections.commands
-        self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shard_ids()}
+        self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shards}
         self.parts = [
             InboxPart(connections.blocking, names, executor, count_max=count_max)
             for names in connections.blocking.apart(self._names.values())

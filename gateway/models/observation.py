@@ -116,7 +116,7 @@ class Observation:
         return await self._reports.read(member.registration.executor for member in self._catalog.live_members())
 
     async def _cache(self) -> CacheUse:
-        shards = self._keys.shard_ids()
+        shards = self._keys.shards
         pipe = self._redis.pipeline(transaction=False)
         for shard in shards:
             keys = self._keys.cache(shard)

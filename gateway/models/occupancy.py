@@ -37,7 +37,7 @@ async def read_occupancies(
 
     executors  those whose lease holds
     """
-    shards = keys.shard_ids()
+    shards = keys.shards
     asked = [
         (model, executor, sum(served.instances * served.slots for served in executor.models if served.model == model))
         for model in models

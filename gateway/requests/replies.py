@@ -54,7 +54,7 @@ class Replies:
         self._keys = keys
         self._gateway = gateway
         self._where = where
-        self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shard_ids()}
+        self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shards}
         self._positions: dict[bytes, bytes] = {}
         self._untrimmed: dict[bytes, int] = {}
         self._waiting: dict[str, PendingRequest] = {}

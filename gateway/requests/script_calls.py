@@ -86,7 +86,7 @@ class ScriptCalls:
     ) -> None:
         self._scripts = scripts
         self._stateless = WorkScripts(keys)
-        self._shards = keys.shards
+        self._shards = len(keys.shards)
         self._gateway = gateway
         self._in_flight_max = in_flight_max
         self._backlog_max = backlog_max

@@ -64,10 +64,10 @@ def level(state: LeaderState, executor: ExecutorId, table: SlotTable, most: int,
     if of_executor.recalls:
         return []
     shards = state.policy.shards
-    spare = {ShardId(shard): table.spares_in(ShardId(shard)) for shard in range(shards)}
-    if sum(spare.values()) > 2 * (most + shards):
+    spare = {shard: table.spares_in(shard) for shard in shards}
+    if sum(spare.values()) > 2 * (most + len(shards)):
         return recall(state, of_executor, cause)
-    each = -(-min(state.policy.spare_slots, most) // shards)
+    each = -(-min(state.policy.spare_slots, most) // len(shards))
     for shard, left in spare.items():
         is_due = 2 * left < each or (left < each and table.has_gap)
         if is_due and (slots := table.lay_out(each - left, shard)):
@@ -80,7 +80,7 @@ def recall(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
     """Recalls an executor's spare slots, unless that was done already."""
     if not executor.has_spares or executor.recalls:
         return []
-    executor.recalls = dict.fromkeys(map(ShardId, range(state.policy.shards)), NO_EPOCH)
+    executor.recalls = dict.fromkeys(state.policy.shards, NO_EPOCH)
     return [Recall(executor.executor, cause)]
 
 

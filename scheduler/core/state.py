@@ -17,7 +17,7 @@ from scheduler.core.history import History
 from scheduler.core.placement import Ring
 from scheduler.core.slot_holders import SlotHolders
 from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, first_shards
 
 
 class SequencePhase(StrEnum):
@@ -125,14 +125,14 @@ class Policy:
     virtual_nodes    points of an executor on the ring
     forget_after_ms  how long an empty executor's registration stays, so that every other leader has seen it die
     spare_slots      most slots of an executor and version that are laid out; 0: none are
-    shards           number of shards of the mesh
+    shards           those of the mesh
     """
 
     load_factor: float = 1.25
     virtual_nodes: int = 64
     forget_after_ms: int = 6000
     spare_slots: int = 32
-    shards: int = 1
+    shards: tuple[ShardId, ...] = first_shards(1)
 
 
 NO_EPOCH = Epoch(0)

@@ -6,6 +6,7 @@ because in the protocol 42 and "42" are different sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NewType
 
 import xxhash
@@ -84,7 +85,12 @@ def requested_version_of(sequence: SequenceId) -> str:
     return sequence.split("|", 2)[1]
 
 
-def shard_of(sequence: SequenceId, shards: int) -> ShardId:
-    """The shard that owns every key of a sequence; the same in every process and every release."""
+def first_shards(count: int) -> tuple[ShardId, ...]:
+    """The shards of a mesh on one server."""
+    return tuple(map(ShardId, range(count)))
+
+
+def shard_of(sequence: SequenceId, shards: Sequence[ShardId]) -> ShardId:
+    """The shard that owns every key of a sequence; the same in every process and every release. shards: of the mesh"""
     # A mesh on one server has one shard, and every step asks for it several times.
-    return ShardId(xxhash.xxh64_intdigest(sequence.encode()) % shards if shards > 1 else 0)
+    return shards[xxhash.xxh64_intdigest(sequence.encode()) % len(shards) if len(shards) > 1 else 0]

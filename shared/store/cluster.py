@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 import random
 from binascii import crc_hqx
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from shared.contract.ids import ShardId
 from shared.process.addresses import authority
 from shared.store.commands import Redis
 from shared.store.discovery import Discovery, NoAnswerError, Primary
-from shared.store.keyspace import SHARDS_MAX, Keyspace
+from shared.store.keyspace import Keyspace
 from shared.store.mending import MendingPipeline, MendingRedis, keys_of, text
 from shared.store.reading import text_of
 from shared.store.redis_py import RepeatablePipeline
@@ -37,6 +39,8 @@ there are more, those of the URL may all be gone.
 """
 NAMELESS = "?"
 """The host of a node that has no name, where nodes tell names (cluster-preferred-endpoint-type hostname)."""
+NUMBERS = 4096
+"""From so many numbers those of a Cluster's shards are chosen: enough for each node of a large Cluster to have some."""
 ADDED_UP = {"DEL", "UNLINK", "EXISTS"}
 """Commands with any number of keys, whose replies are counts."""
 
@@ -240,22 +244,22 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
     """The shards by the server that holds them, each with the server's client."""
-    shards = {keys.base(shard): shard for shard in keys.shard_ids()}
+    shards = {keys.base(shard): shard for shard in keys.shards}
     return [(redis.home(group[0]), [shards[base] for base in group]) for group in redis.apart(shards)]
 
 
 def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
     """The shards whose keys are at this home (`shared.store.server_run`)."""
-    return [shard for shard in keys.shard_ids() if home in ("", tag_of(keys.base(shard)))]
+    return [shard for shard in keys.shards if home in ("", tag_of(keys.base(shard)))]
 
 
-async def shards_of_cluster(redis: ClusterRedis) -> int:
-    """As many shards as it takes until each node with slots holds one."""
+async def shards_of_cluster(redis: ClusterRedis, count: int = 0) -> tuple[ShardId, ...]:
+    """Shards whose keys lie on all nodes, as evenly as can be. count: how many; 0: one for each node with slots"""
     # By their ids: of some nodes no host is told.
-    ranges = [(last, holder[2]) for _, last, holder, *_ in await redis.execute_command("CLUSTER", "SLOTS")]
-    holders, missing, shards = sorted(ranges), {node for _, node in ranges}, 0
-    while missing and shards < SHARDS_MAX:
-        slot = slot_of(str(shards))
-        missing.discard(next((node for last, node in holders if last >= slot), None))
-        shards += 1
-    return shards
+    ranges = sorted((last, holder[2]) for _, last, holder, *_ in await redis.execute_command("CLUSTER", "SLOTS"))
+    held: dict[Any, deque[ShardId]] = {node: deque() for _, node in ranges}
+    for number in range(NUMBERS):
+        if node := next((node for last, node in ranges if last >= slot_of(str(number))), None):
+            held[node].append(ShardId(number))
+    in_turn = (queue.popleft() for _ in range(NUMBERS) for queue in held.values() if queue)
+    return tuple(sorted(islice(in_turn, count or len(held))))

@@ -98,7 +98,7 @@ class Company:
         line = ServiceLine(self._service, self._name, RELEASE, FORMAT, now_ms, socket.gethostname(), self._grpc)
         await self._redis.hset(self._keys.services, self._id, msgspec.json.encode(line))
         # After the line, and `seqmesh reshard` looks for lines after it has claimed the keys: one sees the other.
-        await agree(self._redis, self._keys.prefix, self._keys.shards)
+        await agree(self._redis, self._keys.prefix, known=self._keys.shards)
         present, gone = await _read(self._redis, self._keys)
         if gone:
             await self._redis.hdel(self._keys.services, *gone)

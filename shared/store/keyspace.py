@@ -10,12 +10,12 @@ Lua scripts build some names from a record (`seq:`, `inbox:`, ...); they are the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import xxhash
 
-from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId, shard_of
+from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId, first_shards, shard_of
 
 DEFAULT_PREFIX = "seqmesh"
 """Default beginning of a mesh's keys."""
@@ -96,14 +96,14 @@ class Keyspace:
     """All key names of one mesh.
 
     prefix  tells meshes on one Redis apart
-    shards  of the mesh: `shared.store.redis_client.join_mesh` tells how many it has. Keys that belong to no shard are
-            the same with any number
+    shards  of the mesh, or how many it has on one server: `shared.store.redis_client.join_mesh` tells them. Keys that
+            belong to no shard are the same with any
     """
 
-    def __init__(self, prefix: str = DEFAULT_PREFIX, shards: int = SHARDS_OF_A_NEW_MESH) -> None:
+    def __init__(self, prefix: str = DEFAULT_PREFIX, shards: int | Sequence[ShardId] = SHARDS_OF_A_NEW_MESH) -> None:
         self.prefix = prefix
-        self.shards = shards
-        self._shard_bases = [f"{prefix}:{SCHEMA_VERSION}:{{{shard}}}:" for shard in range(shards)]
+        self.shards = first_shards(shards) if isinstance(shards, int) else tuple(shards)
+        self._shard_bases = {shard: f"{prefix}:{SCHEMA_VERSION}:{{{shard}}}:" for shard in self.shards}
         self._mesh_base = f"{prefix}:{SCHEMA_VERSION}:{{mesh}}:"
         self.mesh = f"{prefix}:{MESH}"
         self.services = f"{self._mesh_base}services"
@@ -118,9 +118,6 @@ class Keyspace:
         self.calls = f"{self._mesh_base}calls"
         self.tenants = f"{self._mesh_base}tenants"
 
-    def shard_ids(self) -> list[ShardId]:
-        return [ShardId(shard) for shard in range(self.shards)]
-
     def shard_of(self, sequence: SequenceId) -> ShardId:
         return shard_of(sequence, self.shards)
 
@@ -130,7 +127,7 @@ class Keyspace:
 
     def bases(self) -> list[str]:
         """Beginning of the keys of each hash tag."""
-        return [self._mesh_base, *self._shard_bases]
+        return [self._mesh_base, *self._shard_bases.values()]
 
     # -- one sequence -----------------------------------------------------------------------------------------------
 
@@ -196,7 +193,7 @@ class Keyspace:
 
     def home_shard(self, model: str) -> ShardId:
         """The shard that holds a stateless model's work."""
-        return ShardId(xxhash.xxh64_intdigest(model.encode()) % self.shards)
+        return self.shards[xxhash.xxh64_intdigest(model.encode()) % len(self.shards)]
 
     def work_queue(self, model: str, version: str) -> WorkKeys:
         """A model version's queue of stateless requests, on the model's home shard."""

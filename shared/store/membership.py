@@ -112,7 +112,7 @@ class Membership:
         """Forgets an executor whose sequences have all been moved. Returns whether it was there."""
         # No transaction: a Redis without memory refuses one, whatever it does.
         async with self._redis.pipeline(transaction=False) as pipe:
-            for shard in self._keys.shard_ids():
+            for shard in self._keys.shards:
                 pipe.delete(self._keys.inbox(shard, executor))
             pipe.hdel(self._keys.executors, executor)
             *_, removed = await pipe.execute()

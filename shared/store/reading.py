@@ -129,7 +129,7 @@ async def tell_now(redis: Redis, keys: Keyspace) -> None:
 async def read_counts(redis: Redis, keys: Keyspace) -> Counter[str]:
     """How many values the whole mesh could not read so far, by kind. Raises what redis-py raises."""
     pipe = redis.pipeline(transaction=False)
-    for shard in (None, *keys.shard_ids()):
+    for shard in (None, *keys.shards):
         pipe.hgetall(keys.unreadable(shard))
     sums: Counter[str] = Counter()
     for fields in await pipe.execute():

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from redis import DriverInfo
 from redis.asyncio import BlockingConnectionPool
@@ -27,6 +27,7 @@ from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ResponseError
 
 from shared.contract.errors import MeshError, UnavailableError
+from shared.contract.ids import ShardId, first_shards
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.process.addresses import authority
@@ -49,6 +50,8 @@ from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_of_node, 
 from shared.store.release import RELEASE
 from shared.store.sentinels import sentinels
 from shared.store.server_run import ServerRun
+
+T = TypeVar("T")
 
 RETRIES = 8
 """Times a command is repeated on a broken connection: with the back-off below, 2 to 6 seconds of Redis restart."""
@@ -79,8 +82,9 @@ MINIMUM_VERSION = (7, 0)
 ENVELOPE_BYTES = 64 << 10
 """Bytes of the server's limit that are kept for everything around a value."""
 
-RESHARDING = 0
-"""Number of shards while `seqmesh reshard` moves the keys: no process of any release takes it for its own."""
+RESHARDING = "0"
+"""The mesh's shards in its record while `seqmesh reshard` moves the keys: no process of any release takes them for its
+own."""
 
 POLICIES = (
     *("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"),
@@ -263,24 +267,40 @@ async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     return keys
 
 
-async def agree(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
-    """The keys of the mesh, whose first process fixes schema and number of shards.
+async def agree(redis: Redis, prefix: str, shards: int = 0, *, known: Sequence[ShardId] = ()) -> Keyspace:
+    """The keys of the mesh, whose first process fixes schema and shards.
 
-    shards  0: the mesh's number, whatever it is
-    Raises UnfitRedisError, with the remedy, for another schema or number of shards than the mesh's.
+    shards  how many this process asks for; 0: as many as the mesh has
+    known   the mesh's, as this process has taken them from it
+    Raises UnfitRedisError, with the remedy, for another schema or other shards than the mesh's.
     """
     keys = Keyspace(prefix)
-    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION, int))
-    of_a_new_mesh = await shards_of_cluster(redis) if isinstance(redis, ClusterRedis) else SHARDS_OF_A_NEW_MESH
-    agreed = await _fixed(redis, keys, "shards", shards, _shards_of, of_a_new_mesh=of_a_new_mesh)
+    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", str(SCHEMA_VERSION), int))
+    own = told(known or await shards_for(redis, shards)) if known or shards else ""
+    of_a_new_mesh = own or told(await shards_for(redis))
+    agreed = await _fixed(redis, keys, "shards", own, shards_told, of_a_new_mesh)
     _refuse_resharding(prefix, agreed)
-    if shards not in (0, agreed):
+    if (known and agreed != tuple(known)) or shards not in (0, len(agreed)):
         raise UnfitRedisError(
-            f"the mesh '{prefix}' has {agreed} shards, but this process was started with {shards}: leave "
-            f"SEQMESH_SHARDS out, or stop the mesh and run `seqmesh reshard {shards}`, or use another "
-            "SEQMESH_KEY_PREFIX"
+            f"the mesh '{prefix}' has {len(agreed)} shards, but this process was started with {shards or len(known)}: "
+            f"leave SEQMESH_SHARDS out, or stop the mesh and run `seqmesh reshard {shards or len(known)}`, or use "
+            "another SEQMESH_KEY_PREFIX"
         )
     return Keyspace(prefix, agreed)
+
+
+async def shards_for(redis: Redis, count: int = 0) -> tuple[ShardId, ...]:
+    """The shards of a new mesh. count: how many; 0: as many as are the fastest in this Redis"""
+    if isinstance(redis, ClusterRedis):
+        return await shards_of_cluster(redis, count)
+    return first_shards(count or SHARDS_OF_A_NEW_MESH)
+
+
+def told(shards: Sequence[ShardId]) -> str:
+    """Shards as the mesh's record has them: how many there are; where they are not the first ones, the number of each
+    with a comma behind it.
+    """
+    return str(len(shards)) if tuple(shards) == first_shards(len(shards)) else "".join(f"{shard}," for shard in shards)
 
 
 async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
@@ -293,7 +313,7 @@ async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
     if b"shards" not in record:
         return None
     try:
-        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), _shards_of(record[b"shards"])
+        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), shards_told(record[b"shards"])
     except ValueError as error:
         raise UnfitRedisError(f"the record of the mesh '{prefix}' ({keys.mesh}) cannot be read: {error}") from error
     _refuse_another_schema(keys, schema)
@@ -301,16 +321,22 @@ async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
     return Keyspace(prefix, shards)
 
 
-def _shards_of(data: bytes) -> int:
-    """A mesh's number of shards, or RESHARDING. Raises ValueError, also for a number that no mesh has."""
-    shards = int(data)
-    if not RESHARDING <= shards <= SHARDS_MAX:
-        raise ValueError(f"{shards} shards")
-    return shards
+def shards_told(data: bytes) -> tuple[ShardId, ...]:
+    """What `told` has written; none while `seqmesh reshard` moves the keys. Raises ValueError, also for what no mesh
+    has.
+    """
+    if b"," not in data:
+        if not 0 <= int(data) <= SHARDS_MAX:
+            raise ValueError(f"{int(data)} shards")
+        return first_shards(int(data))
+    numbers = [int(number) for number in data.removesuffix(b",").split(b",")]
+    if min(numbers) < 0 or not len(set(numbers)) == len(numbers) <= SHARDS_MAX:
+        raise ValueError(f"the shards {numbers}")
+    return tuple(map(ShardId, numbers))
 
 
-def _refuse_resharding(prefix: str, shards: int) -> None:
-    if shards == RESHARDING:
+def _refuse_resharding(prefix: str, shards: Sequence[ShardId]) -> None:
+    if not shards:
         raise UnfitRedisError(
             f"the keys of the mesh '{prefix}' are on their way to another number of shards: run `seqmesh reshard` to "
             "its end, once more if it was cut off"
@@ -330,15 +356,15 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
 
 
 async def _fixed(
-    redis: Redis, keys: Keyspace, field: str, own: int, decode: Callable[[bytes], int], *, of_a_new_mesh: int = 0
-) -> int:
-    """A number that the first process fixes for the mesh. If it cannot be read, it is fixed again.
+    redis: Redis, keys: Keyspace, field: str, own: str, decode: Callable[[bytes], T], of_a_new_mesh: str = ""
+) -> T:
+    """What the first process fixes for the mesh. If it cannot be read, it is fixed again.
 
-    own  0: this process takes any number, and `of_a_new_mesh` if it is the first. Then it cannot know an unreadable one
+    own  "": this process takes anything, and `of_a_new_mesh` if it is the first. Then it cannot know what is unreadable
     """
-    await redis.hsetnx(keys.mesh, field, str(own or of_a_new_mesh))
+    await redis.hsetnx(keys.mesh, field, own or of_a_new_mesh)
     data: bytes | None = await redis.hget(keys.mesh, field)
-    found: int | None = None if data is None else value_of(keys.mesh, data, decode, field=field)
+    found = None if data is None else value_of(keys.mesh, data, decode, field=field)
     if found is not None:
         return found
     if not own:
@@ -346,8 +372,8 @@ async def _fixed(
             f"the mesh '{keys.prefix}' does not say its number of {field} any more ({keys.mesh}): start one process "
             f"with SEQMESH_{field.upper()} set to it"
         )
-    await redis.hset(keys.mesh, field, str(own))
-    return own
+    await redis.hset(keys.mesh, field, own)
+    return decode(own.encode())
 
 
 def pause_s(failures: int) -> float:

@@ -331,7 +331,7 @@ class Sequences:
     async def _names(self, model: str) -> AsyncIterator[SequenceId]:
         """Every open sequence of a model, some more than once."""
         executors = [member.registration.executor for member in await self._membership.members()]
-        for shard in self._keys.shard_ids():
+        for shard in self._keys.shards:
             async for name, _ in self._redis.zscan_iter(self._keys.deadlines(shard, model), count=READ_AT_ONCE):
                 yield SequenceId(text_of(name))
             for executor in executors:

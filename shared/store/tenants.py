@@ -49,7 +49,7 @@ class StoredTenants:
 
     async def sequences(self) -> dict[str, int]:
         """How many sequences of each tenant with limits of its own are not over."""
-        named, shards = sorted({*(await self.read()).named} - {EVERY_OTHER}), self._keys.shard_ids()
+        named, shards = sorted({*(await self.read()).named} - {EVERY_OTHER}), self._keys.shards
         pipe = self._redis.pipeline(transaction=False)
         for name in named:
             for shard in shards:

@@ -59,7 +59,7 @@ class Tallies:
         sums: dict[ModelLoad, list[dict[str, int]]] = defaultdict(list)
         remaining = [
             (shard, loads[first : first + LOADS_PER_CALL])
-            for shard in self._keys.shard_ids()
+            for shard in self._keys.shards
             for first in range(0, len(loads), LOADS_PER_CALL)
         ]
         for _ in range(ROUNDS_MAX):

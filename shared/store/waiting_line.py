@@ -76,7 +76,7 @@ async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dic
     """The lines of these models, in one round trip. Raises one of `CONNECTION_LOST`."""
     pipe = redis.pipeline(transaction=False)
     lines = {model: WaitingLine() for model in models}
-    asked = [(model, shard) for model in models for shard in keys.shard_ids()]
+    asked = [(model, shard) for model in models for shard in keys.shards]
     for model, shard in asked:
         pipe.hgetall(keys.line(shard, model))
     replies: list[dict[bytes, bytes]] = await pipe.execute()

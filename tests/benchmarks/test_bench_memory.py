@@ -17,8 +17,8 @@ def test_bytes_are_added_up_by_the_kind_of_key(redis_server: str, key_prefix: st
             redis.set(own.idle, "1", px=60_000)
             redis.hset(own.record, "st", "e")
             redis.pexpire(own.record, 60_000)
-        redis.sadd(keys.owned(keys.shard_ids()[0], ExecutorId("a"), "m"), "x" * 500)
-        redis.pexpire(keys.owned(keys.shard_ids()[0], ExecutorId("a"), "m"), 60_000)
+        redis.sadd(keys.owned(keys.shards[0], ExecutorId("a"), "m"), "x" * 500)
+        redis.pexpire(keys.owned(keys.shards[0], ExecutorId("a"), "m"), 60_000)
         found = bytes_by_kind(redis, key_prefix)
 
     assert {"idle", "seq", "owned"} == set(found)

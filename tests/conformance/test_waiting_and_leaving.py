@@ -66,7 +66,7 @@ class Backstage:
         assert self._mesh is not None
         inboxes = [
             inbox
-            for shard in self._mesh.keys.shard_ids()
+            for shard in self._mesh.keys.shards
             for inbox in self._mesh.redis.keys(f"{self._mesh.keys.base(shard)}inbox:*")
         ]
         return [entry for inbox in inboxes for entry, fields in self._mesh.redis.xrange(inbox) if b"k" in fields]

@@ -149,7 +149,7 @@ async def committed(mesh: ScriptedMesh, number: int, nth: int) -> None:
 
 
 async def statistics(redis: Any, keys: Keyspace) -> None:
-    for shard in keys.shard_ids():
+    for shard in keys.shards:
         await redis.hset(keys.counts(shard, "sum", "1", "0"), mapping={"success_count": 5, "last_inference_ms": 7})
         await redis.pexpire(keys.counts(shard, "sum", "1", "0"), 60_000)
         await redis.rpush(keys.tally(shard, "sum", "1", "0"), b"one", b"two")
@@ -161,20 +161,20 @@ async def statistics(redis: Any, keys: Keyspace) -> None:
 async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
     """Everything is where a mesh of that number looks for it, and goes on."""
     keys = await join_mesh(redis, "seqmesh")
-    assert shards == keys.shards
+    assert shards == len(keys.shards)
     mesh = ScriptedMesh(redis, keys, "sum")
     await mesh.open()
 
-    bases = (*(f"{keys.base(shard)}" for shard in keys.shard_ids()), f"seqmesh:{SCHEMA_VERSION}:{{mesh}}:", keys.mesh)
+    bases = (*(f"{keys.base(shard)}" for shard in keys.shards), f"seqmesh:{SCHEMA_VERSION}:{{mesh}}:", keys.mesh)
     names = [name.decode() async for name in redis.scan_iter(match="seqmesh:*")]
     assert [] == [name for name in names if not name.startswith(bases)]
     assert [] == [name for name in names if ":inbox:" in name or ":owned:" in name or ":cache:" in name]
 
-    waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shard_ids()]
+    waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shards]
     assert (len(NEW), len(opened)) == (sum(waiting), await waiting_steps(redis, keys))
 
     order: list[tuple[int, int]] = []
-    for shard in keys.shard_ids():
+    for shard in keys.shards:
         for id, fields in await redis.xrange(keys.starts(shard, "sum")):
             sequence = SequenceId(fields[b"q"].decode())
             assert shard == keys.shard_of(sequence)
@@ -186,12 +186,12 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
         times = [ms for _, ms in sorted(order)]
         assert sorted(times) == times, "who came first is served first"
 
-    counts = [await redis.hgetall(keys.counts(shard, "sum", "1", "0")) for shard in keys.shard_ids()]
+    counts = [await redis.hgetall(keys.counts(shard, "sum", "1", "0")) for shard in keys.shards]
     assert 20 == sum(int(one.get(b"success_count", 0)) for one in counts)
-    assert 8 == sum([await redis.llen(keys.tally(shard, "sum", "1", "0")) for shard in keys.shard_ids()])
+    assert 8 == sum([await redis.llen(keys.tally(shard, "sum", "1", "0")) for shard in keys.shards])
     assert b"b" == await redis.hget(keys.work_queue("add", "1").meta, "a")
 
-    for shard in keys.shard_ids():
+    for shard in keys.shards:
         own = {mesh.sequence(number) for number in (*LIVE, *OPEN, *PAGED, *PAUSED)}
         expected = {sequence.encode() for sequence in own if shard == keys.shard_of(sequence)}
         assert expected == await redis.smembers(keys.tenant(shard, TENANT))
@@ -218,16 +218,16 @@ async def check(redis: Any, shards: int, opened: dict[int, Submission]) -> None:
         assert epoch > before
         epochs.add(epoch)
         await committed(mesh, number, 1 if number in NEW else 2)
-    waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shard_ids()]
+    waiting = [int(await redis.hget(keys.line(shard, "sum"), "w") or 0) for shard in keys.shards]
     assert (0, 0) == (sum(waiting), await waiting_steps(redis, keys))
-    inbox = [entry for shard in keys.shard_ids() for _, entry in await redis.xrange(keys.inbox(shard, SECOND))]
+    inbox = [entry for shard in keys.shards for _, entry in await redis.xrange(keys.inbox(shard, SECOND))]
     tokens = {entry[b"a"].split()[3].decode() for entry in inbox if b"a" in entry}
     assert {one.token for one in opened.values()} <= tokens
 
 
 async def waiting_steps(redis: Any, keys: Keyspace) -> int:
     """How many steps the waiting line counts."""
-    return sum([int(await redis.hget(keys.line(shard, "sum"), "s:1") or 0) for shard in keys.shard_ids()])
+    return sum([int(await redis.hget(keys.line(shard, "sum"), "s:1") or 0) for shard in keys.shards])
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 3), (1, 4)])
@@ -355,6 +355,6 @@ async def test_the_mesh_of_a_data_directory_is_changed_by_its_own_server(tmp_pat
     with served(directory) as url:
         async with connect(url) as client:
             new = await join_mesh(client, "seqmesh")
-            assert (1, b"b") == (new.shards, await client.hget(new.work_queue("add", "1").meta, "a"))
+            assert (1, b"b") == (len(new.shards), await client.hget(new.work_queue("add", "1").meta, "a"))
     with pytest.raises(click.ClickException, match="no mesh has run in"):
         await reshard.run(OperatorSettings(data_dir=tmp_path / "other"), 1)

@@ -169,7 +169,7 @@ class ComposeMesh:
         """How many sequences of a model each executor owns, by container host name."""
         owned: dict[str, int] = {}
         for executor in self.executors():
-            keys = [self.keys.owned(shard, executor.executor, model) for shard in self.keys.shard_ids()]
+            keys = [self.keys.owned(shard, executor.executor, model) for shard in self.keys.shards]
             count = sum(map(int, self.redis(*(f"SCARD {key}" for key in keys))))
             owned[executor.host] = owned.get(executor.host, 0) + count
         return owned

@@ -180,7 +180,7 @@ class FakeExecutor:
 
     async def _full(self) -> set[str]:
         """Streams and queues with entries. One round trip: it is asked hundreds of times a second, mostly in vain."""
-        shards = self.keys.shard_ids()
+        shards = self.keys.shards
         streams = [self.keys.inbox(shard, self.executor) for shard in shards]
         queues: list[str] = []
         for model in self.models:
@@ -198,7 +198,7 @@ class FakeExecutor:
 
     async def _assign(self, model: ModelConfig, full: set[str]) -> int:
         moved = 0
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             if (starts := self.keys.starts(shard, model.name)) not in full:
                 continue
             entries = await self.commands.xrange(starts)
@@ -221,7 +221,7 @@ class FakeExecutor:
 
     async def _steps(self) -> int:
         moved = 0
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             inbox = self.keys.inbox(shard, self.executor)
             entries = [inbox_entry(entry, fields) for entry, fields in await self.commands.xrange(inbox)]
             told = {(one.sequence, one.step) for one in entries if isinstance(one, InboxCancelled)}

@@ -166,7 +166,7 @@ async def test_triton_8449_full_slots_without_end_move_on_and_nothing_spins(mesh
 
 
 def waiting_sequences(mesh: RunningMesh, model: str) -> int:
-    return sum(mesh.redis.xlen(mesh.keys.starts(shard, model)) for shard in mesh.keys.shard_ids())
+    return sum(mesh.redis.xlen(mesh.keys.starts(shard, model)) for shard in mesh.keys.shards)
 
 
 def scheduler_lines(mesh: RunningMesh) -> int:

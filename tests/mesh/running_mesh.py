@@ -35,6 +35,7 @@ from executor.engine import mkl
 from shared.contract.ids import SequenceId
 from shared.contract.messages import ExecutorRegistration
 from shared.store.keyspace import Keyspace
+from shared.store.redis_client import shards_told
 from shared.store.redis_url import parse_redis_url
 from tests.embedded_cluster import EmbeddedCluster
 from tests.key_leaks import leaked_keys
@@ -215,7 +216,7 @@ class RunningMesh:
         """How many sequences of a model each registered executor owns, by name; all at the same moment (of a Cluster:
         soon after each other)."""
         registered = self.registrations()
-        shards = self.keys.shard_ids()
+        shards = self.keys.shards
         pipe = self.redis.pipeline(transaction=not isinstance(self.redis, RedisCluster))
         pipe.hkeys(self.keys.executors)
         for one in registered:
@@ -238,9 +239,7 @@ class RunningMesh:
     def leaks(self) -> list[str]:
         """Keys that would stay for ever though every sequence is over. A live executor's empty inbox is none."""
         inboxes = {
-            self.keys.inbox(shard, registration.executor)
-            for registration in self.alive()
-            for shard in self.keys.shard_ids()
+            self.keys.inbox(shard, registration.executor) for registration in self.alive() for shard in self.keys.shards
         }
         empty = {f"{inbox} (stream)" for inbox in inboxes if not self.redis.xlen(inbox)}
         return [key for key in leaked_keys(self.redis, self.keys.prefix) if key not in empty]
@@ -318,7 +317,7 @@ def running_mesh(
     mesh = RunningMesh(directory, models, variables)
     try:
         ready_state(launcher, directory, said)
-        mesh.keys = Keyspace(shards=int(mesh.redis.hget(mesh.keys.mesh, "shards")))
+        mesh.keys = Keyspace(shards=shards_told(mesh.redis.hget(mesh.keys.mesh, "shards")))
         wait(lambda: len(mesh.alive()) == executors, "every executor takes part")
         yield mesh
     finally:

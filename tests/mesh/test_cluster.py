@@ -43,7 +43,7 @@ class Clustered:
     @property
     def shards(self) -> list[str]:
         """Their tags."""
-        return [tag_of(self.mesh.keys.base(shard)) for shard in self.mesh.keys.shard_ids()]
+        return [tag_of(self.mesh.keys.base(shard)) for shard in self.mesh.keys.shards]
 
     def apart(self) -> tuple[EmbeddedRedis, list[str]]:
         """A node that does not hold the mesh's own keys, and the tags of its shards."""

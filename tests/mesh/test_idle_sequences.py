@@ -118,7 +118,7 @@ def inbox_entries(mesh: RunningMesh) -> int:
     return sum(
         mesh.redis.xlen(mesh.keys.inbox(shard, executor.executor))
         for executor in mesh.alive()
-        for shard in mesh.keys.shard_ids()
+        for shard in mesh.keys.shards
     )
 
 

@@ -21,7 +21,7 @@ def owners(mesh: RunningMesh) -> set[str]:
     return {
         registration.name
         for registration in mesh.alive()
-        for shard in mesh.keys.shard_ids()
+        for shard in mesh.keys.shards
         if mesh.redis.scard(mesh.keys.owned(shard, registration.executor, MODEL))
     }
 

@@ -171,7 +171,7 @@ async def test_what_a_cut_off_executor_commits_too_late_is_refused_and_counted_a
     keys = Keyspace()
 
     def counted(name: str) -> int:
-        lines = (broken.direct.hget(keys.line(shard, MODEL), f"{name}:1") for shard in keys.shard_ids())
+        lines = (broken.direct.hget(keys.line(shard, MODEL), f"{name}:1") for shard in keys.shards)
         return sum(int(cast("bytes", number) or 0) for number in lines)
 
     refused, lost = counted("refused"), counted("lost")

@@ -18,7 +18,7 @@ SEQUENCES = 100
 def line(mesh: RunningMesh, model: str) -> WaitingLine:
     """What the model's waiting line amounts to."""
     line = WaitingLine()
-    for shard in mesh.keys.shard_ids():
+    for shard in mesh.keys.shards:
         for name, number in mesh.redis.hgetall(mesh.keys.line(shard, model)).items():
             line.add(name.decode(), int(number))
     return line

@@ -218,7 +218,7 @@ class Stage:
     async def _entries(self, executor: ExecutorId) -> list[InboxEntry]:
         return [
             inbox_entry(entry, fields)
-            for shard in self.keys.shard_ids()
+            for shard in self.keys.shards
             for entry, fields in await self.commands.xrange(self.keys.inbox(shard, executor))
         ]
 
@@ -252,7 +252,7 @@ class Stage:
 
     async def open_replies(self) -> None:
         """The gateway listens."""
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             await self.commands.xadd(self.keys.replies(shard, self.gateway), {"-": "-"})
             await self.commands.pexpire(self.keys.replies(shard, self.gateway), 60_000)
 
@@ -260,7 +260,7 @@ class Stage:
         """The last reply of each token."""
         return {
             token.decode(): decode_reply(reply)
-            for shard in self.keys.shard_ids()
+            for shard in self.keys.shards
             for _, fields in await self.commands.xrange(self.keys.replies(shard, self.gateway))
             for token, reply in fields.items()
             if token != b"-"
@@ -268,11 +268,11 @@ class Stage:
 
     async def backlog_length(self) -> int:
         """Entries in the starts streams."""
-        return sum([await self.commands.xlen(self.keys.starts(shard, MODEL)) for shard in self.keys.shard_ids()])
+        return sum([await self.commands.xlen(self.keys.starts(shard, MODEL)) for shard in self.keys.shards])
 
     async def feed_length(self) -> int:
         """Entries in the feeds."""
-        return sum([await self.commands.xlen(self.keys.feed(shard, MODEL)) for shard in self.keys.shard_ids()])
+        return sum([await self.commands.xlen(self.keys.feed(shard, MODEL)) for shard in self.keys.shards])
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Waits for something that must become true."""

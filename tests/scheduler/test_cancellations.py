@@ -163,7 +163,7 @@ class Game:
     def add_runner(self) -> None:
         self.born += 1
         name = ExecutorId(f"e{self.born}")
-        self.runners.append(Runner(name, {self.keys.inbox(shard, name): "0-0" for shard in self.keys.shard_ids()}))
+        self.runners.append(Runner(name, {self.keys.inbox(shard, name): "0-0" for shard in self.keys.shards}))
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Game:
 
     async def assign(self) -> None:
         """Gives the oldest waiting sequence of a shard a free slot, if there is one."""
-        shard = self.chance.choice(self.keys.shard_ids())
+        shard = self.chance.choice(self.keys.shards)
         entries = await self.commands.xrange(self.keys.starts(shard, self.mesh.model))
         taken = await self.places()
         free = [(r.name, slot) for r in self.runners for slot in range(SLOTS) if (r.name, slot) not in taken]
@@ -310,7 +310,7 @@ class Game:
     async def replies(self) -> list[tuple[str, ReplyMessage]]:
         return [
             (token.decode(), decode_reply(data))
-            for shard in self.keys.shard_ids()
+            for shard in self.keys.shards
             for _, fields in await self.commands.xrange(self.keys.replies(shard, cast("Any", GATEWAY)))
             for token, data in fields.items()
             if token != b"opened"
@@ -350,7 +350,7 @@ class Game:
         assert {"l", "e", "c", None} >= {record.get("st") for record in records.values()}
         owned: list[bytes] = []
         released: list[tuple[bytes, bytes]] = []
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             assert 0 == await self.commands.xlen(self.keys.starts(shard, self.mesh.model))
             released += await self.released(shard)
             async for key in self.commands.scan_iter(match=f"{self.keys.base(shard)}owned:*"):

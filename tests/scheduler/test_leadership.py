@@ -341,7 +341,7 @@ async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
 async def test_a_counter_of_epochs_that_scripts_begin_anew_is_not_rebuilt_from(
     stage: Stage, written: int, *, found: bool
 ) -> None:
-    (shard,) = stage.keys.shard_ids()
+    (shard,) = stage.keys.shards
     await stage.commands.set(stage.keys.epoch(shard), written)
 
     newest = (await epochs_found(stage.mesh)).newest

@@ -43,7 +43,7 @@ async def commit_first(mesh: ScriptedMesh, number: int) -> None:
 
 async def reclaim_only(mesh: ScriptedMesh, *only: str, count: int = 9) -> list[int]:
     """Calls until nothing is left; how many each call took."""
-    (shard,) = mesh.keys.shard_ids()
+    (shard,) = mesh.keys.shards
     taken: list[int] = []
     while not taken or taken[-1]:
         call = mesh.scripts.reclaim(
@@ -56,7 +56,7 @@ async def reclaim_only(mesh: ScriptedMesh, *only: str, count: int = 9) -> list[i
 
 async def reload(mesh: ScriptedMesh, *numbers: int, mark: str = "new", version: str = "1") -> list[bool]:
     """Alice has loaded the model anew; which of the sequences are over."""
-    (shard,) = mesh.keys.shard_ids()
+    (shard,) = mesh.keys.shards
     call = mesh.scripts.reload(
         [mesh.sequence(number) for number in numbers],
         shard=shard,
@@ -76,7 +76,7 @@ async def test_a_reload_ends_what_is_idle_since_before_it_and_frees_its_slot(mes
     await mesh.submit(mesh.submission(2, value(1)))
     await mesh.submit(mesh.submission(5, value(1), START))
     await mesh.assign(5, ALICE, slot=5)
-    (shard,) = mesh.keys.shard_ids()
+    (shard,) = mesh.keys.shards
     epoch = (await mesh.record(1))["ep"]
 
     assert [False] * 5 == await reload(mesh, 1, 2, 3, 4, 5, version="2")
@@ -132,7 +132,7 @@ async def start(mesh: ScriptedMesh, number: int, mark: str) -> None:
 
 async def commit(mesh: ScriptedMesh, number: int, mark: str, *, outcome: StepOutcome = StepOutcome.DONE) -> None:
     """The latest step of a sequence of Alice's."""
-    (shard,) = mesh.keys.shard_ids()
+    (shard,) = mesh.keys.shards
     entry, fields = (await mesh.redis.xrevrange(mesh.keys.inbox(shard, ALICE), count=1))[0]
     step = inbox_entry(entry, fields)
     assert isinstance(step, InboxStep)
@@ -175,7 +175,7 @@ async def test_a_moving_sequence_of_an_unloaded_model_is_refused_with_all_its_st
 async def end_all(mesh: ScriptedMesh, *numbers: int) -> list[int]:
     """Takes every sequence away and refuses it."""
     await mesh.take_over(ALICE)
-    (shard,) = mesh.keys.shard_ids()
+    (shard,) = mesh.keys.shards
     reply = encode(ReplyMessage("1", error_code="UNAVAILABLE", error="gone"))
     waits = [
         Rejection(mesh.sequence(number), record["be"], reply)

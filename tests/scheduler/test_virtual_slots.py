@@ -174,7 +174,7 @@ class Game:
 
     async def inbox(self, executor: ExecutorId) -> dict[SequenceId, Held]:
         found: dict[SequenceId, Held] = {}
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             stream = self.keys.inbox(shard, executor)
             for entry, fields in await self.commands.xrange(stream):
                 item = inbox_entry(entry, fields)
@@ -285,7 +285,7 @@ class Game:
         """Who waits by age: those that begin or come back. Who moves comes before them."""
         return {
             parse_entry(entry, shard): fields[b"q"]
-            for shard in self.keys.shard_ids()
+            for shard in self.keys.shards
             for entry, fields in await self.commands.xrange(self.keys.starts(shard, self.mesh.model))
             if fields[b"k"] in (b"w", b"r")
         }
@@ -316,7 +316,7 @@ class Game:
     async def replies(self) -> list[tuple[str, ReplyMessage]]:
         return [
             (token.decode(), decode_reply(data))
-            for shard in self.keys.shard_ids()
+            for shard in self.keys.shards
             for _, fields in await self.commands.xrange(self.keys.replies(shard, cast("Any", GATEWAY)))
             for token, data in fields.items()
             if token != b"opened"
@@ -334,7 +334,7 @@ class Game:
         assert (0, states["p"]) == (line.steps.total(), line.paged.total())
         assert self.leader is not None
         assert states["l"] == len(self.leader.state.sequences)
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             assert 0 == await self.commands.xlen(self.keys.starts(shard, self.mesh.model))
             assert 0 == await self.commands.xlen(self.keys.feed(shard, self.mesh.model))
 

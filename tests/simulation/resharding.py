@@ -200,7 +200,7 @@ class ReshardedWorld(OperatedWorld):
 
     def _check_lines(self, records: Mapping[SequenceId, Record]) -> None:
         """Whoever waits has an entry in its shard, and is counted there."""
-        for shard in self.keys.shard_ids():
+        for shard in self.keys.shards:
             starts = self.store.value(self.keys.starts(shard, NAME).encode())
             entries = {} if not isinstance(starts, Stream) else starts.fields
             found = {b"%d-%d" % entry: dict(pairs(fields)) for entry, fields in entries.items()}

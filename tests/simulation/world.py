@@ -367,7 +367,7 @@ class World:
         return {
             "redis_url": URL,
             "key_prefix": PREFIX,
-            "shards": self.keys.shards,
+            "shards": len(self.keys.shards),
             "name": name,
             "tombstone_seconds": TOMBSTONE_S,
         }

@@ -388,7 +388,7 @@ async def test_a_name_that_was_made_to_lead_here_reads_nothing(console: Served) 
 async def test_a_mesh_with_more_sequences_than_are_followed_is_shown_in_numbers(
     mesh: ScriptedMesh, redis: Redis, key_prefix: str
 ) -> None:
-    shard = mesh.keys.shard_ids()[0]
+    shard = mesh.keys.shards[0]
     members = [f"sum||i{number}" for number in range(1000, 1000 + FOLLOWED_MAX)]
     await cast("Any", redis).sadd(mesh.keys.owned(shard, ALICE, "sum"), *members)
     reader = MeshReader(redis, key_prefix)

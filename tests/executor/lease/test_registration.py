@@ -416,7 +416,7 @@ async def here(mesh: ScriptedMesh, running: Running, epochs: Mapping[int, Epoch]
     held = {Holding(mesh.sequence(number), epoch, ONE, ONE) for number, epoch in epochs.items()}
     async with asyncio.timeout(60):
         while any(
-            [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shard_ids()]
+            [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shards]
         ) or held != set(running.registration.serving.holdings):
             await asyncio.sleep(0.01)
 

@@ -157,7 +157,7 @@ async def answers(mesh: ScriptedMesh, steps: Sequence[Submission]) -> list[int |
 
 
 async def inbox_length(mesh: ScriptedMesh, running: Running) -> int:
-    lengths = [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shard_ids()]
+    lengths = [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shards]
     return sum(lengths)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from gateway.models.exposition import Family
 from gateway.models.metrics import Metrics
 from gateway.models.observation import Observation, Observed
 from gateway.models.statistics import Statistics
+from shared.contract.ids import ShardId
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import ModelConfig
 from shared.statistics.metrics_config import MetricsConfig
@@ -192,7 +193,7 @@ async def test_a_models_metric_that_is_named_like_one_of_the_mesh_is_left_out_of
     assert set(named[:3]) == {vars(record)["fields"]["metric"] for record in caplog.records}
 
 
-def empty_page(redis: Redis, key_prefix: str = Keyspace().prefix, *, shards: int = 1) -> Metrics:
+def empty_page(redis: Redis, key_prefix: str = Keyspace().prefix, *, shards: int | Sequence[ShardId] = 1) -> Metrics:
     """The page of a gateway in a mesh without models."""
     keys = Keyspace(key_prefix, shards)
     catalog = Catalog(Membership(redis, keys))

@@ -348,7 +348,7 @@ async def test_reply_streams_are_kept_in_a_redis_without_memory(
     await replies.open()
     await redis.config_set("maxmemory", 1)
     beats = asyncio.create_task(replies.heartbeat())
-    (shard,) = keys.shard_ids()
+    (shard,) = keys.shards
     for _ in range(3):
         await redis.pexpire(keys.replies(shard, name), 30_000)
         while await redis.pttl(keys.replies(shard, name)) <= 30_000:
@@ -561,7 +561,7 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
         record = keys.sequence(waiting.sequence).record
         await executor.commands.hincrby(record, "nx", -1)
 
-    await parts.dispatch.ask_again(redis, keys.shard_ids(), [])
+    await parts.dispatch.ask_again(redis, keys.shards, [])
 
     assert open_step.done() != survives
     if survives:
@@ -586,7 +586,7 @@ async def test_a_step_that_is_sent_again_after_a_restart_does_not_pass_for_an_un
     await executor.commands.hdel(own.record, "rd")
     await executor.commands.pexpire(own.idle, 60_000)
 
-    await parts.dispatch.ask_again(redis, keys.shard_ids(), [])
+    await parts.dispatch.ask_again(redis, keys.shards, [])
 
     assert b"2" == await executor.commands.hget(own.record, "nx")
     assert (True, False) == (unnamed.done(), named.done())

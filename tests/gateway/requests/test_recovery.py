@@ -75,7 +75,7 @@ async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_c
 ) -> None:
     """It gives them ids that lie before those that were read."""
     keys, gateway = Keyspace(key_prefix, 1), GatewayId("gateway-1")
-    (stream,) = [keys.replies(shard, gateway) for shard in keys.shard_ids()]
+    (stream,) = [keys.replies(shard, gateway) for shard in keys.shards]
     replies = Replies(redis, keys, gateway)
     heard: list[bytes] = []
 
@@ -93,7 +93,7 @@ async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_c
                 await asyncio.sleep(0.005)
             await redis.delete(stream)
             await redis.xadd(stream, {"nobody's": "as old as this"})
-            await replies.reopen(redis, keys.shard_ids(), lost := set[ShardId]())
+            await replies.reopen(redis, keys.shards, lost := set[ShardId]())
             assert not lost
             replies.expect(pending)
             await redis.xadd(stream, {"a": "the answer"})

@@ -21,7 +21,7 @@ from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import LeaderState, Policy
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, first_shards
 
 E1 = ExecutorId("e1")
 ONE, TWO = ShardId(0), ShardId(1)
@@ -41,7 +41,7 @@ def placed(actions: list[Action]) -> list[str]:
 
 
 def test_no_slot_is_given_before_its_own_shard_has_told_who_took_some() -> None:
-    state = LeaderState(Policy(spare_slots=4, shards=2))
+    state = LeaderState(Policy(spare_slots=4, shards=first_shards(2)))
     take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 5),)), waits("a", 1))
     take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)))
     laid_out = [action for action in take(state, Tick(1000)) if isinstance(action, LayOut)]

@@ -6,9 +6,11 @@ import pytest
 
 from shared.contract.ids import (
     CORRELATION_ID_CHARS_MAX,
+    ShardId,
     correlation_id_from,
     correlation_id_of,
     entry_key,
+    first_shards,
     is_nameable,
     model_of,
     sequence_id,
@@ -61,5 +63,6 @@ def test_an_id_that_names_a_sequence_is_within_its_bounds(given: int | str, *, e
 def test_a_sequence_has_a_shard_of_those_that_there_are() -> None:
     names = [sequence_id("m", "", number) for number in range(1, 100)]
 
-    assert {0} == {shard_of(name, 1) for name in names}
-    assert {0, 1, 2} == {shard_of(name, 3) for name in names}
+    assert {0} == {shard_of(name, first_shards(1)) for name in names}
+    assert {0, 1, 2} == {shard_of(name, first_shards(3)) for name in names}
+    assert {2, 7} == {shard_of(name, (ShardId(2), ShardId(7))) for name in names}

@@ -33,7 +33,7 @@ async def keys(redis: Any) -> Keyspace:
 async def test_each_node_that_holds_keys_is_one_server(
     redis: Any, keys: Keyspace, redis_cluster: EmbeddedCluster
 ) -> None:
-    homes = {redis_cluster.holder(tag).port: tag for tag in ("mesh", *map(str, keys.shard_ids()))}
+    homes = {redis_cluster.holder(tag).port: tag for tag in ("mesh", *map(str, keys.shards))}
     assert len(redis_cluster.nodes) == len(homes) < len(redis.homes())
 
     servers = await redis.servers()
@@ -68,7 +68,7 @@ async def test_a_scan_goes_over_each_node_once_and_over_one_alone_for_one_tag(
         told = [re.search(rb"cmdstat_scan:calls=(\d+)", ask(n, "INFO", "commandstats")) for n in redis_cluster.nodes]
         return sum(int(found[1]) for found in told if found is not None)
 
-    names = [keys.base(shard) + "epoch" for shard in keys.shard_ids()]
+    names = [keys.base(shard) + "epoch" for shard in keys.shards]
     for name in names:
         await redis.set(name, 1)
     before = scans()
@@ -84,7 +84,7 @@ async def test_a_scan_goes_over_each_node_once_and_over_one_alone_for_one_tag(
 
 
 async def test_a_pipeline_removes_keys_of_a_wrong_type_wherever_they_are(redis: Any, keys: Keyspace) -> None:
-    lines = [keys.line(shard, "sum") for shard in keys.shard_ids()]
+    lines = [keys.line(shard, "sum") for shard in keys.shards]
     for line in lines:
         await redis.set(line, "no hash")
     await redis.hset(good := keys.line(ShardId(0), "other"), "w", 1)

@@ -124,14 +124,14 @@ async def redis(cluster: EmbeddedCluster, keys: Keyspace) -> AsyncIterator[Any]:
 
 
 async def test_each_command_goes_to_the_node_of_its_key(redis: Any, keys: Keyspace, cluster: EmbeddedCluster) -> None:
-    names = [keys.epoch(shard) for shard in keys.shard_ids()]
+    names = [keys.epoch(shard) for shard in keys.shards]
     for number, name in enumerate(names):
         await redis.set(name, number)
 
     assert [b"0", b"1", b"2", b"3", None] == await redis.mget([*names, keys.leader("nobody")])
     assert 4 == await redis.exists(*names, keys.leader("nobody"))
     assert set(names) == {key.decode() async for key in redis.scan_iter(match=f"{PREFIX}:*")}
-    for shard, name in zip(keys.shard_ids(), names, strict=True):
+    for shard, name in zip(keys.shards, names, strict=True):
         assert 1 == ask(cluster.holder(str(shard)), "EXISTS", name)
     assert 2 == await redis.unlink(names[0], names[3])
     assert 0 == await redis.unlink(names[0])
@@ -214,9 +214,11 @@ async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
 async def test_a_mesh_has_a_shard_on_every_node(redis: Any, cluster: EmbeddedCluster) -> None:
     joined_keys = await join_mesh(redis, PREFIX)
 
-    assert SHARDS == joined_keys.shards == await shards_of_cluster(redis)
-    assert {cluster.holder(str(shard)).port for shard in range(SHARDS)} == {node.port for node in cluster.nodes}
-    assert [[shard] for shard in joined_keys.shard_ids()] == [shards for _, shards in servers(redis, joined_keys)]
+    assert joined_keys.shards == await shards_of_cluster(redis)
+    assert len(cluster.nodes) == len(joined_keys.shards)
+    assert {cluster.holder(str(shard)).port for shard in joined_keys.shards} == {node.port for node in cluster.nodes}
+    assert joined_keys.shards == (await join_mesh(redis, PREFIX, len(cluster.nodes))).shards
+    assert [[shard] for shard in joined_keys.shards] == [shards for _, shards in servers(redis, joined_keys)]
     assert 0 < await value_bytes_max(redis)
 
 

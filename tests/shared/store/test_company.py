@@ -116,9 +116,9 @@ async def test_a_service_whose_mesh_has_another_number_of_shards_now_ends(redis:
     await company.tell()
     await redis.hset(keys.mesh, "shards", "garbage")
     await company.tell()
-    assert str(keys.shards).encode() == await redis.hget(keys.mesh, "shards")
+    assert str(len(keys.shards)).encode() == await redis.hget(keys.mesh, "shards")
 
-    for shards in (0, keys.shards + 1):
+    for shards in (0, len(keys.shards) + 1, "0,2,"):
         await redis.hset(keys.mesh, "shards", shards)
         with pytest.raises(UnfitRedisError):
             await company.run()

@@ -283,7 +283,7 @@ async def test_steps_wait_until_their_sequence_has_a_slot(mesh: ScriptedMesh) ->
 async def test_shards_are_added_up(redis: Redis, key_prefix: str) -> None:
     keys = Keyspace(key_prefix, 3)
     mesh = ScriptedMesh(redis, keys, "sum")
-    for shard in keys.shard_ids():
+    for shard in keys.shards:
         await cast(Any, redis).rpush(keys.tally(shard, "sum", "1", "0"), STEP)
 
     assert (3, 0) == await counted(mesh)
@@ -314,7 +314,7 @@ async def test_a_field_that_nothing_has_counted_is_left_out_and_the_others_are_r
 async def test_sums_of_all_shards_are_no_larger_than_what_is_told_of_them(redis: Redis, key_prefix: str) -> None:
     mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
     await mesh.open()
-    for shard in mesh.keys.shard_ids():
+    for shard in mesh.keys.shards:
         await redis.hset(mesh.keys.counts(shard, "sum", "1", "0"), "success_ns", COUNT_MAX)
         await redis.pexpire(mesh.keys.counts(shard, "sum", "1", "0"), COUNTS_TTL_MS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,6 +13,7 @@ from redis import Redis as SyncRedis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from deploy.chaos.proxy import Way
+from shared.contract.ids import ShardId, first_shards
 from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.store import redis_client
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
@@ -299,7 +300,7 @@ async def test_the_number_of_shards_that_redis_holds_wins_and_only_another_expli
     await redis.hset(old.mesh, "shards", 4)
 
     assert [1, 1, 4, 4] == [
-        (await join_mesh(redis, prefix, shards)).shards
+        len((await join_mesh(redis, prefix, shards)).shards)
         for prefix, shards in (("new", 0), ("new", 1), ("old", 0), ("old", 4))
     ]
     assert b"1" == await redis.hget(new.mesh, "shards")
@@ -308,8 +309,10 @@ async def test_the_number_of_shards_that_redis_holds_wins_and_only_another_expli
             await join_mesh(redis, prefix, shards)
 
 
-@pytest.mark.parametrize("shards", [-1, 1025, 2**53])
-async def test_a_number_of_shards_that_no_mesh_has_is_unreadable_and_nobody_takes_it(redis: Any, shards: int) -> None:
+@pytest.mark.parametrize("shards", [-1, 1025, 2**53, "", "a", "1,1,", "1,-2,", ","])
+async def test_a_number_of_shards_that_no_mesh_has_is_unreadable_and_nobody_takes_it(
+    redis: Any, shards: int | str
+) -> None:
     """Whoever knows the number fixes it again."""
     await redis.hset(Keyspace().mesh, "shards", shards)
 
@@ -317,7 +320,7 @@ async def test_a_number_of_shards_that_no_mesh_has_is_unreadable_and_nobody_take
         await join_mesh(redis, DEFAULT_PREFIX, 0)
     with pytest.raises(UnfitRedisError, match="cannot be read"):
         await keys_of_mesh(redis, DEFAULT_PREFIX)
-    assert 4 == (await join_mesh(redis, DEFAULT_PREFIX, 4)).shards
+    assert first_shards(4) == (await join_mesh(redis, DEFAULT_PREFIX, 4)).shards
 
 
 async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody(redis: Any) -> None:
@@ -436,3 +439,10 @@ class Connection:
 
     def cut(self) -> None:
         self.is_cut = True
+
+
+@pytest.mark.parametrize("numbers", [(0,), (0, 1, 2), (3,), (0, 1, 3), (17, 4)])
+def test_the_shards_of_a_mesh_are_read_as_they_were_told(numbers: Sequence[int]) -> None:
+    shards = tuple(map(ShardId, numbers))
+
+    assert shards == redis_client.shards_told(redis_client.told(shards).encode())

@@ -546,7 +546,7 @@ class Game:
         self.told: Counter[SubmitCode] = Counter()
 
     async def open(self) -> None:
-        for shard in self.mesh.keys.shard_ids():
+        for shard in self.mesh.keys.shards:
             for gateway in (GATEWAY, OTHER):
                 stream = self.mesh.keys.replies(shard, cast("Any", gateway))
                 self.positions[stream] = await self.mesh.redis.xadd(stream, {"opened": ""})

@@ -73,7 +73,7 @@ pytestmark = pytest.mark.leaves_sequences
 
 async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxEntry]:
     entries: list[InboxEntry] = []
-    for shard in mesh.keys.shard_ids():
+    for shard in mesh.keys.shards:
         for entry, fields in await mesh.redis.xrange(mesh.keys.inbox(shard, executor)):
             entries.append(inbox_entry(entry, fields))
     return entries
@@ -671,7 +671,7 @@ class TestTakeover:
         for number in (7, 8, 9):
             await start(mesh, number)
         await mesh.submit(mesh.submission(8, ONE))
-        for shard in mesh.keys.shard_ids():
+        for shard in mesh.keys.shards:
             await mesh.scripts.run(
                 mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
             )
@@ -777,7 +777,7 @@ class TestTakeover:
     async def test_an_older_leader_is_fenced(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.submit(mesh.submission(8, ONE, START))
-        for shard in mesh.keys.shard_ids():
+        for shard in mesh.keys.shards:
             await mesh.scripts.run(mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1))
 
         with pytest.raises(ResponseError, match="FENCED"):

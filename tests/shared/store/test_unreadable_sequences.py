@@ -62,7 +62,7 @@ def done(mesh: ScriptedMesh, step: Submission, number: int, epoch: Epoch, *, fla
 async def committed(mesh: ScriptedMesh, *steps: StepCommit) -> list[CommitCode]:
     """Commits that one call carries."""
     call = mesh.scripts.commit(
-        steps, shard=mesh.keys.shard_ids()[0], executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=60_000
+        steps, shard=mesh.keys.shards[0], executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=60_000
     )
     return await mesh.scripts.run(call)
 
@@ -76,13 +76,13 @@ async def both_live(mesh: ScriptedMesh) -> dict[int, Epoch]:
         epochs[number] = await mesh.assign(number, ALICE, slot=slot)
         await committed(mesh, done(mesh, step, 1, epochs[number], flags=START))
     # No takeover needs these steps again.
-    await mesh.redis.xtrim(mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE), maxlen=0)
+    await mesh.redis.xtrim(mesh.keys.inbox(mesh.keys.shards[0], ALICE), maxlen=0)
     return epochs
 
 
 async def answers(mesh: ScriptedMesh) -> dict[str, bytes]:
     """The first answer to each token."""
-    stream = mesh.keys.replies(mesh.keys.shard_ids()[0], GatewayId(GATEWAY))
+    stream = mesh.keys.replies(mesh.keys.shards[0], GatewayId(GATEWAY))
     found: dict[str, bytes] = {}
     for _, fields in await mesh.redis.xrange(stream):
         for token, reply in fields.items():
@@ -92,7 +92,7 @@ async def answers(mesh: ScriptedMesh) -> dict[str, bytes]:
 
 async def slot_is_back(mesh: ScriptedMesh) -> bool:
     """Whether the scheduler hears that the victim is over, and nobody owns it."""
-    shard, client = mesh.keys.shard_ids()[0], mesh.redis
+    shard, client = mesh.keys.shards[0], mesh.redis
     victim = mesh.sequence(VICTIM).encode()
     told = [fields[b"q"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))]
     owned = await client.smembers(mesh.keys.owned(shard, ALICE, "sum"))
@@ -167,7 +167,7 @@ async def test_who_waits_for_a_step_in_a_former_owners_inbox_is_told(
     epochs = await both_live(mesh)
     steps = [mesh.submission(VICTIM, ONE) for _ in range(3)]
     await submitted(mesh, *steps)
-    (shard,) = mesh.keys.shard_ids()
+    (shard,) = mesh.keys.shards
     await mesh.scripts.run(
         mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=mesh.term, count=9, tombstone_ms=1000)
     )
@@ -203,7 +203,7 @@ async def test_nothing_of_it_stays_in_its_owners_inbox(mesh: ScriptedMesh, found
     elif found_by == "a step":
         await submitted(mesh, mesh.submission(VICTIM, ONE))
 
-    inbox = await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE))
+    inbox = await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shards[0], ALICE))
     assert [mesh.sequence(OTHER)] == [inbox_entry(*entry).sequence for entry in inbox]
 
 
@@ -240,7 +240,7 @@ async def test_a_key_whose_sequence_is_called_like_a_counter_is_not_made_one(mes
 @pytest.mark.leaves_sequences
 async def test_who_is_counted_as_waiting_and_is_not_keeps_nobody_out(mesh: ScriptedMesh) -> None:
     """So it is after a record that could not be read while its sequence waited."""
-    await mesh.redis.hset(mesh.keys.line(mesh.keys.shard_ids()[0], "sum"), "w", 99)
+    await mesh.redis.hset(mesh.keys.line(mesh.keys.shards[0], "sum"), "w", 99)
 
     first = await mesh.submit(mesh.submission(VICTIM, ONE, START), backlog_max=1)
     second = await mesh.submit(mesh.submission(OTHER, ONE, START), backlog_max=1)
@@ -267,7 +267,7 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
     assert await mesh.assign(OTHER, ALICE, slot=1)
     told = await mesh.reply(steps[VICTIM])
     assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
-    shard = mesh.keys.shard_ids()[0]
+    shard = mesh.keys.shards[0]
     assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
     assert 0 == await mesh.redis.exists(mesh.keys.sequence(mesh.sequence(VICTIM)).parked)
     if kind != "record":
@@ -278,7 +278,7 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
 async def test_nothing_of_its_wait_stays_in_the_line(mesh: ScriptedMesh) -> None:
     """What is left there would make the next leader forget a later sequence of the id."""
     await submitted(mesh, mesh.submission(VICTIM, ONE, START), mesh.submission(VICTIM, ONE, timeout_us=10_000_000))
-    starts = mesh.keys.starts(mesh.keys.shard_ids()[0], "sum")
+    starts = mesh.keys.starts(mesh.keys.shards[0], "sum")
     assert 2 == await mesh.redis.xlen(starts), "that it waits, and by when it is to have a slot"
     await spoil(mesh, VICTIM, "nx")
 
@@ -307,7 +307,7 @@ async def assign_by(mesh: ScriptedMesh, correlation_id: int, entry: str) -> Epoc
 async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> None:
     await both_live(mesh)
     await spoil(mesh, VICTIM, kind)
-    shard = mesh.keys.shard_ids()[0]
+    shard = mesh.keys.shards[0]
     await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(OTHER)).idle)
 
     call = mesh.scripts.expire(
@@ -327,7 +327,7 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
     epochs = await both_live(mesh)
     steps = [mesh.submission(VICTIM, ONE), mesh.submission(OTHER, ONE)]
     await submitted(mesh, *steps)
-    shard = mesh.keys.shard_ids()[0]
+    shard = mesh.keys.shards[0]
     await mesh.redis.xadd(mesh.keys.inbox(shard, ALICE), {GARBAGE: GARBAGE})
     await mesh.redis.sadd(mesh.keys.owned(shard, ALICE, "sum"), "foreign")
     await spoil(mesh, VICTIM, kind)
@@ -345,7 +345,7 @@ async def test_numbers_of_a_shard_that_are_none_or_too_large_to_count_begin_anew
     mesh: ScriptedMesh, value: bytes
 ) -> None:
     epochs = await both_live(mesh)
-    shard, client = mesh.keys.shard_ids()[0], mesh.redis
+    shard, client = mesh.keys.shards[0], mesh.redis
     await client.set(mesh.keys.epoch(shard), value)
     await client.set(mesh.keys.fence(shard, "sum"), value)
     await client.set(mesh.keys.wanted_slots(shard, "sum", ""), value, px=60_000)
@@ -363,7 +363,7 @@ async def test_numbers_of_a_shard_that_are_none_or_too_large_to_count_begin_anew
 @pytest.mark.parametrize("kind", ["starts", "feed", "deadlines", "line", "owned", "inbox", "epoch", "fence", "replies"])
 async def test_a_key_of_a_shard_that_has_another_type_is_begun_anew(mesh: ScriptedMesh, kind: str) -> None:
     epochs = await both_live(mesh)
-    shard, client = mesh.keys.shard_ids()[0], mesh.redis
+    shard, client = mesh.keys.shards[0], mesh.redis
     name = {
         "starts": mesh.keys.starts(shard, "sum"),
         "feed": mesh.keys.feed(shard, "sum"),
@@ -387,7 +387,7 @@ async def test_a_key_of_a_shard_that_has_another_type_is_begun_anew(mesh: Script
 
 
 async def test_counts_that_cannot_be_read_are_left_out(mesh: ScriptedMesh) -> None:
-    load, shard = ModelLoad("sum", "1", "0"), mesh.keys.shard_ids()[0]
+    load, shard = ModelLoad("sum", "1", "0"), mesh.keys.shards[0]
     tally, client = mesh.keys.tally(shard, "sum", "1", "0"), mesh.redis
     torn = [GARBAGE, packed({"success_count": 7})[:-2], b"\x07", b"\x92\x01\x02", b"\x91\xa1x", b"\x92\xa1x\xa1y"]
     await client.rpush(tally, packed({"success_count": 1}), *torn, packed({"success_count": 2}))
@@ -401,7 +401,7 @@ async def test_counts_that_cannot_be_read_are_left_out(mesh: ScriptedMesh) -> No
 
 
 async def swept(mesh: ScriptedMesh) -> list[int]:
-    shard = mesh.keys.shard_ids()[0]
+    shard = mesh.keys.shards[0]
     sequences = [mesh.sequence(number) for number in (VICTIM, OTHER)]
     return await mesh.scripts.run(mesh.scripts.sweep(sequences, shard=shard, model="sum", term=mesh.term))
 
@@ -418,7 +418,7 @@ async def test_a_sweep_leaves_what_is_over_as_it_is(mesh: ScriptedMesh) -> None:
     assert [0, 0] == await swept(mesh)
 
     assert tombstone == await mesh.record(VICTIM)
-    assert 0 == await mesh.redis.exists(mesh.keys.deadlines(mesh.keys.shard_ids()[0], "sum"))
+    assert 0 == await mesh.redis.exists(mesh.keys.deadlines(mesh.keys.shards[0], "sum"))
 
 
 @pytest.mark.leaves_sequences
@@ -429,7 +429,7 @@ async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_record
     await submitted(mesh, started, waiting)
     epoch = await mesh.assign(VICTIM, ALICE)
     await committed(mesh, done(mesh, started, 1, epoch, flags=START))
-    shard, client = mesh.keys.shard_ids()[0], mesh.redis
+    shard, client = mesh.keys.shards[0], mesh.redis
     names = (mesh.keys.owned(shard, ALICE, "sum"), mesh.keys.deadlines(shard, "sum"), mesh.keys.starts(shard, "sum"))
     before = [await client.smembers(names[0]), await client.zrange(names[1], 0, -1)]
     assert [1, 1] == await swept(mesh), "nothing is wrong"
@@ -447,7 +447,7 @@ async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_record
 async def test_who_is_put_back_into_the_line_waits_no_longer_than_its_caller_wants(mesh: ScriptedMesh) -> None:
     patience_us = {VICTIM: 60_000_000, OTHER: 0}
     await submitted(mesh, *(mesh.submission(number, ONE, START, timeout_us=us) for number, us in patience_us.items()))
-    (shard,), deadline_ms = mesh.keys.shard_ids(), int((await mesh.record(VICTIM))["dl"])
+    (shard,), deadline_ms = mesh.keys.shards, int((await mesh.record(VICTIM))["dl"])
     starts = mesh.keys.starts(shard, "sum")
     await mesh.redis.delete(starts)
 
@@ -469,7 +469,7 @@ async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh,
         await mesh.take_over(ALICE)
     assert [1, 1] == await swept(mesh), "both steps are there"
     own = mesh.keys.sequence(mesh.sequence(VICTIM))
-    client, inbox = mesh.redis, mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE)
+    client, inbox = mesh.redis, mesh.keys.inbox(mesh.keys.shards[0], ALICE)
     if state == "live":
         entries = await client.xrange(inbox)
         await client.xdel(

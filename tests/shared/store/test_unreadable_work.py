@@ -62,7 +62,7 @@ async def run_everything(mesh: ScriptedMesh, me: ExecutorId = ME) -> None:
 
 async def answered(mesh: ScriptedMesh) -> dict[str, str]:
     """The code that each token was answered with."""
-    stream = mesh.keys.replies(mesh.keys.shard_ids()[0], GatewayId(GATEWAY))
+    stream = mesh.keys.replies(mesh.keys.shards[0], GatewayId(GATEWAY))
     found: dict[str, str] = {}
     for _, fields in (await mesh.redis.xrange(stream))[1:]:
         for token, reply in fields.items():
@@ -80,8 +80,8 @@ async def test_a_key_of_another_type_leaves_nobody_waiting(mesh: ScriptedMesh, k
     await mesh.scripts.run(pull)
     names = [
         *mesh.keys.work_queue("sum", "1"),
-        *mesh.keys.cache(mesh.keys.shard_ids()[0]),
-        mesh.keys.tally(mesh.keys.shard_ids()[0], "sum", "1", "0"),
+        *mesh.keys.cache(mesh.keys.shards[0]),
+        mesh.keys.tally(mesh.keys.shards[0], "sum", "1", "0"),
     ]
     (name,) = [name for name in names if kind_of(name) == kind]
     client = mesh.redis
@@ -144,5 +144,5 @@ async def test_a_request_of_another_hand_can_be_withdrawn_and_refused(mesh: Scri
 
 async def drop(mesh: ScriptedMesh) -> None:
     """What a mesh keeps for ever, or for a while."""
-    shard = mesh.keys.shard_ids()[0]
+    shard = mesh.keys.shards[0]
     await mesh.redis.delete(mesh.keys.tally(shard, "sum", "1", "0"), *mesh.keys.cache(shard))
