@@ -28,8 +28,8 @@ def is_wrong_type(reply: object) -> bool:
 
 
 def keys_of(command: Sequence[Any]) -> list[str]:
-    """The keys that a command names. Of the commands that the mesh sends, only XREAD has several. Scripts mend their
-    own keys.
+    """The keys that a command names. Of those that the mesh sends, XREAD and BLPOP have several of one type; others
+    with several take any type, and the first is enough. Scripts mend their own keys.
     """
     words = [text(word) for word in command]
     if words[0] in ("FCALL", "FUNCTION"):
@@ -37,6 +37,8 @@ def keys_of(command: Sequence[Any]) -> list[str]:
     if words[0] == "XREAD":
         streams = words[words.index("STREAMS") + 1 :]
         return streams[: len(streams) // 2]
+    if words[0] == "BLPOP":
+        return words[1:-1]
     return words[1:2]
 
 

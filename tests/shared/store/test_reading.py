@@ -117,6 +117,19 @@ async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redi
     await redis.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
 
 
+async def test_a_wait_for_several_lists_mends_whichever_is_none(redis: Redis, keys: Keyspace) -> None:
+    first, second, third = (keys.work_queue(model, "1").wake for model in ("a", "b", "c"))
+    await redis.set(second, "no list")
+    link = Link(redis)
+    await link.connect()
+
+    pushed, popped = await link.exchange([("RPUSH", third, "x"), ("BLPOP", first, second, third, 1)], blocking_s=1)
+    await link.close()
+
+    assert (1, [third.encode(), b"x"]) == (pushed, popped)
+    assert {"work:wake": 1} == reading.found.counts
+
+
 async def test_a_mesh_whose_number_of_shards_is_garbage_is_joined_by_who_knows_it(redis: Redis, keys: Keyspace) -> None:
     await redis.hset(keys.mesh, "shards", "garbage")
 
