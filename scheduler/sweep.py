@@ -72,7 +72,9 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
     for shard in mesh.keys.shards:
         prefix = f"{mesh.keys.base(shard)}seq:"
         found = mesh.redis.scan_iter(match=f"{escaped(prefix + model)}|*", count=KEYS_PER_SCAN)
-        sequences = [SequenceId(text_of(key).removeprefix(prefix)) async for key in found]
+        named = [SequenceId(text_of(key).removeprefix(prefix)) async for key in found]
+        # A call concerns one shard: a record that lies in another one than its own belongs to nobody.
+        sequences = [sequence for sequence in named if mesh.keys.shard_of(sequence) == shard]
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
             chunk = sequences[begin : begin + SCRIPT_STEPS_MAX]
             looked_at += sum(await mesh.scripts.run(mesh.scripts.sweep(chunk, shard=shard, model=model, term=term)))

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -41,9 +42,11 @@ from shared.contract.ids import (
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership
+from shared.store.redis_client import connect, join_mesh
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
+from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 from tests.scheduler.state_view import StateView, view
@@ -596,6 +599,20 @@ async def test_a_sweep_that_failed_is_the_next_leaders(stage: Stage, monkeypatch
         await stage.until(partial(is_led, scheduler, swept[0]))
 
     assert [Term(swept[0] + 1)] == swept[1:], "once, by the next one"
+
+
+async def test_a_record_in_another_shard_than_its_own_ends_no_sweep(redis_cluster: EmbeddedCluster) -> None:
+    """On a Cluster a call that names it would be refused, and the model would have no leader."""
+    async with connect(redis_cluster.url) as redis:
+        keys = await join_mesh(redis, f"t{uuid.uuid4().hex[:12]}")
+        mesh = MeshAccess(redis, keys, Scripts(redis, keys), Membership(redis, keys), Tracing())
+        sequence = sequence_id(MODEL, "", 1)
+        other = next(shard for shard in keys.shard_ids() if shard != keys.shard_of(sequence))
+        await redis.hset(f"{keys.base(other)}seq:{sequence}", "st", "l")
+
+        assert set() == await sweep(mesh, MODEL, Term(1))
+
+        await mesh.links.close()
 
 
 @pytest.mark.leaves_sequences
