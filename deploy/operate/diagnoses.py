@@ -188,6 +188,13 @@ def of_cluster(facts: Mapping[str, ServerFacts]) -> Iterator[Diagnosis]:
         )
     else:
         yield ok("cluster", f"{counted(len(facts), 'node')} with slots")
+    bare = [address for address, told in facts.items() if told.info.get("connected_slaves") == 0]
+    if 0 < len(bare) < len(facts):
+        yield warn(
+            "cluster",
+            f"no replica of {', '.join(bare)} is connected, as those of the others are",
+            "start it, or add one: while that node is away, the sequences of its shards wait",
+        )
     (behind, least), (ahead, most) = (
         choose(((address, told.skew) for address, told in facts.items()), key=lambda one: one[1])
         for choose in (min, max)

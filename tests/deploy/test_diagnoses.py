@@ -139,6 +139,16 @@ def test_nodes_of_a_cluster_that_see_it_down_or_keep_other_times_are_named() -> 
     assert (Severity.WARN, "c:1 is 3.0 s behind a:1") == (late_clock.severity, late_clock.text)
 
 
+def test_a_node_that_has_lost_its_replica_is_named() -> None:
+    bare, backed = (ServerFacts({**INFO, "connected_slaves": count}, CONFIG, 0.1, 0) for count in (0, 1))
+
+    (_, lost) = of_cluster({"a:1": backed, "b:1": bare, "c:1": backed})
+
+    assert lost.severity is Severity.WARN
+    assert lost.text.startswith("no replica of b:1 is connected")
+    assert [Severity.OK] == [one.severity for one in of_cluster({"a:1": bare, "b:1": bare})]
+
+
 def test_each_kind_of_service_must_run_and_all_of_one_format() -> None:
     lines = [
         ServiceLine("gateway", "gateway-1", RELEASE, FORMAT, 0),
