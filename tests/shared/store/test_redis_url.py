@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.store.redis_url import RedisUrlError, has_password, parse_redis_url, url_without_password
+from shared.store.redis_url import RedisUrlError, has_password, parse_redis_url, url_of_node, url_without_password
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,18 @@ def test_nodes_of_a_cluster_are_spoken_to_alike() -> None:
         address.server.way,
         address.server.options,
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis+cluster://a:1,b:2", "redis://[::1]:7"),
+        ("rediss+cluster://me:p%40ss@a,b?ssl_cert_reqs=none", "rediss://me:p%40ss@[::1]:7?ssl_cert_reqs=none"),
+    ],
+)
+def test_a_node_of_a_cluster_is_reached_as_the_cluster_is(url: str, expected: str) -> None:
+    node = url_of_node(url, "::1", 7)
+
+    assert expected == node
+    whole, alone = parse_redis_url(url).server, parse_redis_url(node).server
+    assert (whole.way, {**whole.options, "host": "::1", "port": 7}) == (alone.way, alone.options)
