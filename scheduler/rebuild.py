@@ -33,6 +33,9 @@ async def raise_fence(mesh: MeshAccess, model: str, term: Term) -> None:
     Done by a script call that expires nothing: any script with a newer term raises the fence. Raises ResponseError
     FENCED if this leader is the older one.
     """
+    # Where the fence is raised the spare slots of the leader before are worth nothing. While a node of a Cluster is
+    # away, nobody leads, and no leader comes further than here: at the other nodes sequences go on taking these slots.
+    await mesh.redis.ping()
     shards, expire = mesh.keys.shards, mesh.scripts.expire
     await mesh.scripts.run_together(
         [expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in shards]

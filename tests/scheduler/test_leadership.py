@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -40,9 +40,11 @@ from shared.contract.ids import (
     sequence_id,
 )
 from shared.process.lifecycle import Stop, Tasks
+from shared.store.cluster import ClusterRedis
+from shared.store.keyspace import Keyspace
 from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import connect, join_mesh
+from shared.store.redis_client import CONNECTION_LOST, connect, join_mesh
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
@@ -607,7 +609,7 @@ async def test_a_record_in_another_shard_than_its_own_ends_no_sweep(redis_cluste
         keys = await join_mesh(redis, f"t{uuid.uuid4().hex[:12]}")
         mesh = MeshAccess(redis, keys, Scripts(redis, keys), Membership(redis, keys), Tracing())
         sequence = sequence_id(MODEL, "", 1)
-        other = next(shard for shard in keys.shard_ids() if shard != keys.shard_of(sequence))
+        other = next(shard for shard in keys.shards if shard != keys.shard_of(sequence))
         await redis.hset(f"{keys.base(other)}seq:{sequence}", "st", "l")
 
         assert set() == await sweep(mesh, MODEL, Term(1))
@@ -701,3 +703,23 @@ async def test_its_tasks_end_before_the_connections_that_they_use(
         await tasks.end_all()
 
     assert ["measurements", "connections"] == ended
+
+
+async def test_no_fence_is_raised_while_a_node_of_a_cluster_is_away(stage: Stage) -> None:
+    """It would make the slots worthless that the last leader has laid out at the other nodes."""
+    keys = Keyspace(stage.prefix, 2)
+    # The server knows the scripts.
+    await raise_fence(stage.mesh, "another model", Term(1))
+
+    def open_home(tag: str) -> Any:
+        return connect("redis://127.0.0.1:1" if tag == "1" else stage.url, retries=0)
+
+    async with ClusterRedis(open_home) as redis:
+        redis.know(keys.homes)
+        cluster = cast("Any", redis)
+        mesh = MeshAccess(cluster, keys, Scripts(cluster, keys), stage.membership, Tracing())
+        with pytest.raises(CONNECTION_LOST):
+            await raise_fence(mesh, MODEL, Term(1))
+
+        assert await stage.commands.get(keys.fence(ShardId(0), MODEL)) is None
+        await mesh.links.close()
