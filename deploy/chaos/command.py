@@ -61,6 +61,8 @@ KINDS_HELP = "Faults, by name (kill-executor), act (kill) or victim (executor). 
 SENTINELS_HELP = """Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary.
 With the fault promote-replica a replica takes over that lacks the last writes; clients must be told which steps are
 gone."""
+CLUSTER_HELP = """Give the private mesh a Redis Cluster of three primaries with a replica each. Faults of Redis hit one
+primary after the other."""
 EPILOG = "\b\nFaults:\n" + "\n".join(
     textwrap.fill(kind.meaning, 78, initial_indent=f"  {kind.name:20} ", subsequent_indent=" " * 23)
     for kind in KINDS.values()
@@ -133,6 +135,7 @@ def fault_command_of(text: str) -> str:
     help="Lease of executors and schedulers; freezing is planned by it.",
 )
 @click.option("--sentinels", is_flag=True, help=SENTINELS_HELP)
+@click.option("--cluster", is_flag=True, help=CLUSTER_HELP)
 @click.option("--http", type=addresses_of, metavar="HOST:PORT,..", help="HTTP of your gateways, in order.")
 @click.option("--grpc", type=addresses_of, metavar="HOST:PORT,..", help="gRPC of your gateways, in the same order.")
 @click.option("--pids", type=pids_of, metavar="SERVICE=PID,..", help="Processes of yours that may be struck.")
@@ -158,6 +161,7 @@ def chaos(
     clients: int,
     lease_ms: int,
     sentinels: bool,
+    cluster: bool,
     http: list[str] | None,
     grpc: list[str] | None,
     pids: dict[Victim, list[int]] | None,
@@ -180,15 +184,18 @@ def chaos(
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     if gone := [str(pid) for named in (pids or {}).values() for pid in named if not is_running(pid)]:
         raise click.UsageError(f"--pids: no process has the id {', '.join(gone)}")
-    if given and sentinels:
-        raise click.UsageError("--sentinels is for a private mesh: leave it out, or --http and --grpc")
+    if given and (sentinels or cluster):
+        option = "--sentinels" if sentinels else "--cluster"
+        raise click.UsageError(f"{option} is for a private mesh: leave it out, or --http and --grpc")
+    if sentinels and cluster:
+        raise click.UsageError("--sentinels and --cluster are two kinds of Redis: leave one out")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}; starting", err=True)
     with (
         results_in(out),
         given_mesh(given, pids or {}, fault_command or "")
         if given
-        else own_mesh(out / "mesh", lease_ms=lease_ms, sentinels=sentinels) as mesh,
+        else own_mesh(out / "mesh", lease_ms=lease_ms, sentinels=sentinels, cluster=cluster) as mesh,
     ):
         plan = ChaosPlan(
             seed=seed,
@@ -229,7 +236,7 @@ def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
     chosen = {name for names in wanted.values() for name in names}
     for word, names in wanted.items():
         if not chosen.intersection(names, mesh.kinds):
-            raise click.UsageError(f"not possible on this mesh: {word} (see --sentinels, --pids)")
+            raise click.UsageError(f"not possible on this mesh: {word} (see --sentinels, --cluster, --pids)")
     left_out = [name for name in KINDS if name in chosen and name not in mesh.kinds]
     if left_out:
         click.echo(f"left out, because they are not possible on this mesh: {', '.join(left_out)}", err=True)

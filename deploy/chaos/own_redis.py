@@ -1,4 +1,4 @@
-"""The Redis of a private mesh: one server, or a primary with replicas and Sentinels. Faults can hit both."""
+"""The Redis of a private mesh: one server, a primary with replicas and Sentinels, or a Cluster. Faults can hit each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from deploy.chaos.clustered import PRIMARIES, ClusteredRedis
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.links import REDIS, Links
-from deploy.chaos.replicated import HOST, ReplicatedRedis
+from deploy.chaos.replicated import HOST, Node, ReplicatedRedis
 
 
 class OwnRedis:
@@ -56,9 +57,7 @@ class OwnRedis:
         return self._servers.url_at(links.listen(REDIS, HOST, self._servers.primary().port))
 
     def about(self) -> str:
-        with self._servers.primary().client() as client:
-            info = client.info("server")
-        program = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
+        program = program_of(self._servers.primary())
         servers = "a primary, two replicas and three Sentinels" if self._sentinels else "one server"
         said = f"{program}, {servers}, append-only file, appendfsync always"
         return f"{said}, min-replicas-to-write 1" if self._sentinels else said
@@ -106,3 +105,68 @@ class OwnRedis:
                 self._servers.replaced(stale)
         finally:
             stale.send(signal.SIGCONT)
+
+
+class OwnCluster:
+    """A Cluster of three primaries with a replica each, used as `OwnRedis`. A fault hits the next primary, when its
+    replica has every acknowledged write.
+    """
+
+    def __init__(self, directory: Path, *, node_timeout_ms: int) -> None:
+        self._cluster = ClusteredRedis(directory, node_timeout_ms=node_timeout_ms)
+        self._thread = ThreadPoolExecutor(1, "redis")
+        self._struck = 0
+        self.kinds = [kind.name for kind in KINDS.values() if kind.victim not in (Victim.REDIS_LINKS, Victim.REPLICA)]
+
+    def __enter__(self) -> Self:
+        self._thread.submit(self._cluster.start).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.submit(self._cluster.stop).result()
+        self._thread.shutdown()
+
+    @property
+    def url(self) -> str:
+        return self._cluster.url
+
+    def url_for_services(self, _: Links) -> str:
+        """No proxy can stand before it: the nodes tell of each other by their own addresses."""
+        return self.url
+
+    @property
+    def primaries(self) -> list[Node]:
+        return self._cluster.primaries()
+
+    def about(self) -> str:
+        program = program_of(self._cluster.nodes[0])
+        return f"{program}, a Cluster of three primaries with a replica each, append-only file, appendfsync always"
+
+    async def strike(self, act: Act, seconds: float) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._strike, act, seconds)
+
+    def _strike(self, act: Act, seconds: float) -> None:
+        struck = self.primaries[self._struck % PRIMARIES]
+        self._struck += 1
+        match act:
+            case Act.KILL:
+                self._cluster.strike(struck, signal.SIGKILL)
+                self._cluster.replaced(struck)
+            case Act.RESTART:
+                struck.stop()
+                self._cluster.replaced(struck)
+            case _:
+                self._cluster.strike(struck, signal.SIGSTOP)
+                try:
+                    time.sleep(seconds)
+                    if act is Act.FREEZE:
+                        self._cluster.replaced(struck)
+                finally:
+                    struck.send(signal.SIGCONT)
+        self._cluster.revive()
+
+
+def program_of(server: Node) -> str:
+    with server.client() as client:
+        info = client.info("server")
+    return f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"

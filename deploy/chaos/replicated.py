@@ -139,6 +139,16 @@ class Node:
             return None
 
 
+def node(directory: Path, port: int, password: str, options: Mapping[str, str], flags: list[str]) -> Node:
+    """One process, not started yet, in a directory of its own."""
+    directory = directory.resolve()
+    directory.mkdir(parents=True, mode=0o700)
+    given = {"bind": HOST, "port": str(port), "dir": f'"{directory}"', **options}
+    made = Node(directory, port, password, flags)
+    made.config.write_text("".join(f"{option} {value}\n" for option, value in given.items()))
+    return made
+
+
 class ReplicatedRedis:
     """All of them. A context manager: started on entry, gone on exit.
 
@@ -310,7 +320,7 @@ class ReplicatedRedis:
             }
             if number:
                 options["replicaof"] = f"{HOST} {ports[0]}"
-            self.servers.append(self._node(f"server-{number + 1}-{attempt}", port, password, options, []))
+            self.servers.append(node(self._directory / f"server-{number + 1}-{attempt}", port, password, options, []))
         for number, port in enumerate(ports[count:]):
             options = {
                 "requirepass": secret,
@@ -319,15 +329,8 @@ class ReplicatedRedis:
                 "sentinel down-after-milliseconds": f"{SERVICE} {self._down_after_ms}",
                 "sentinel failover-timeout": f"{SERVICE} {FAILOVER_TIMEOUT_MS}",
             }
-            self.sentinels.append(self._node(f"sentinel-{number + 1}-{attempt}", port, secret, options, ["--sentinel"]))
-
-    def _node(self, name: str, port: int, password: str, options: Mapping[str, str], flags: list[str]) -> Node:
-        directory = (self._directory / name).resolve()
-        directory.mkdir(parents=True, mode=0o700)
-        given = {"bind": HOST, "port": str(port), "dir": f'"{directory}"', **options}
-        node = Node(directory, port, password, flags)
-        node.config.write_text("".join(f"{option} {value}\n" for option, value in given.items()))
-        return node
+            directory = self._directory / f"sentinel-{number + 1}-{attempt}"
+            self.sentinels.append(node(directory, port, secret, options, ["--sentinel"]))
 
     def _start(self) -> None:
         for server in self.servers:

@@ -50,3 +50,11 @@ def test_nothing_is_lost_while_redis_fails_over_but_what_a_stale_replica_lacks_a
     document, _ = run_chaos(tmp_path, FAILOVERS, *options)
 
     assert "three Sentinels" in document.report.about["redis"]
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_while_nodes_of_a_cluster_are_killed_and_replaced(tmp_path: Path) -> None:
+    options = ["--seed", "7", "--steps", "400", "--faults", "3", "--clients", "8", "--cluster"]
+    document, _ = run_chaos(tmp_path, "kill-redis,freeze-redis,restart-redis", *options)
+
+    assert "a Cluster of three primaries" in document.report.about["redis"]

@@ -140,6 +140,8 @@ async def test_a_command_is_run_for_every_fault_and_to_wake_what_was_frozen(tmp_
     [
         (["--pids", "executor=12"], "are for a mesh of yours"),
         (["--sentinels", "--http", "a:1"], "is for a private mesh"),
+        (["--cluster", "--http", "a:1"], "is for a private mesh"),
+        (["--cluster", "--sentinels"], "are two kinds of Redis"),
         (["--http", "a:1,b:2", "--grpc", "a:3"], "must name the same gateways"),
         (["--http", "nowhere"], "'nowhere' is not host:port"),
         (["--http", "a:0"], "'a:0' is not host:port"),

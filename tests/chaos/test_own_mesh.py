@@ -17,8 +17,9 @@ import redis
 from deploy.chaos.faults import KINDS, Act
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import START_ATTEMPTS, foreign, own_mesh, started
-from deploy.chaos.own_redis import OwnRedis
+from deploy.chaos.own_redis import OwnCluster, OwnRedis
 from deploy.local.data_directory import LauncherError
+from shared.store.redis_client import connect
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,20 @@ async def test_a_server_that_is_hit_twice_at_the_same_time_is_hit_when_it_is_bac
         assert first != process_of(server)
 
 
+async def test_a_primary_of_a_cluster_is_replaced_and_comes_back_as_a_replica(tmp_path: Path) -> None:
+    with OwnCluster(tmp_path, node_timeout_ms=1000) as cluster:
+        before = primaries_of(cluster)
+        await cluster.strike(Act.KILL, 0.0)
+
+        async with connect(cluster.url) as client:
+            assert 3 == len(before & primaries_of(cluster)) + 1
+            assert await client.ping()
+
+
+def primaries_of(cluster: OwnCluster) -> set[int]:
+    return {node.port for node in cluster.primaries}
+
+
 def process_of(server: OwnRedis) -> int:
     with cast("Any", redis.Redis.from_url(server.url)) as client:
         return client.info("server")["process_id"]
@@ -83,3 +98,4 @@ def test_faults_are_those_that_this_redis_can_take(tmp_path: Path) -> None:
     links = {name for name in KINDS if name.endswith("redis-links")}
     assert set(KINDS) - {"promote-replica"} == kinds[False]
     assert set(KINDS) - links == kinds[True]
+    assert set(KINDS) - links - {"promote-replica"} == set(OwnCluster(tmp_path, node_timeout_ms=1000).kinds)
