@@ -103,6 +103,15 @@ class EmbeddedCluster:
         self.until(lambda: _offset(node, b"master_repl_offset") == _offset(node, b"slave0:.*offset"))
         node.kill()
 
+    def hold_back(self, node: EmbeddedRedis) -> EmbeddedRedis:
+        """Cuts the replica of a primary off from new writes, when it has all so far. It runs on, and may take over."""
+        self.until(lambda: _offset(node, b"master_repl_offset") == _offset(node, b"slave0:.*offset"))
+        replica = next(one for one in self.nodes if b"master_port:%d\r" % node.port in ask(one, "INFO", "replication"))
+        ask(replica, "CONFIG", "SET", "masteruser", "nobody")
+        ask(replica, "CLIENT", "KILL", "TYPE", "master")
+        self.until(lambda: b"master_link_status:down" in ask(replica, "INFO", "replication"))
+        return replica
+
     def replaced(self, node: EmbeddedRedis) -> None:
         """Waits until every node that runs names another holder in the place of this one."""
         self.until(lambda: all(node.port not in _holders(one) for one in self.nodes if one.is_running))

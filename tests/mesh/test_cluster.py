@@ -17,11 +17,12 @@ import pytest
 
 from shared.contract.ids import sequence_id
 from shared.store.cluster import MESH_TAG, tag_of
-from tests.embedded_cluster import EmbeddedCluster
+from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.test_redis_faults import Player
 from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans
 
 MODEL = "running_sum"
@@ -172,6 +173,28 @@ async def test_callers_wait_and_get_no_error_while_primaries_are_killed_and_repl
             replicated.cluster.whole()
 
 
+async def test_what_a_stale_replica_lacks_is_told_and_nothing_is_mixed(
+    replicated: Clustered, chance: random.Random
+) -> None:
+    """Steps are numbered on from those that are there. At the other nodes nothing is lost."""
+    primary = replicated.apart()
+    tags = replicated.tags_at(primary)
+    here = plans_of(replicated, lambda tag: tag not in tags, "kept")
+    there = plans_of(replicated, lambda tag: tag in tags, "stale")
+    async with Callers(replicated.mesh) as callers:
+        kept, stale = ([Player(plan, callers, chance) for plan in plans] for plans in (here, there))
+        await asyncio.gather(*(player.play(5) for player in (*kept, *stale)))
+        replica = replicated.cluster.hold_back(primary)
+        await asyncio.gather(*(player.play(15) for player in (*kept, *stale)))
+        primary.kill()
+        await asyncio.to_thread(replicated.cluster.replaced, primary)
+        ask(replica, "CONFIG", "SET", "masteruser", "")
+        await asyncio.gather(*(player.play(30) for player in (*kept, *stale)))
+
+    assert [0] * len(kept) == [player.forgotten for player in kept]
+    assert [10] * len(stale) == [player.forgotten for player in stale]
+
+
 @pytest.mark.parametrize("of_mesh", [False, True], ids=["of shards alone", "with the mesh's own keys"])
 async def test_while_a_node_is_away_sequences_of_other_shards_go_on_and_its_own_do_afterwards(
     bare: Clustered, chance: random.Random, of_mesh: bool
@@ -266,3 +289,17 @@ async def test_a_gateway_that_starts_while_a_node_is_away_serves_when_it_is_back
         await eventually(lambda: "cannot be reached" in bare.mesh.log("gateway-2"), "the gateway says why it does not")
         node.start()
         await eventually(lambda: bare.mesh.is_ready(1), "the gateway is ready")
+
+
+async def test_sums_are_right_though_processes_are_killed_while_nodes_are_away(
+    bare: Clustered, chance: random.Random
+) -> None:
+    async with under_load(bare, chance) as traffic:
+        for node, killed in zip(
+            bare.cluster.primaries, ("executor-1", "gateway-1", bare.mesh.leader(MODEL)), strict=True
+        ):
+            node.kill()
+            pid = bare.mesh.kill(killed)
+            await eventually(lambda: bare.mesh.pid(killed) != pid, "the launcher starts it again")  # noqa: B023 - called at once
+            node.start()
+            await more(traffic)
