@@ -140,9 +140,9 @@ async def test_sums_are_right_though_redis_answers_nobody_for_longer_than_every_
         group.create_task(traffic.run())
         await traffic.progress(0.3)
 
-        victim.send("redis", signal.SIGSTOP)
+        victim.strike_redis(signal.SIGSTOP)
         await asyncio.sleep(2 * LEASE_MS / 1000)
-        victim.send("redis", signal.SIGCONT)
+        victim.strike_redis(signal.SIGCONT)
 
 
 async def test_sums_are_right_though_every_executor_is_killed_at_once(
@@ -218,7 +218,7 @@ async def test_sums_are_right_though_redis_is_restarted(victim: RunningMesh, cha
         await traffic.progress(0.3)
 
         # Not killed: with `appendfsync everysec` that may lose what was acknowledged last (deploy/local/embedded.py).
-        victim.send("redis", signal.SIGTERM)
+        victim.strike_redis(signal.SIGTERM)
 
 
 @pytest.mark.timeout(180)
