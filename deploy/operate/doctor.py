@@ -29,7 +29,7 @@ from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.settings import parse_settings
-from shared.store.cluster import ClusterRedis, shards_of_cluster
+from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.company import services
 from shared.store.redis_client import POLICIES, SENTINEL_MODE, server_urls

@@ -41,8 +41,8 @@ from shared.contract.messages import ExecutorRegistration, LoadFailure, ModelRec
 from shared.process import logs
 from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
-from shared.store.cluster import shards_at
 from shared.store.commands import Redis
+from shared.store.homes import shards_at
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED

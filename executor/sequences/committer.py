@@ -19,8 +19,8 @@ from shared.contract.ids import ExecutorId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
-from shared.store.cluster import servers
 from shared.store.commands import Redis
+from shared.store.homes import servers
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.round_trips import RoundTrips

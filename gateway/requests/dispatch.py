@@ -28,9 +28,9 @@ from shared.contract.errors import NotReadyError
 from shared.contract.ids import ShardId
 from shared.contract.record import ACCEPTED, BIRTH
 from shared.process import logs
-from shared.store.cluster import servers
 from shared.store.commands import Redis
 from shared.store.forecasts import Forecasts
+from shared.store.homes import servers
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of

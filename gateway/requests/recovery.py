@@ -15,8 +15,8 @@ from gateway.requests.dispatch import Dispatch
 from gateway.requests.replies import Replies
 from shared.contract.ids import ShardId
 from shared.process import logs
-from shared.store.cluster import shards_at
 from shared.store.commands import Redis
+from shared.store.homes import shards_at
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST, pause_s
 from shared.store.server_run import ServerRun

@@ -17,8 +17,9 @@ import hiredis
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.store.cluster import ClusterRedis, in_order, tags_of, together
+from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
+from shared.store.homes import in_order, tags_of, together
 from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
 

@@ -83,11 +83,11 @@ class MendingRedis(Redis):
         return self
 
     def at(self, tag: str) -> MendingRedis:
-        """The client of a home (of a Cluster: `shared.store.cluster`)."""
+        """The client of a home (of a Cluster: `shared.store.cluster_redis`)."""
         return self
 
     def homes(self) -> list[MendingRedis]:
-        """The client of each server (of a Cluster: `shared.store.cluster`)."""
+        """The client of each server (of a Cluster: `shared.store.cluster_redis`)."""
         return [self]
 
     async def servers(self) -> Mapping[str, MendingRedis]:

@@ -31,7 +31,8 @@ from shared.contract.ids import ShardId, first_shards
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.process.addresses import authority
-from shared.store.cluster import ClusterRedis, Node, Nodes, shards_of_cluster
+from shared.store.cluster import Node, Nodes
+from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.discovery import Discovery
 from shared.store.keyspace import SCHEMA_VERSION, SHARDS_MAX, SHARDS_OF_A_NEW_MESH, Keyspace

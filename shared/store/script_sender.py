@@ -10,8 +10,8 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from shared.statistics.meter import RoundTripMeter
-from shared.store.cluster import together
 from shared.store.commands import Redis
+from shared.store.homes import together
 from shared.store.libraries import LIBRARIES, NAMES, function_name, library, script_source
 from shared.store.link import Link
 from shared.store.reading import text_of

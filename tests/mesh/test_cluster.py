@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shared.contract.ids import sequence_id
-from shared.store.cluster import MESH_TAG, tag_of
+from shared.store.homes import MESH_TAG, tag_of
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal

@@ -40,7 +40,7 @@ from shared.contract.ids import (
     sequence_id,
 )
 from shared.process.lifecycle import Stop, Tasks
-from shared.store.cluster import ClusterRedis
+from shared.store.cluster_redis import ClusterRedis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.store.cluster import ASKED_MAX, SLOTS, Node, Nodes, shards_of_cluster
+from shared.store.cluster import ASKED_MAX, SLOTS, Node, Nodes, shards_on, slot_of
+from shared.store.discovery import NoAnswerError
 
 
 class Cluster:
@@ -105,13 +109,62 @@ async def test_a_node_that_answers_nonsense_is_no_reason_to_fail_while_another_o
     assert ("right", 1) == await Nodes([("mad", 1), ("right", 1)], cluster.connect).holder("0").primary()
 
 
-async def test_a_new_mesh_has_a_shard_on_each_node_though_no_hosts_are_told() -> None:
-    class Client:
-        async def execute_command(self, *_: str) -> list[list[Any]]:
-            third = SLOTS // 3
-            starts = [0, third, 2 * third]
-            return [[start, start + third, [None, 6379, b"node %d" % start, []]] for start in starts]
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("each", [1, 3])
+def test_shards_lie_on_all_nodes_alike_though_no_hosts_are_told(nodes: int, each: int) -> None:
+    width = SLOTS // nodes
+    told = [[at * width, SLOTS - 1, [None, 6379, b"node %d" % at, []]] for at in range(nodes)]
+    for before, after in pairwise(told):
+        before[1] = after[0] - 1
+    count = each * nodes if each > 1 else 0
 
-    client: Any = Client()
+    shards = shards_on(told, count)
 
-    assert 3 == len(await shards_of_cluster(client))
+    held = Counter(min(slot_of(str(shard)) // width, nodes - 1) for shard in shards)
+    assert dict.fromkeys(range(nodes), each) == held
+    assert len(set(shards)) == len(shards)
+
+
+def test_of_more_shards_than_nodes_none_has_two_more_than_another() -> None:
+    told = [[0, 99, [b"h", 1, b"few"]], [100, SLOTS - 1, [b"h", 2, b"many"]]]
+
+    assert 5 == len(shards_on(told, 5))
+    assert sum(slot_of(str(shard)) < 100 for shard in shards_on(told, 5)) in (2, 3)
+
+
+def test_a_slot_is_what_the_specification_says() -> None:
+    assert 0x31C3 == slot_of("123456789")
+    assert [13907, 9842, 5649, 1584] == [slot_of(str(shard)) for shard in range(4)]
+
+
+def answer(*holders: tuple[int, int, bytes | None, int]) -> list[Any]:
+    return [[first, last, [host, port, b"id"], [b"10.0.0.9", 1, b"a replica"]] for first, last, host, port in holders]
+
+
+def test_a_node_is_named_by_the_range_that_has_the_slot() -> None:
+    nodes = Nodes([("10.0.0.1", 6379)], lambda node: SimpleNamespace(host=node[0]))
+    reply = answer((0, 5000, b"10.0.0.1", 1), (5001, 9841, b"10.0.0.2", 2), (9842, 16383, b"10.0.0.3", 3))
+
+    found = nodes.holder("1")._read(reply, SimpleNamespace(host="10.0.0.1"))
+
+    assert ("10.0.0.3", 3, 0) == found
+    assert {"10.0.0.1", "10.0.0.2", "10.0.0.3"} == {made.host for made in nodes.holder("1")._connections()}
+
+
+@pytest.mark.parametrize("host", [None, b""])
+def test_a_node_that_does_not_know_its_address_is_where_it_was_asked(host: bytes | None) -> None:
+    nodes = Nodes([("n", 1)], lambda node: SimpleNamespace(host=node[0]))
+
+    assert "asked" == nodes.holder("1")._read(answer((0, 16383, host, 7)), SimpleNamespace(host="asked")).host
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [None, b"OK", 5, [], [[0, 16383]], [[0, 16383, [b"h"]]], [[0, 16383, [b"h", b"port"]]], [[0, 16383, [b"h", 0]]],
+     [[b"a", b"b", [b"h", 1]]], answer((0, 100, b"h", 1))],
+)  # fmt: skip
+def test_nonsense_is_no_answer(nonsense: Any) -> None:
+    nodes = Nodes([("n", 1)], lambda node: SimpleNamespace(host=node[0]))
+
+    with pytest.raises(NoAnswerError):
+        nodes.holder("1")._read(nonsense, SimpleNamespace(host="n"))

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.store.cluster import MESH_TAG, ClusterRedis
+from shared.store.cluster_redis import ClusterRedis
+from shared.store.homes import MESH_TAG
 from shared.store.link import Link, new_link, streams_read
 from shared.store.redis_client import CONNECTION_LOST, connect
 

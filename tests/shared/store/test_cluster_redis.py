@@ -1,18 +1,16 @@
-"""A Redis Cluster: who holds which keys, and that each command goes there."""
+"""A client of a real Cluster of three nodes: each command goes to the node that has its key."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, sequence_id
-from shared.store.cluster import Nodes, in_order, servers, shards_of_cluster, slot_of, tag_of, tags_of, together
-from shared.store.discovery import NoAnswerError
+from shared.store.cluster_redis import shards_of_cluster
+from shared.store.homes import servers
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, SharedLinks, new_link
 from shared.store.redis_client import UnfitRedisError, connect, join_mesh, joined, value_bytes_max
@@ -22,81 +20,6 @@ from tests.embedded_cluster import EmbeddedCluster, ask
 
 SHARDS = 4
 PREFIX = "mesh"
-
-
-# -- tags and slots ----------------------------------------------------------------------------------------------------
-
-
-def test_a_slot_is_what_the_specification_says() -> None:
-    assert 0x31C3 == slot_of("123456789")
-    assert [13907, 9842, 5649, 1584] == [slot_of(str(shard)) for shard in range(SHARDS)]
-
-
-@pytest.mark.parametrize(
-    ("key", "tag"),
-    [
-        ("p:2:{3}:seq:m||i7", "3"),
-        ("p:{mesh}:mesh", "mesh"),
-        ("p:2:{12}:seq:{3}", "12"),
-        ("no tag", "mesh"),
-        ("{}a", "mesh"),
-    ],
-)
-def test_the_first_braces_are_the_tag(key: str, tag: str) -> None:
-    assert tag == tag_of(key)
-
-
-def test_a_command_goes_where_its_keys_are_and_one_without_goes_along() -> None:
-    commands = [
-        ("TIME",),
-        ("HGET", "p:{1}:a", "f"),
-        ("FCALL", "f", 2, "p:{2}:a", "p:{2}:b", "x"),
-        ("XREAD", "COUNT", 1, "BLOCK", 5, "STREAMS", b"p:{0}:a", b"p:{0}:b", "0", "0"),
-        ("FCALL", "f", 0, "p:{3}:no key"),
-    ]
-
-    assert ["1", "1", "2", "0", "1"] == tags_of(commands)
-    assert ["mesh"] == tags_of([("PING",)])
-
-
-def test_replies_are_put_in_order() -> None:
-    assert ["a", 1, 2, "b"] == in_order(["x", "y", "y", "x"], {"x": ["a", "b"], "y": [1, 2]})
-
-
-# -- who holds what ----------------------------------------------------------------------------------------------------
-
-
-def answer(*holders: tuple[int, int, bytes | None, int]) -> list[Any]:
-    return [[first, last, [host, port, b"id"], [b"10.0.0.9", 1, b"a replica"]] for first, last, host, port in holders]
-
-
-def test_a_node_is_named_by_the_range_that_has_the_slot() -> None:
-    nodes = Nodes([("10.0.0.1", 6379)], lambda node: SimpleNamespace(host=node[0]))
-    reply = answer((0, 5000, b"10.0.0.1", 1), (5001, 9841, b"10.0.0.2", 2), (9842, 16383, b"10.0.0.3", 3))
-
-    found = nodes.holder("1")._read(reply, SimpleNamespace(host="10.0.0.1"))
-
-    assert ("10.0.0.3", 3, 0) == found
-    assert {"10.0.0.1", "10.0.0.2", "10.0.0.3"} == {made.host for made in nodes.holder("1")._connections()}
-
-
-@pytest.mark.parametrize("host", [None, b""])
-def test_a_node_that_does_not_know_its_address_is_where_it_was_asked(host: bytes | None) -> None:
-    nodes = Nodes([("n", 1)], lambda node: SimpleNamespace(host=node[0]))
-
-    assert "asked" == nodes.holder("1")._read(answer((0, 16383, host, 7)), SimpleNamespace(host="asked")).host
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [None, b"OK", 5, [], [[0, 16383]], [[0, 16383, [b"h"]]], [[0, 16383, [b"h", b"port"]]], [[0, 16383, [b"h", 0]]],
-     [[b"a", b"b", [b"h", 1]]], answer((0, 100, b"h", 1))],
-)  # fmt: skip
-def test_nonsense_is_no_answer(nonsense: Any) -> None:
-    nodes = Nodes([("n", 1)], lambda node: SimpleNamespace(host=node[0]))
-
-    with pytest.raises(NoAnswerError):
-        nodes.holder("1")._read(nonsense, SimpleNamespace(host="n"))
 
 
 # -- a real one --------------------------------------------------------------------------------------------------------
@@ -269,18 +192,3 @@ async def test_nothing_is_sent_to_a_slots_new_node_before_it_is_agreed_to(
     await link.close()
     await redis.aclose()
     await free.aclose()
-
-
-async def test_calls_to_several_homes_end_before_the_first_failure_is_told() -> None:
-    ended = asyncio.Event()
-
-    async def slow() -> None:
-        await asyncio.sleep(0)
-        ended.set()
-
-    async def failing() -> None:
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        await together([failing(), slow()])
-    assert ended.is_set()

@@ -1,0 +1,129 @@
+"""A client of a Redis Cluster: each command goes to the home of its key (`shared.store.homes`).
+
+redis-py's own cluster client reads the whole map of slots at once and keeps it, sends a pipeline's commands node by
+node, and repeats by itself what may not be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, cast
+
+from shared.contract.ids import ShardId
+from shared.process.addresses import authority
+from shared.store.cluster import shards_on
+from shared.store.discovery import Discovery
+from shared.store.homes import MESH_TAG, in_order, tag_of, tags_of, together
+from shared.store.mending import MendingPipeline, MendingRedis, text
+from shared.store.redis_py import RepeatablePipeline
+
+ADDED_UP = {"DEL", "UNLINK", "EXISTS"}
+"""Commands with any number of keys, whose replies are counts."""
+
+
+class ClusterRedis(MendingRedis):
+    """A client of all homes: each command goes to the home of its key. As a client by itself it is that of the mesh's.
+
+    open_home  makes the client of a tag's home
+    """
+
+    def __init__(self, open_home: Callable[[str], MendingRedis]) -> None:
+        self._open = open_home
+        self._homes = {MESH_TAG: open_home(MESH_TAG)}
+        super().__init__(connection_pool=self._homes[MESH_TAG].connection_pool)
+
+    def know(self, keys: Iterable[str]) -> None:
+        """Makes the clients of these keys' homes."""
+        for key in keys:
+            self.home(key)
+
+    def home(self, key: str) -> MendingRedis:
+        return self.at(tag_of(key))
+
+    def at(self, tag: str) -> MendingRedis:
+        """The client of a tag's home."""
+        if tag not in self._homes:
+            self._homes[tag] = self._open(tag)
+        return self._homes[tag]
+
+    def homes(self) -> list[MendingRedis]:
+        return list(self._homes.values())
+
+    async def servers(self) -> Mapping[str, MendingRedis]:
+        """The client of one home for each node that has any, by the node's address. A home whose node nobody names is
+        under its tag; what is asked of it raises the reason.
+        """
+        unknown = [home for home in self.homes() if _address(home) is None]
+        await asyncio.gather(*(home.ping() for home in unknown), return_exceptions=True)
+        return {_address(home) or f"{{{tag}}}": home for tag, home in self._homes.items()}
+
+    def apart(self, keys: Iterable[str]) -> list[list[str]]:
+        apart: dict[str, list[str]] = {}
+        for key in keys:
+            apart.setdefault(tag_of(key), []).append(key)
+        return list(apart.values())
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        keys = [text(key) for key in args[1:]] if args[0] in ADDED_UP or args[0] == "MGET" else []
+        if len(groups := self.apart(keys)) < 2:
+            return await self.at(*tags_of([args])).execute_command(*args, **options)
+        found = await together([self.execute_command(args[0], *group, **options) for group in groups])
+        if args[0] in ADDED_UP:
+            return sum(found)
+        values = {tag_of(group[0]): reply for group, reply in zip(groups, found, strict=True)}
+        return in_order(map(tag_of, keys), values)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
+        return _ClusterPipeline(self, transaction=transaction, shard_hint=shard_hint)
+
+    async def transaction(self, func: Callable[[Any], Any], *watches: Any, **options: Any) -> Any:
+        return await cast("Any", self.home(watches[0])).transaction(func, *watches, **options)
+
+    async def ping(self, **options: Any) -> Any:
+        """Reaches every home."""
+        return all(await together([home.ping(**options) for home in self.homes()]))
+
+    async def scan_iter(
+        self, match: Any = None, count: int | None = None, _type: str | None = None, **options: Any
+    ) -> AsyncIterator[Any]:
+        """Of each node that has a known home, once; of one home, if the pattern names its tag."""
+        named = next((tag for tag in self._homes if f"{{{tag}}}" in (match or "")), None)
+        nodes = [self._homes[named]] if named is not None else (await self.servers()).values()
+        for node in nodes:
+            keys: AsyncIterator[bytes] = cast("Any", node).scan_iter(match, count, _type, **options)
+            async for key in keys:
+                yield key
+
+    async def aclose(self, *args: Any, **options: Any) -> None:
+        for home in self.homes():
+            await home.aclose(*args, **options)
+
+
+class _ClusterPipeline(MendingPipeline):
+    """A pipeline for each home, sent at once. A transaction has one home; one that watches has the mesh's."""
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
+        if self.is_watching:
+            return await super().execute(raise_on_error)
+        client, commands = cast("ClusterRedis", self._client), self.queued()
+        tags = tags_of([args for args, _ in commands])
+        pipes = {tag: client.at(tag).pipeline(self.is_transaction) for tag in dict.fromkeys(tags)}
+        assert not self.is_transaction or len(pipes) < 2, f"a transaction of {', '.join(pipes)}"
+        for tag, (args, options) in zip(tags, commands, strict=True):
+            cast("Any", pipes[tag]).execute_command(*args, **options)
+        await self.reset()
+        # Each raises its own errors: where it does, it also mends.
+        sent = [pipe.execute(raise_on_error) for pipe in pipes.values()]
+        return in_order(tags, dict(zip(pipes, await together(sent), strict=True)))
+
+
+def _address(home: MendingRedis) -> str | None:
+    """Of the node to which the home's newest connection goes, as far as is known."""
+    discovery: Discovery = home.connection_pool.connection_kwargs["discovery"]
+    return None if discovery.found is None else authority(*discovery.found)
+
+
+async def shards_of_cluster(redis: ClusterRedis, count: int = 0) -> tuple[ShardId, ...]:
+    """See `shared.store.cluster.shards_on`. Raises what redis-py raises."""
+    return shards_on(await redis.execute_command("CLUSTER", "SLOTS"), count)

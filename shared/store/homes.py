@@ -1,0 +1,67 @@
+"""Where the keys of a mesh live.
+
+Every key has a hash tag (`shared.store.keyspace`), and all keys of one tag are in one place: the tag's *home*. On one
+server there is one home for all tags. On a Redis Cluster each tag has a home of its own, on one of the nodes
+(`shared.store.cluster`). Each home has connections of its own, so that one that is away holds up no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from shared.contract.ids import ShardId
+from shared.store.commands import Redis
+from shared.store.keyspace import Keyspace
+from shared.store.mending import keys_of, text
+
+T = TypeVar("T")
+
+MESH_TAG = "mesh"
+"""The tag of the keys that belong to no shard. Commands without a key go to its home, too."""
+
+
+def tag_of(key: str) -> str:
+    """The hash tag of a key; MESH_TAG for what has none, and so is no key of a mesh."""
+    tag, end, _ = key.partition("{")[2].partition("}")
+    return tag if end and tag else MESH_TAG
+
+
+def tags_of(commands: Sequence[Sequence[Any]]) -> list[str]:
+    """The tag of each command's keys. A command without any goes with the first that has some."""
+    named = [_first_key(command) for command in commands]
+    usual = next((tag_of(key) for key in named if key), MESH_TAG)
+    return [tag_of(key) if key else usual for key in named]
+
+
+def _first_key(command: Sequence[Any]) -> str:
+    if command[0] == "FCALL":
+        return text(command[3]) if command[2] else ""
+    return next(iter(keys_of(command)), "")
+
+
+def in_order(tags: Iterable[str], replies: Mapping[str, Iterable[Any]]) -> list[Any]:
+    """The replies of several homes in the order of their commands. tags: of the commands"""
+    left = {tag: iter(found) for tag, found in replies.items()}
+    return [next(left[tag]) for tag in tags]
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of calls to several homes. Raises the first failure when all have ended."""
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return cast("list[T]", done)
+
+
+def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
+    """The shards by the server that holds them, each with the server's client."""
+    shards = {keys.base(shard): shard for shard in keys.shards}
+    return [(redis.home(group[0]), [shards[base] for base in group]) for group in redis.apart(shards)]
+
+
+def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
+    """The shards whose keys are at this home (`shared.store.server_run`)."""
+    return [shard for shard in keys.shards if home in ("", tag_of(keys.base(shard)))]
