@@ -5,7 +5,8 @@ from __future__ import annotations
 from executor.settings import ExecutorSettings
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import CONNECTION_LOST, connect
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST
 
 
 async def is_healthy(settings: ExecutorSettings, *, without_redis: bool = False) -> bool:

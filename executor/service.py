@@ -33,9 +33,11 @@ from shared.contract.errors import MeshError
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.process.locked_folders import remove_abandoned
+from shared.store.agreement import joined
 from shared.store.company import Company
+from shared.store.fitness import value_bytes_max
 from shared.store.reading import tell
-from shared.store.redis_client import connect, joined, value_bytes_max
+from shared.store.redis_client import connect
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
 

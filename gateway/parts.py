@@ -43,11 +43,12 @@ from shared.process import logs
 from shared.process.lifecycle import Tasks, end
 from shared.store.commands import Redis
 from shared.store.company import Company
+from shared.store.fitness import value_bytes_max
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell
-from shared.store.redis_client import connect, value_bytes_max
+from shared.store.redis_client import connect
 from shared.store.script_values import Drawn
 from shared.store.scripts import Scripts
 from shared.store.sequences import Sequences

@@ -32,7 +32,7 @@ from shared.origins import is_loopback
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
 from shared.process.machine import raise_open_files
-from shared.store.redis_client import joined
+from shared.store.agreement import joined
 from shared.store.redis_url import url_without_password
 from shared.traces.tracing import setup
 

@@ -53,7 +53,7 @@ class Leadership:
     async def contend(self, models: Iterable[str]) -> Contest:
         """Renews the leases that are held and asks for all others.
 
-        Raises one of `redis_client.CONNECTION_LOST`; the leases then count as held until `expired`.
+        Raises one of `redis_py.CONNECTION_LOST`; the leases then count as held until `expired`.
         """
         asked_at = self._clock()
         terms = {name: self.terms.get(name, FREE) for name in sorted({*models, *self.terms})}

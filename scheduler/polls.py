@@ -26,7 +26,7 @@ class Polls:
         """A poll that begins after this call, and the clock of Redis then, ms. Calls that come while another poll is
         under way share the next one. While no executor changes, every poll is the same object.
 
-        Raises one of `redis_client.CONNECTION_LOST`.
+        Raises one of `redis_py.CONNECTION_LOST`.
         """
         wanted = self._begun + 1
         async with self._polling:

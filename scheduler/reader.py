@@ -51,7 +51,7 @@ class StreamReader:
 
         tick_ms  how long to wait at most while a leader is not ready to be read for, or at ease
         returns  False at once when there is no stream to be read
-        raises   one of `redis_client.CONNECTION_LOST`; the next read then begins where this one did
+        raises   one of `redis_py.CONNECTION_LOST`; the next read then begins where this one did
         """
         owners: dict[str, Leader] = {}
         last_read: dict[str, str] = {}

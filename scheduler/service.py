@@ -32,13 +32,15 @@ from shared.contract.ids import SchedulerId, Term
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.statistics.meter import OF_MESH, RoundTripMeter
+from shared.store.agreement import joined
 from shared.store.commands import Redis
 from shared.store.company import Company, services
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
-from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED, connect, joined
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun

@@ -14,11 +14,12 @@ from deploy.operate.operating import ExecutorHolding, OperatedMesh, holdings
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import ModelRecord
+from shared.store.agreement import keys_of_mesh
 from shared.store.commands import Redis
 from shared.store.company import services
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import keys_of_mesh, redis_now_ms
+from shared.store.redis_client import redis_now_ms
 from shared.store.reporting import Reports
 from shared.store.scripts import Scripts
 from shared.store.sequence_status import OPEN_STATES, SequenceStatus

@@ -19,10 +19,11 @@ import click
 from deploy.local.data_directory import MeshState
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.record import OWNER
+from shared.store.agreement import keys_of_mesh
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect, keys_of_mesh
+from shared.store.redis_client import connect
 from shared.store.redis_py import REDIS_LOST
 
 EXECUTORS_TIMEOUT_S = 60.0

@@ -32,7 +32,8 @@ from shared.settings import parse_settings
 from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.company import services
-from shared.store.redis_client import POLICIES, SENTINEL_MODE, server_urls
+from shared.store.fitness import POLICIES, SENTINEL_MODE
+from shared.store.redis_client import server_urls
 from shared.store.waiting_line import read_lines
 
 PINGS = 9

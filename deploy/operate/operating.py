@@ -14,11 +14,13 @@ from deploy.operate.settings import OperatorSettings
 from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import ExecutorRegistration
+from shared.store.agreement import keys_of_mesh, refusal
 from shared.store.commands import Redis
+from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import RETRIES, UnfitRedisError, connect, keys_of_mesh, refusal
+from shared.store.redis_client import RETRIES, connect
 from shared.store.redis_py import REDIS_LOST, REFUSED
 from shared.store.redis_url import url_without_password
 from shared.store.sequences import Sequences, kept_by

@@ -20,7 +20,7 @@ from executor.engine.python.calls import waits
 from shared.contract.calls import WaitingCall
 from shared.process import logs
 from shared.store.membership import Member
-from shared.store.redis_client import LOST_OR_REFUSED
+from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.waiting_calls import forget_waiting, tell_waiting
 
 LOOK_S = 1.0

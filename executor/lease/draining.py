@@ -16,7 +16,7 @@ from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_py import CONNECTION_LOST
 
 RECORDS_PER_READ = 256
 

@@ -45,7 +45,7 @@ from shared.store.commands import Redis
 from shared.store.homes import shards_at
 from shared.store.membership import Membership
 from shared.store.metering import Metering
-from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED
+from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.reporting import Reports
 from shared.store.totals import Tallies
 from shared.traces.tracing import Tracing

@@ -54,7 +54,7 @@ from shared.statistics.meter import LoadMeter
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
 from shared.store.membership import Member
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_py import CONNECTION_LOST
 from shared.traces.tracing import Tracing
 
 LINGER_S = 1.0

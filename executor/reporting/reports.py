@@ -15,7 +15,7 @@ from executor.reporting.nvml import Nvml
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.statistics.reports import ExecutorReport, ModelReport
-from shared.store.redis_client import LOST_OR_REFUSED
+from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.reporting import Reports
 
 REPORT_INTERVAL_S = 1.0

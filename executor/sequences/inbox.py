@@ -16,7 +16,7 @@ from shared.contract.ids import ExecutorId, ShardId, entry_key
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.link import Link, streams_read
-from shared.store.redis_client import LOST_OR_REFUSED
+from shared.store.redis_py import LOST_OR_REFUSED
 
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"

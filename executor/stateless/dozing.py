@@ -16,7 +16,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import WorkKeys
 from shared.store.link import Link
 from shared.store.reading import text_of
-from shared.store.redis_client import LOST_OR_REFUSED
+from shared.store.redis_py import LOST_OR_REFUSED
 
 LOOK_S = 1
 """Dozing queues are looked at this often, because an executor may have died with a wake-up token."""

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from shared.contract.errors import LoadError
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.waiting_line import read_lines
 
 REQUESTS_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"

@@ -22,7 +22,7 @@ from shared.contract.errors import Code, NotReadyError, RequestError, Unavailabl
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import LOST_OR_REFUSED
+from shared.store.redis_py import LOST_OR_REFUSED
 
 REFRESH_S = 0.5
 REFRESH_ASKED_S = 0.1

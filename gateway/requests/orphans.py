@@ -21,7 +21,7 @@ from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import END
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips, put_back
 from shared.store.script_values import Orphan
 from shared.store.scripts import Scripts

@@ -18,7 +18,8 @@ from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.homes import shards_at
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import CONNECTION_LOST, pause_s
+from shared.store.redis_client import pause_s
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.server_run import ServerRun
 
 

@@ -27,7 +27,8 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
-from shared.store.redis_client import CONNECTION_LOST, LOST_OR_REFUSED, pause_s
+from shared.store.redis_client import pause_s
+from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""

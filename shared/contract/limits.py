@@ -15,7 +15,7 @@ meanwhile.
 
 VALUE_BYTES_MAX = 500 << 20
 """Bytes of one value on its way to Redis: an encoded request or answer, a state tensor. Redis refuses values beyond 512
-MiB (proto-max-bulk-len; if that is set lower, `redis_client.value_bytes_max` tells), and cuts the connection.
+MiB (proto-max-bulk-len; if that is set lower, `fitness.value_bytes_max` tells), and cuts the connection.
 """
 
 GATEWAY_MEMORY_MIN = 384 << 20

@@ -18,10 +18,11 @@ import msgspec
 from redis.exceptions import RedisError
 
 from shared.process import logs
+from shared.store.agreement import agree
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import clock_ms, text_of, value_of
-from shared.store.redis_client import agree, redis_now_ms
+from shared.store.redis_client import redis_now_ms
 from shared.store.release import FORMAT, RELEASE
 
 TELL_EVERY_S = 5.0

@@ -96,7 +96,7 @@ class Keyspace:
     """All key names of one mesh.
 
     prefix  tells meshes on one Redis apart
-    shards  of the mesh, or how many it has on one server: `shared.store.redis_client.join_mesh` tells them. Keys that
+    shards  of the mesh, or how many it has on one server: `shared.store.agreement.join_mesh` tells them. Keys that
             belong to no shard are the same with any
     """
 

@@ -15,7 +15,7 @@ from shared.process import logs
 from shared.statistics.meter import LoadMeter
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import LOST_OR_REFUSED
+from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.scripts import Scripts
 
 METERING_INTERVAL_S = 1.0

@@ -16,7 +16,8 @@ from redis.exceptions import ResponseError
 
 from shared.process import logs
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST, pause_s
+from shared.store.redis_client import pause_s
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 

@@ -33,10 +33,10 @@ from deploy.local.embedded import free_port
 from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 from deploy.local.terminal import styled
+from shared.store.agreement import agree
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import agree
 
 
 def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> AnsweredPiece:

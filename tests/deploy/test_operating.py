@@ -26,10 +26,11 @@ from deploy.operate.texts import aligned, id_text
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
 from shared.contract.model_config import EnsembleStep, ModelConfig
+from shared.store.agreement import join_mesh
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect, join_mesh
+from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
 

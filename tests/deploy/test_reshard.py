@@ -18,12 +18,14 @@ from deploy.operate.reshard import Resharding
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, StepNumber, Term
 from shared.contract.messages import StepFlag
+from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.exported import ExportedSequence
+from shared.store.fitness import UnfitRedisError
 from shared.store.journals import journal_of
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
-from shared.store.redis_client import UnfitRedisError, connect, join_mesh
+from shared.store.redis_client import connect
 from shared.store.script_values import ReopenCode, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis

@@ -40,11 +40,13 @@ from shared.contract.ids import (
     sequence_id,
 )
 from shared.process.lifecycle import Stop, Tasks
+from shared.store.agreement import join_mesh
 from shared.store.cluster_redis import ClusterRedis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import CONNECTION_LOST, connect, join_mesh
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing

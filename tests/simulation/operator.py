@@ -26,7 +26,8 @@ from shared.process.lifecycle import Stop, Tasks
 from shared.store.exported import from_file, to_file
 from shared.store.membership import Membership
 from shared.store.moving import wish_to_move
-from shared.store.redis_client import CONNECTION_LOST, connect
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.sequence_status import SequenceStatus, Wanted
 from shared.store.sequences import Sequences
 from shared.store.wishes import uttered

@@ -38,7 +38,7 @@ from shared.process import lifecycle, logs
 from shared.process.lifecycle import Stop
 from shared.store import reading
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.redis_py import CONNECTION_LOST
 from tests.simulation.clients import Asker, Client, Door, Habit, LostError, Style, Take
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger

@@ -35,9 +35,9 @@ from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.record import CANCELLED, DURABLE, STATE
 from shared.origins import Origins
 from shared.process.lifecycle import Stop, Tasks
+from shared.store.agreement import agree
 from shared.store.commands import Redis
 from shared.store.membership import Membership
-from shared.store.redis_client import agree
 from tests.deploy.console.readings import RECORD, executor, reading, status
 from tests.scripted_mesh import ScriptedMesh
 

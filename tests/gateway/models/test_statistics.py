@@ -27,11 +27,12 @@ from shared.contract.model_config import ModelConfig
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import CustomFamily, ExecutorReport, HostReport, Sample
 from shared.statistics.tally import FailureReason, failure, packed
+from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
-from shared.store.redis_client import connect, join_mesh
+from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from tests.embedded_cluster import EmbeddedCluster

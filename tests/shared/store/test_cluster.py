@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from shared.contract.ids import ShardId
+from shared.store.agreement import join_mesh
+from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import UnfitRedisError, connect, join_mesh
+from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster, ask
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, sequence_id
+from shared.store.agreement import join_mesh, joined
 from shared.store.cluster_redis import shards_of_cluster
+from shared.store.fitness import UnfitRedisError, value_bytes_max
 from shared.store.homes import servers
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, SharedLinks, new_link
-from shared.store.redis_client import UnfitRedisError, connect, join_mesh, joined, value_bytes_max
+from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
 from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_cluster import EmbeddedCluster, ask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,9 +112,8 @@ async def test_a_node_that_answers_nonsense_is_no_reason_to_fail_while_another_o
 @pytest.mark.parametrize("each", [1, 3])
 def test_shards_lie_on_all_nodes_alike_though_no_hosts_are_told(nodes: int, each: int) -> None:
     width = SLOTS // nodes
-    told = [[at * width, SLOTS - 1, [None, 6379, b"node %d" % at, []]] for at in range(nodes)]
-    for before, after in pairwise(told):
-        before[1] = after[0] - 1
+    ends = [*(at * width - 1 for at in range(1, nodes)), SLOTS - 1]
+    told = [[end - width, end, [None, 6379, b"node %d" % at, []]] for at, end in enumerate(ends)]
     count = each * nodes if each > 1 else 0
 
     shards = shards_on(told, count)

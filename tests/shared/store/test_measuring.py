@@ -27,7 +27,8 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import LUA
 from shared.store.metering import Metering
-from shared.store.redis_client import CONNECTION_LOST, connect
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.script_values import CommitCode, Rejection, StepCommit, StepOutcome
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies

@@ -16,10 +16,11 @@ import pytest
 
 from deploy.chaos.replicated import ReplicatedRedis, until
 from shared.store import discovery
+from shared.store.agreement import joined
 from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST, connect, joined
-from shared.store.redis_py import UnfitServerError
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST, UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_redis import EmbeddedRedis
 

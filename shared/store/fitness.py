@@ -1,0 +1,131 @@
+"""Whether a Redis can hold a mesh: its kind, its version, and its settings that decide what it may lose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from shared.contract.errors import MeshError
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.process import logs
+from shared.store.cluster_redis import ClusterRedis
+from shared.store.commands import Redis
+
+MINIMUM_VERSION = (7, 0)
+"""The first with functions, as which the scripts are loaded (FUNCTION LOAD, FCALL). Valkey began with 7.2."""
+ENVELOPE_BYTES = 64 << 10
+"""Bytes of the server's limit that are kept for everything around a value."""
+POLICIES = (
+    *("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"),
+    *("cluster-enabled", "cluster-require-full-coverage"),
+)
+"""Names of the server's settings that decide what it may lose (`risks`)."""
+NO_EVICTION = "noeviction"
+"""The one maxmemory-policy by which the server drops no key where it has no memory left."""
+SENTINEL_MODE = "sentinel"
+"""What INFO of a Sentinel says."""
+
+
+class UnfitRedisError(MeshError):
+    """This Redis cannot hold this mesh; the message says what to change."""
+
+
+async def check_servers(redis: Redis, checked: Collection[str] = ()) -> Collection[str]:
+    """Checks each server that is not checked yet. Returns the addresses of all, "" of an only one."""
+    servers = await redis.servers()
+    for address in servers.keys() - set(checked):
+        where: dict[str, Any] = {"node": address} if address else {}
+        try:
+            replicas = await _check_server(servers[address], where, of_cluster=isinstance(redis, ClusterRedis))
+            await _check_policies(servers[address], where, replicas=replicas)
+        except UnfitRedisError as unfit:
+            raise UnfitRedisError(f"{address}: {unfit.message}" if address else unfit.message) from unfit
+    return servers.keys()
+
+
+async def _check_server(redis: Redis, where: Mapping[str, Any], *, of_cluster: bool) -> int:
+    """Returns the number of replicas. where: names the server in the log"""
+    try:
+        info: dict[str, Any] = await redis.info()
+    except NoPermissionError:
+        # Without INFO, connections to another run of the server are not noticed either (`shared.store.server_run`).
+        logs.warning(
+            "redis does not tell who it is",
+            remedy="allow the user INFO (ACL: +info), or stop every service before Redis is restarted or fails over: a "
+            "server that comes back with older data would not be noticed",
+            **where,
+        )
+        return 0
+    check_server_info(info, of_cluster=of_cluster)
+    return int(info.get("connected_slaves", 0))
+
+
+def check_server_info(info: Mapping[str, Any], *, of_cluster: bool = False) -> None:
+    """Raises UnfitRedisError for a server of the wrong kind. of_cluster: whether the URL is a Cluster's"""
+    if info.get("redis_mode") == SENTINEL_MODE:
+        raise UnfitRedisError(
+            "this is a Sentinel and no server: give its URL as redis+sentinel://host:port/service, or as "
+            "rediss+sentinel:// for a server with TLS"
+        )
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MINIMUM_VERSION:
+        raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")
+    if int(info.get("cluster_enabled", 0)) and not of_cluster:
+        raise UnfitRedisError(
+            "Redis runs as a Cluster: give some of its nodes as redis+cluster://host:port,host:port, or as "
+            "rediss+cluster:// for nodes with TLS"
+        )
+    if info.get("role", "master") != "master" and int(info.get("slave_read_only", 1)):
+        raise UnfitRedisError(
+            f"this Redis is a read-only replica of {info.get('master_host')}:{info.get('master_port')}: give the "
+            "primary's address"
+        )
+
+
+async def _check_policies(redis: Redis, where: Mapping[str, Any], *, replicas: int) -> None:
+    try:
+        config: dict[str, str] = await redis.config_get(*POLICIES)
+    except ResponseError:
+        # Managed services forbid CONFIG; then only the operator can know the policy.
+        logs.warning("redis config unreadable", remedy=f"make sure that maxmemory-policy is {NO_EVICTION}", **where)
+        return
+    policy = config.get("maxmemory-policy", NO_EVICTION)
+    if policy != NO_EVICTION:
+        raise UnfitRedisError(
+            f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to {NO_EVICTION}"
+        )
+    for event, remedy in risks(config, replicas=replicas):
+        logs.warning(event, remedy=remedy, **where)
+
+
+async def value_bytes_max(redis: Redis) -> int:
+    """The largest value that every server takes, bytes; VALUE_BYTES_MAX if they do not tell, and at most."""
+    told = [VALUE_BYTES_MAX]
+    try:
+        for server in (await redis.servers()).values():
+            config: dict[str, str] = await server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
+            told += (int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal())
+    except ResponseError:
+        return VALUE_BYTES_MAX
+    return min(told)
+
+
+def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:
+    """What a server with this configuration would lose, with the remedy. replicas: how many are connected"""
+    if config.get("appendonly") != "yes":
+        kept = "all that came after the last snapshot" if config.get("save") else "every sequence"
+        yield "redis not durable", f"set appendonly yes, or a restart of Redis loses {kept}"
+    elif config.get("appendfsync") == "no":
+        yield "redis hardly durable", "set appendfsync everysec or always: a power cut loses what the disk has not got"
+    if config.get("cluster-enabled") == "yes" and config.get("cluster-require-full-coverage") == "yes":
+        yield (
+            "redis stops with any of its nodes",
+            "set cluster-require-full-coverage no, or all nodes refuse commands while one is away",
+        )
+    if replicas and config.get("min-replicas-to-write", "0") == "0":
+        yield (
+            "redis fails over with losses",
+            "set min-replicas-to-write: a replica may be made primary that lacks the last writes",
+        )
