@@ -177,7 +177,8 @@ class Sequences:
         Raises NotDoneError with the reason for a sequence that is not paused then.
         """
         assert 0 < pause_ms <= PAUSE_MS_MAX, "no longer than the bound"
-        until_ms = await redis_now_ms(self._redis) + pause_ms
+        # The clock of the server that times the pause.
+        until_ms = await redis_now_ms(self._redis.home(self._keys.sequence(sequence).record)) + pause_ms
         _check_pausable(await self._status(sequence))
         wish = WishEntry("z", {"u": until_ms})
         if not await fulfilled(self._redis, self._keys, sequence, wish, patience_s=LEADER_S):

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from shared.contract.ids import ShardId
+from shared.contract.errors import NotDoneError
+from shared.contract.ids import ShardId, sequence_id
+from shared.store import sequences
 from shared.store.agreement import join_mesh
 from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
+from shared.store.membership import Membership
+from shared.store.redis_client import connect, redis_now_ms
 from tests.embedded_cluster import EmbeddedCluster, ask
 
 
@@ -105,3 +108,24 @@ async def test_a_transaction_that_watches_removes_a_key_of_a_wrong_type(redis: A
         together.hset(keys.wanted, "a", "b")
 
         assert [1] == await together.execute()
+
+
+# -- its clocks --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pause_is_timed_by_the_clock_of_the_sequences_node(
+    redis: Any, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    async def noting(server: Any) -> int:
+        asked.append(server)
+        return await redis_now_ms(server)
+
+    monkeypatch.setattr(sequences, "redis_now_ms", noting)
+    names = [sequence_id("sum", "", number) for number in range(1, 9)]
+    for name in names:
+        with pytest.raises(NotDoneError, match="no such open sequence"):
+            await sequences.Sequences(redis, keys, Membership(redis, keys)).pause(name, 1000)
+
+    assert [redis.home(keys.base(keys.shard_of(name))) for name in names] == asked
