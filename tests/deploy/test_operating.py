@@ -5,34 +5,42 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import uuid
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from redis import Redis
 
 from deploy import cli
+from deploy.console.reader import MeshReader
 from deploy.local.data_directory import MeshState, state_path
 from deploy.local.embedded import free_port
 from deploy.operate import doctor
 from deploy.operate.diagnoses import Severity
-from deploy.operate.operating import connected, found_mesh
+from deploy.operate.operating import connected, found_mesh, holdings
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
-from shared.contract.model_config import EnsembleStep, ModelConfig
+from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel, StepFlag
+from shared.contract.model_config import Direct, EnsembleStep, ModelConfig, SequenceBatching
+from shared.contract.tenants import TenantLimits
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
+from shared.store.script_values import EndCode
+from shared.store.sequence_status import Wanted
+from shared.store.tenants import StoredTenants
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
+from tests.scripted_mesh import IDLE_MS, ScriptedMesh
 
 
 @pytest.mark.parametrize("by", ["data_dir", "redis_url"])
@@ -326,3 +334,38 @@ def test_a_doctor_looks_at_the_ports_that_up_would_use(tmp_path: Path, monkeypat
 
     texts = [one["text"] for one in json.loads(result.stdout) if one["subject"] == "ports"]
     assert [f"{port}: address already in use"] == texts
+
+
+async def test_on_a_cluster_an_operator_sees_and_changes_sequences_of_all_nodes(redis_cluster: EmbeddedCluster) -> None:
+    """With a client that has met no node before."""
+    async with connect(redis_cluster.url) as redis:
+        keys = await join_mesh(redis, f"t{uuid.uuid4().hex[:12]}")
+        mesh, membership = ScriptedMesh(redis, keys, "sum"), Membership(redis, keys)
+        served = ServedModel("sum", "1", instances=1, slots=64, pageable=True, idle_ms=IDLE_MS)
+        about = ExecutorRegistration(ExecutorId("a-1"), "a", host="", pid=1, started_ms=0, models=(served,))
+        await membership.register(about, lease_ms=60_000)
+        config = ModelConfig("sum", "python", "", 8, (), (), sequence_batching=SequenceBatching(Direct(), 1))
+        await membership.publish(ModelRecord(config, "{}", ("1",)))
+        for number in range(1, 13):
+            start = mesh.submission(number, {"INPUT": np.ones((1, 1), np.int32)}, StepFlag.START | StepFlag.PAGEABLE)
+            await mesh.submit(msgspec.structs.replace(start, tenant="acme"))
+            await mesh.assign(number, ExecutorId("a-1"), slot=number)
+            await mesh.commit(number, ExecutorId("a-1"))
+        await StoredTenants(redis, keys).set("acme", TenantLimits(live_max=99))
+    assert len(keys.shard_ids()) == len({mesh.keys.shard_of(mesh.sequence(number)) for number in range(1, 13)})
+
+    async with connect(redis_cluster.url, retries=0) as redis:
+        reader = MeshReader(redis, keys.prefix)
+        operated = await reader.operated()
+        assert [{"sum": 12}] == [one.sequences for one in await holdings(operated)]
+        assert {"acme": 12} == await StoredTenants(redis, keys).sequences()
+        for number in range(1, 13):
+            exported = await operated.sequences.export(mesh.sequence(number))
+            assert EndCode.ENDS == await operated.sequences.end(mesh.sequence(number))
+            await operated.sequences.reopen(mesh.sequence(100 + number), exported)
+        shown = await reader.read()
+        listed = [one.id for one in await operated.sequences.matching("sum", Wanted())]
+
+    # Nobody leads the model, so those that end now are still there.
+    assert [*range(1, 13), *range(101, 113)] == listed
+    assert ({"sum": 24}, 12) == (shown.live, sum(one.total for one in shown.executors))
