@@ -16,8 +16,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import UnavailableError
 from shared.contract.ids import GatewayId, ShardId, entry_key
@@ -215,7 +213,7 @@ class Replies:
             # `alive` also holds the replies to the trims, after those to the PEXPIREs: the `zip` below takes only the
             # first.
             *alive, shown = await pipe.execute(raise_on_error=False)
-        if isinstance(shown, ResponseError):
+        if isinstance(shown, Exception):
             # A full Redis refuses the SET, but has renewed the TTLs: PEXPIRE takes no memory.
             logs.warning("sign of life not written", error=str(shown))
         return [shard for shard, exists in zip(shards, alive, strict=False) if not exists]

@@ -14,7 +14,7 @@ from shared.contract.ids import ShardId
 from shared.process.addresses import authority
 from shared.store.cluster import shards_on
 from shared.store.discovery import Discovery
-from shared.store.homes import MESH_TAG, in_order, tag_of, tags_of, together
+from shared.store.homes import MESH_TAG, each, in_order, tag_of, tags_of, together
 from shared.store.mending import MendingPipeline, MendingRedis, text
 from shared.store.redis_py import RepeatablePipeline
 
@@ -114,8 +114,10 @@ class _ClusterPipeline(MendingPipeline):
             cast("Any", pipes[tag]).execute_command(*args, **options)
         await self.reset()
         # Each raises its own errors: where it does, it also mends.
-        sent = [pipe.execute(raise_on_error) for pipe in pipes.values()]
-        return in_order(tags, dict(zip(pipes, await together(sent), strict=True)))
+        sent = {tag: pipe.execute(raise_on_error) for tag, pipe in pipes.items()}
+        if not raise_on_error:
+            return await each(tags, sent)
+        return in_order(tags, dict(zip(sent, await together(sent.values()), strict=True)))
 
 
 def _address(home: MendingRedis) -> str | None:

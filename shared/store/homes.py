@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 from shared.contract.ids import ShardId
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.mending import keys_of, text
+from shared.store.redis_py import CONNECTION_LOST
 
 T = TypeVar("T")
 
@@ -54,6 +56,20 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(outcome, BaseException):
             raise outcome
     return cast("list[T]", done)
+
+
+async def each(tags: Sequence[str], sent: Mapping[str, Awaitable[Iterable[Any]]]) -> list[Any]:
+    """The replies of several homes in the order of their commands. If a home is lost, each of its replies is that
+    exception: what the others have done is known. Raises it if all are lost.
+
+    tags  of the commands
+    sent  the call to each home, which raises one of CONNECTION_LOST
+    """
+    found = dict(zip(sent, await asyncio.gather(*sent.values(), return_exceptions=True), strict=True))
+    failures = [outcome for outcome in found.values() if isinstance(outcome, BaseException)]
+    if failures and (len(failures) == len(found) or not all(isinstance(one, CONNECTION_LOST) for one in failures)):
+        raise failures[0]
+    return in_order(tags, {tag: repeat(one) if isinstance(one, BaseException) else one for tag, one in found.items()})
 
 
 def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
-from shared.store.homes import in_order, tags_of, together
+from shared.store.homes import each, tags_of, together
 from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
 
@@ -143,8 +143,8 @@ class ClusterLink(Link):
     """A link to all homes of a Cluster. What is sent together goes to each home's server at once: commands to one home
     keep their order. Only a command to one home may block.
 
-    A home is connected to with the first command for it, so one that is away fails its own commands alone. Hence what
-    `exchange` raises does not tell whether anything was sent.
+    A home is connected to with the first command for it, so one that is away fails its own commands alone: each of
+    their replies is what was raised, unless all homes are away. It does not tell whether anything was sent.
     """
 
     def __init__(self, redis: ClusterRedis) -> None:
@@ -161,8 +161,7 @@ class ClusterLink(Link):
         parts: dict[str, list[tuple[Any, ...]]] = {}
         for tag, command in zip(tags, asked, strict=True):
             parts.setdefault(tag, []).append(command)
-        sent = [self._sent(tag, part, blocking_s) for tag, part in parts.items()]
-        return in_order(tags, dict(zip(parts, await together(sent), strict=True)))
+        return await each(tags, {tag: self._sent(tag, part, blocking_s) for tag, part in parts.items()})
 
     def parts(self) -> list[Link]:
         return list(self._links.values())

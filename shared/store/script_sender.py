@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -11,10 +12,10 @@ from redis.exceptions import ResponseError
 
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
-from shared.store.homes import together
 from shared.store.libraries import LIBRARIES, NAMES, function_name, library, script_source
 from shared.store.link import Link
 from shared.store.reading import text_of
+from shared.store.redis_py import CONNECTION_LOST
 
 T = TypeVar("T")
 
@@ -70,7 +71,8 @@ class ScriptSender:
         calls whose order matters belong together in one script call.
 
         link    a connected link to send them on, instead of a connection of the pool
-        Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
+        Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run. Where calls
+        go to several homes of a Cluster, that is the result of the calls to a lost one.
         """
         sent_ns = time.perf_counter_ns()
         functions = self._functions
@@ -114,10 +116,12 @@ class ScriptSender:
             sent = [_loaded(part, commands) for part in link.parts()]
         else:
             sent = [_piped(server, commands) for server in self._redis.homes()]
-        for replies in await together(sent):
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        replies = [reply for found in outcomes for reply in (found if isinstance(found, list) else [found])]
+        failures = [reply for reply in replies if isinstance(reply, BaseException)]
+        # Of several homes one may be away. The calls for it say so.
+        if failures and (len(sent) == 1 or not all(isinstance(failure, CONNECTION_LOST) for failure in failures)):
+            raise failures[0]
 
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""

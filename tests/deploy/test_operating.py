@@ -352,7 +352,7 @@ async def test_on_a_cluster_an_operator_sees_and_changes_sequences_of_all_nodes(
             await mesh.assign(number, ExecutorId("a-1"), slot=number)
             await mesh.commit(number, ExecutorId("a-1"))
         await StoredTenants(redis, keys).set("acme", TenantLimits(live_max=99))
-    assert len(keys.shard_ids()) == len({mesh.keys.shard_of(mesh.sequence(number)) for number in range(1, 13)})
+    assert len(keys.shards) == len({mesh.keys.shard_of(mesh.sequence(number)) for number in range(1, 13)})
 
     async with connect(redis_cluster.url, retries=0) as redis:
         reader = MeshReader(redis, keys.prefix)

@@ -113,7 +113,7 @@ async def test_a_node_that_answers_nonsense_is_no_reason_to_fail_while_another_o
 def test_shards_lie_on_all_nodes_alike_though_no_hosts_are_told(nodes: int, each: int) -> None:
     width = SLOTS // nodes
     ends = [*(at * width - 1 for at in range(1, nodes)), SLOTS - 1]
-    told = [[end - width, end, [None, 6379, b"node %d" % at, []]] for at, end in enumerate(ends)]
+    told: Any = [[end - width, end, [None, 6379, b"node %d" % at, []]] for at, end in enumerate(ends)]
     count = each * nodes if each > 1 else 0
 
     shards = shards_on(told, count)

@@ -46,8 +46,13 @@ async def test_a_home_of_a_cluster_that_is_away_fails_the_commands_for_it_alone(
         here, away = ("GET", f"{key_prefix}:{{0}}:here"), ("GET", f"{key_prefix}:{{{MESH_TAG}}}:away")
 
         assert [None] == await link.ask([here])
+        assert [] == await link.exchange([])
         with pytest.raises(CONNECTION_LOST):
             await link.ask([here, away])
+        found, lost = await link.exchange([here, away])
+        assert (None, True) == (found, isinstance(lost, CONNECTION_LOST))
+        with pytest.raises(CONNECTION_LOST):
+            await link.exchange([away])
         assert [None] == await link.ask([here])
 
         await link.close()

@@ -23,6 +23,7 @@ from shared.statistics.meter import (
     histogram_of,
 )
 from shared.statistics.tally import ModelLoad
+from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import LUA
@@ -192,3 +193,32 @@ async def test_what_redis_refuses_is_handed_on_later(private_server: EmbeddedRed
 
     assert {"some": 4} == (await Tallies(scripts, keys).read([LOAD]))[LOAD]
     await redis.aclose()
+
+
+async def test_what_one_home_of_a_cluster_has_counted_is_not_counted_again_because_another_is_away(
+    redis: Redis, redis_url: str, key_prefix: str
+) -> None:
+    keys = Keyspace(key_prefix, 2)
+    here, away = (next(f"m{n}" for n in range(99) if keys.home_shard(f"m{n}") == shard) for shard in keys.shards)
+    meters = [(ModelLoad(model, "1", "0"), LoadMeter()) for model in (here, away)]
+    loads = [load for load, _ in meters]
+    tallies = Tallies(Scripts(redis, keys), keys)
+    # The server knows the scripts.
+    await tallies.read(loads)
+
+    def open_home(tag: str) -> Any:
+        return connect("redis://127.0.0.1:1" if tag == "1" else redis_url, retries=0)
+
+    async with ClusterRedis(open_home) as cluster:
+        cluster.know(keys.bases())
+        metering = Metering(Scripts(cast("Any", cluster), keys), keys, lambda: meters)
+        for _, meter in meters:
+            meter.counts["steps"] = 1
+        for _ in range(3):
+            with pytest.raises(CONNECTION_LOST):
+                await metering.flush()
+
+    sums = await tallies.read(loads)
+
+    assert [{"steps": 1}, {}] == [sums[load] for load in loads]
+    assert [{}, {"steps": 1}] == [meter.take() for _, meter in meters]
