@@ -23,6 +23,7 @@ from shared.store.commands import Redis
 from shared.store.homes import servers
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
 from shared.store.script_values import CommitCode, JournalBounds, KeptReplies, StepCommit
@@ -187,7 +188,9 @@ class _ServerCommits:
         failed: list[_Group] = []
         for index, (group, outcome) in enumerate(zip(self._groups, outcomes, strict=True)):
             if isinstance(outcome, Exception):
-                logs.error("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
+                # A primary that was replaced, or a slot that moves, is a lost connection.
+                tell = logs.warning if isinstance(outcome, CONNECTION_LOST) else logs.error
+                tell("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
                 failed.append(group)
             elif CommitCode.OUT_OF_ORDER in outcome:
                 # The call for the step before was not run, or ran after this one: a server that has just been
