@@ -41,6 +41,7 @@ from shared.contract.response_cache import parse_cache_config
 from shared.contract.tenants import TenantLimits
 from shared.process import logs
 from shared.process.lifecycle import Tasks, end
+from shared.store.agreement import needed_at_start
 from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.fitness import value_bytes_max
@@ -95,10 +96,12 @@ async def running_parts(
 
     run = ServerRun()
     async with aclosing(open_client(run)) as redis:
-        parts = await _made(settings, name, redis, keys, tracing)
-        await parts.replies.open()
-        await parts.catalog.refresh()
-        await parts.tenants.refresh()
+        # A Redis that was there a moment ago may be lost again: while a Cluster recovers, say.
+        with needed_at_start(settings.redis_url):
+            parts = await _made(settings, name, redis, keys, tracing)
+            await parts.replies.open()
+            await parts.catalog.refresh()
+            await parts.tenants.refresh()
         recovery = RestartRecovery(open_client, keys, run, parts.replies, parts.dispatch)
         background = [
             *(tasks.start(work, name=work_name) for work_name, work in _work(parts).items()),

@@ -5,8 +5,8 @@ The first process fixes them. Whoever comes later takes them from there, or is r
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError
@@ -38,15 +38,22 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
     a Redis that is not there yet. Raises UnfitRedisError, as `join_mesh`, and also if Redis is not there, or refuses to
     serve.
     """
-    async with connect(url, name=name) as redis:
-        try:
+    with needed_at_start(url):
+        async with connect(url, name=name) as redis:
             yield redis, await join_mesh(redis, prefix, shards)
-        except REFUSED as error:
-            raise refusal(url, error) from error
-        except CONNECTION_LOST as error:
-            raise UnfitRedisError(
-                f"Redis at {url_without_password(url)} cannot be reached (--redis-url names another): {error}"
-            ) from error
+
+
+@contextmanager
+def needed_at_start(url: str) -> Generator[None]:
+    """Errors of Redis within the block become UnfitRedisError."""
+    try:
+        yield
+    except REFUSED as error:
+        raise refusal(url, error) from error
+    except CONNECTION_LOST as error:
+        raise UnfitRedisError(
+            f"Redis at {url_without_password(url)} cannot be reached (--redis-url names another): {error}"
+        ) from error
 
 
 def refusal(url: str, error: Exception) -> UnfitRedisError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -18,12 +19,14 @@ import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
 import gateway.parts
+from deploy.local.embedded import free_port
 from gateway.grpc.server import GrpcServer
 from gateway.ports.serving import PortServer
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.ids import sequence_id
 from shared.process.lifecycle import Tasks
+from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import Keyspace
 from shared.traces.tracing import Tracing
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
@@ -287,3 +290,15 @@ async def test_a_background_task_that_loses_a_cancellation_holds_no_stop_up(
         gateway.parts.running_parts(gateway_settings.bounded(), "g", keys, Tracing(), Tasks(group)),
     ):
         await begun.wait()
+
+
+async def test_a_redis_that_is_lost_before_the_gateway_is_open_is_told_without_a_traceback(
+    gateway_settings: GatewaySettings,
+) -> None:
+    """A Cluster that recovers is there one moment and not the next."""
+    settings = dataclasses.replace(gateway_settings.bounded(), redis_url=f"redis://127.0.0.1:{free_port()}")
+
+    async with asyncio.TaskGroup() as group:
+        with pytest.raises(UnfitRedisError, match="cannot be reached"):
+            async with gateway.parts.running_parts(settings, "g", Keyspace(), Tracing(), Tasks(group)):
+                raise AssertionError("it is open")

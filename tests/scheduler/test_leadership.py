@@ -717,7 +717,7 @@ async def test_no_fence_is_raised_while_a_node_of_a_cluster_is_away(stage: Stage
         return connect("redis://127.0.0.1:1" if tag == "1" else stage.url, retries=0)
 
     async with ClusterRedis(open_home) as redis:
-        redis.know(keys.homes)
+        redis.know(keys.bases())
         cluster = cast("Any", redis)
         mesh = MeshAccess(cluster, keys, Scripts(cluster, keys), stage.membership, Tracing())
         with pytest.raises(CONNECTION_LOST):
