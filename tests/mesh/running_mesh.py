@@ -21,7 +21,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import psutil
-import pytest
 from click.testing import CliRunner
 from redis import Redis, RedisCluster
 from redis.cluster import ClusterNode
@@ -129,12 +128,6 @@ class RunningMesh:
         pid = self.pid(name)
         os.kill(pid, sent)
         return pid
-
-    def strike_redis(self, sent: signal.Signals) -> None:
-        """Sends the mesh's own server a signal. Skips a test on Clusters: `test_cluster.py` strikes their nodes."""
-        if on_clusters:
-            pytest.skip("the mesh has no server of its own")
-        self.send("redis", sent)
 
     def kill(self, name: str) -> int:
         """Kills a process without warning; returns what its id was."""

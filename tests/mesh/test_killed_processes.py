@@ -24,6 +24,9 @@ from tests.mesh.running_mesh import LEASE_MS, PATIENCE_S, RunningMesh, eventuall
 from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans, sum_of, tensor
 
 SEQUENCES = 24
+on_its_own_server = pytest.mark.skipif(
+    "config.getoption('--redis-cluster')", reason="tests/mesh/test_cluster.py strikes the nodes of a Cluster"
+)
 
 
 async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
@@ -130,6 +133,7 @@ async def test_state_that_only_a_dead_executor_held_is_lost_and_its_sequences_sa
     assert [5] * SEQUENCES == again
 
 
+@on_its_own_server
 async def test_sums_are_right_though_redis_answers_nobody_for_longer_than_every_lease(
     victim: RunningMesh, chance: random.Random
 ) -> None:
@@ -140,9 +144,9 @@ async def test_sums_are_right_though_redis_answers_nobody_for_longer_than_every_
         group.create_task(traffic.run())
         await traffic.progress(0.3)
 
-        victim.strike_redis(signal.SIGSTOP)
+        victim.send("redis", signal.SIGSTOP)
         await asyncio.sleep(2 * LEASE_MS / 1000)
-        victim.strike_redis(signal.SIGCONT)
+        victim.send("redis", signal.SIGCONT)
 
 
 async def test_sums_are_right_though_every_executor_is_killed_at_once(
@@ -210,6 +214,7 @@ async def test_a_retry_through_another_gateway_repeats_no_step_of_a_killed_gatew
     assert traffic.repeated > 0
 
 
+@on_its_own_server
 async def test_sums_are_right_though_redis_is_restarted(victim: RunningMesh, chance: random.Random) -> None:
     async with Callers(victim) as callers, asyncio.TaskGroup() as group:
         plans = make_plans(chance, SEQUENCES, shortest=10, longest=30)
@@ -218,7 +223,7 @@ async def test_sums_are_right_though_redis_is_restarted(victim: RunningMesh, cha
         await traffic.progress(0.3)
 
         # Not killed: with `appendfsync everysec` that may lose what was acknowledged last (deploy/local/embedded.py).
-        victim.strike_redis(signal.SIGTERM)
+        victim.send("redis", signal.SIGTERM)
 
 
 @pytest.mark.timeout(180)
