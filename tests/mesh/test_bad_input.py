@@ -59,8 +59,8 @@ async def every_slot_is_free(mesh: RunningMesh, caller: HttpCaller | GrpcCaller)
     names = [f"slot {number}" for number in range(mesh.slots(MODEL))]
     async with asyncio.timeout(60):
         await asyncio.gather(*(caller(MODEL, Step(name, 1, start=True)) for name in names))
-        # One that is moved to level the load has no owner for a moment.
-        await eventually(lambda: mesh.slots_held(MODEL) == len(names), "every slot is held")
+        # With several shards one may be paged for another that begins in a shard without a spare slot.
+        assert len(mesh.keys.shards) > 1 or len(names) == mesh.slots_held(MODEL)
         await asyncio.gather(*(caller(MODEL, Step(name, 1, end=True)) for name in names))
 
 
