@@ -218,8 +218,7 @@ class Resharding:
 
     def _know(self, before: Iterable[ShardId]) -> None:
         """Makes the homes known, so that `_keys` looks at all nodes of a Cluster that have keys of the mesh."""
-        for shard in {*before, *self._to.shards}:
-            self._redis.home(self._named(shard, ""))
+        self._redis.know(self._named(shard, "") for shard in {*before, *self._to.shards})
 
     async def _refuse_company(self) -> None:
         alive = {f"{line.service} {line.name}" for line in await services(self._redis, self._to)}

@@ -76,8 +76,7 @@ async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     """
     checked = await check_servers(redis)
     keys = await agree(redis, prefix, shards)
-    for base in keys.bases():
-        redis.home(base)  # which makes it known
+    redis.know(keys.bases())
     await check_servers(redis, checked)
     return keys
 

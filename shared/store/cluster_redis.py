@@ -33,11 +33,6 @@ class ClusterRedis(MendingRedis):
         self._homes = {MESH_TAG: open_home(MESH_TAG)}
         super().__init__(connection_pool=self._homes[MESH_TAG].connection_pool)
 
-    def know(self, keys: Iterable[str]) -> None:
-        """Makes the clients of these keys' homes."""
-        for key in keys:
-            self.home(key)
-
     def home(self, key: str) -> MendingRedis:
         return self.at(tag_of(key))
 

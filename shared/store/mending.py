@@ -82,6 +82,11 @@ class MendingRedis(Redis):
         """The client of the server that holds this key."""
         return self
 
+    def know(self, keys: Iterable[str]) -> None:
+        """Makes the clients of these keys' homes: what is asked of all servers is asked of those that are known."""
+        for key in keys:
+            self.home(key)
+
     def at(self, tag: str) -> MendingRedis:
         """The client of a home (of a Cluster: `shared.store.cluster_redis`)."""
         return self

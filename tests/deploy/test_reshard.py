@@ -51,7 +51,7 @@ class DyingRedis:
 
     def __getattr__(self, name: str) -> Any:
         found: Any = getattr(self._redis, name)
-        if name in ("scan_iter", "home") or not callable(found):
+        if name in ("scan_iter", "home", "know") or not callable(found):
             return found
         if name == "pipeline":
 
