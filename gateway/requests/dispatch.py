@@ -63,19 +63,21 @@ class Dispatch:
         self.waits = SlotWaits(Forecasts(redis, keys), self.withdraw)
         self._full_since: float | None = None
         self._departures: dict[ShardId, Departures] = {}
+        self._of_servers: list[Departures] = []
         for server, shards in servers(redis, keys):
             departures = Departures(scripts, Link(server), shards, calls, self._settle)
+            self._of_servers.append(departures)
             self._departures |= dict.fromkeys(shards, departures)
 
     @property
     def round_trips(self) -> int:
         """How many have been made."""
-        return sum(departures.round_trips for departures in set(self._departures.values()))
+        return sum(departures.round_trips for departures in self._of_servers)
 
     @property
     def sent(self) -> int:
         """How many requests, withdrawals among them, Redis has answered."""
-        return sum(departures.sent for departures in set(self._departures.values()))
+        return sum(departures.sent for departures in self._of_servers)
 
     def send(self, pending: PendingRequest) -> None:
         """Queues a request for the next round trip."""
@@ -92,7 +94,7 @@ class Dispatch:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for departures in set(self._departures.values()):
+            for departures in self._of_servers:
                 group.create_task(departures.run(), name="departures")
 
     async def ask_again(self, redis: Redis, shards: Sequence[ShardId], lost: Collection[ShardId]) -> None:
