@@ -178,16 +178,24 @@ def of_cluster(facts: Mapping[str, ServerFacts]) -> Iterator[Diagnosis]:
     """Whether the nodes of a Cluster work together; nothing of a server that is no Cluster's."""
     if facts.keys() <= {""}:
         return
+    yield _of_wholeness(facts)
+    yield from _of_replicas(facts)
+    yield from _of_clocks(facts)
+
+
+def _of_wholeness(facts: Mapping[str, ServerFacts]) -> Diagnosis:
     broken = [address for address, told in facts.items() if not told.is_whole]
-    if broken:
-        yield fail(
-            "cluster",
-            f"is down, as {', '.join(broken)} {'sees' if len(broken) == 1 else 'see'} it: slots lack a node, or most "
-            "primaries are out of reach",
-            "redis-cli --cluster check shows which; start those nodes, or let replicas take their places",
-        )
-    else:
-        yield ok("cluster", f"{counted(len(facts), 'node')} with slots")
+    if not broken:
+        return ok("cluster", f"{counted(len(facts), 'node')} with slots")
+    return fail(
+        "cluster",
+        f"is down, as {', '.join(broken)} {'sees' if len(broken) == 1 else 'see'} it: slots lack a node, or most "
+        "primaries are out of reach",
+        "redis-cli --cluster check shows which; start those nodes, or let replicas take their places",
+    )
+
+
+def _of_replicas(facts: Mapping[str, ServerFacts]) -> Iterator[Diagnosis]:
     bare = [address for address, told in facts.items() if told.info.get("connected_slaves") == 0]
     if 0 < len(bare) < len(facts):
         yield warn(
@@ -195,6 +203,9 @@ def of_cluster(facts: Mapping[str, ServerFacts]) -> Iterator[Diagnosis]:
             f"no replica of {', '.join(bare)} is connected, as those of the others are",
             "start it, or add one: while that node is away, the sequences of its shards wait",
         )
+
+
+def _of_clocks(facts: Mapping[str, ServerFacts]) -> Iterator[Diagnosis]:
     (behind, least), (ahead, most) = (
         choose(((address, told.skew) for address, told in facts.items()), key=lambda one: one[1])
         for choose in (min, max)
