@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from redis import Redis as SyncRedis
 
 from shared.contract.ids import ShardId, first_shards
 from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
@@ -17,13 +16,6 @@ from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
-
-
-@pytest.fixture
-def server(private_server: EmbeddedRedis) -> Iterator[Any]:
-    """A client for what is done to the server."""
-    with SyncRedis.from_url(private_server.url) as client:
-        yield client
 
 
 @pytest.fixture

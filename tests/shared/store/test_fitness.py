@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from redis import Redis as SyncRedis
 
 from shared.store import fitness
 from shared.store.agreement import join_mesh
@@ -14,13 +13,6 @@ from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
 from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
-
-
-@pytest.fixture
-def server(private_server: EmbeddedRedis) -> Iterator[Any]:
-    """A client for what is done to the server."""
-    with SyncRedis.from_url(private_server.url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import pytest
-from redis import Redis as SyncRedis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from deploy.chaos.proxy import Way
@@ -22,13 +21,6 @@ from tests.embedded_redis import EmbeddedRedis
 from tests.redis_proxy import RedisProxy
 
 SOON_S = 60
-
-
-@pytest.fixture
-def server(private_server: EmbeddedRedis) -> Iterator[Any]:
-    """A client for what is done to the server."""
-    with SyncRedis.from_url(private_server.url) as client:
-        yield client
 
 
 @pytest.fixture
