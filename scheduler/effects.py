@@ -88,16 +88,20 @@ class TakeoverProgress:
 class EffectPerformer:
     """Carries out the actions of the leader of one model in one term.
 
+    shards        those that it leads
     tombstone_ms  how long the record of a sequence that is over stays in Redis
     """
 
-    def __init__(self, mesh: MeshAccess, model: str, term: Term, *, tombstone_ms: int) -> None:
+    def __init__(
+        self, mesh: MeshAccess, model: str, term: Term, *, shards: Sequence[ShardId], tombstone_ms: int
+    ) -> None:
         self._mesh = mesh
         self._keys = mesh.keys
         self._scripts = mesh.scripts
         self._links = mesh.links
         self._model = model
         self._term = term
+        self._shards = shards
         self._tombstone_ms = tombstone_ms
         self._done: dict[tuple[ShardId, str], list[bytes]] = {}
         self._takeovers: dict[ExecutorId, TakeoverProgress] = {}
@@ -213,19 +217,18 @@ class EffectPerformer:
         )
 
     async def _recall(self, executor: ExecutorId) -> list[Event]:
-        shards = self._keys.shards
         numbers = await self._run(
-            [self._scripts.recall(executor, shard=shard, model=self._model, term=self._term) for shard in shards]
+            [self._scripts.recall(executor, shard=shard, model=self._model, term=self._term) for shard in self._shards]
         )
-        return [RecallSent(executor, shard, number) for shard, number in zip(shards, numbers, strict=True)]
+        return [RecallSent(executor, shard, number) for shard, number in zip(self._shards, numbers, strict=True)]
 
     async def _want(self, wants: Sequence[WantSlots]) -> None:
         """Writes how many slots are wanted, an equal share to each shard. The last of several for a version counts."""
         commands: list[Sequence[Any]] = []
         for want in wants:
             # Rounded up, so that the shares together are at least what is wanted.
-            share = -(-want.count // len(self._keys.shards))
-            for shard in self._keys.shards:
+            share = -(-want.count // len(self._shards))
+            for shard in self._shards:
                 key = self._keys.wanted_slots(shard, self._model, want.version)
                 commands.append(("SET", key, share, "PX", WANT_SLOTS_TTL_MS) if share else ("DEL", key))
         await self._exchange(commands)
@@ -315,11 +318,10 @@ class EffectPerformer:
         The order matters: `submit` puts steps only into the inbox of the sequence's owner. Once the executor owns none
         of the sequences, no step can come in behind the one that was drained last.
         """
-        takeover = TakeoverProgress(self._keys.shards)
-        shards = self._keys.shards
+        takeover = TakeoverProgress(self._shards)
         taken = 1
         while taken:
-            counts = await self._run([self._taking(executor, shard, only=only) for shard in shards])
+            counts = await self._run([self._taking(executor, shard, only=only) for shard in self._shards])
             taken = sum(count for count, _ in counts)
             takeover.sequences += taken
         takeover.steps = await self._drain(executor, alive=True)
@@ -328,7 +330,7 @@ class EffectPerformer:
     async def _reclaim_part(self, executor: ExecutorId) -> bool:
         """Takes some sequences from a lost executor, and moves on the steps that it looked at for that. True if there
         are no more: then it has moved on all steps, as `_reclaim` does."""
-        takeover = self._takeovers.setdefault(executor, TakeoverProgress(self._keys.shards))
+        takeover = self._takeovers.setdefault(executor, TakeoverProgress(self._shards))
         # `lost` decides what clients and metrics are told. An executor that leaves in order is no loss.
         lost = not await self._mesh.membership.is_leaving(executor)
         calls = [self._taking(executor, shard, after=after, lost=lost) for shard, after in takeover.looked_at.items()]
@@ -376,7 +378,7 @@ class EffectPerformer:
 
     async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
         """Goes through every entry of the executor's inboxes once. Returns how many were moved on."""
-        moved, after = 0, dict.fromkeys(self._keys.shards, "0-0")
+        moved, after = 0, dict.fromkeys(self._shards, "0-0")
         while after:
             calls = [
                 self._scripts.drain(executor, shard=shard, after=last, count=RECLAIM_COUNT, alive=alive)
@@ -390,11 +392,14 @@ class EffectPerformer:
     async def _forget(self, executor: ExecutorId) -> bool:
         """Removes a dead executor's registration and inboxes.
 
-        returns  False if the executor has its lease again, or still owns sequences of some model
+        returns  False if the executor has its lease again, or still owns sequences of some model, or may own some where
+                 nobody can look
 
         Steps are put only into the inbox of a sequence's owner. So once it owns no sequence, draining empties the
         inboxes for good.
         """
+        if len(self._shards) < len(self._keys.shards):
+            return False
         # The leader of each model comes to this; the first one removes it.
         inboxes = [("EXISTS", self._keys.inbox(shard, executor)) for shard in self._keys.shards]
         if not any(await self._exchange([("HEXISTS", self._keys.executors, executor), *inboxes])):
@@ -415,19 +420,17 @@ class EffectPerformer:
 
     async def _look(self, now_ms: int) -> int | None:
         """Ends the idle sequences that are due. Returns the earliest deadline that was found."""
-        shards = self._keys.shards
         firsts = await self._exchange(
-            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in shards]
+            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in self._shards]
         )
-        deadlines = {shard: _due_ms(first[1]) for shard, first in zip(shards, firsts, strict=True) if first}
+        deadlines = {shard: _due_ms(first[1]) for shard, first in zip(self._shards, firsts, strict=True) if first}
         await self._expire([shard for shard, first_ms in deadlines.items() if first_ms <= now_ms], now_ms)
         return min(deadlines.values(), default=None)
 
     async def _idle(self, count: int) -> list[tuple[SequenceId, int]]:
         """The idle ones among the sequences with the earliest deadlines, and in how many ms each of them expires."""
-        shards = self._keys.shards
         found = await self._exchange(
-            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, count - 1) for shard in shards]
+            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, count - 1) for shard in self._shards]
         )
         sequences = [SequenceId(text_of(name)) for names in found for name in names]
         left = await self._exchange([("PTTL", self._keys.sequence(sequence).idle) for sequence in sequences])

@@ -70,10 +70,10 @@ Offers = Mapping[ExecutorId, tuple[OfferedVersion, ...] | None]
 """What each registered executor offers of one model; None when it is dead or leaving."""
 
 
-def sources(keys: Keyspace, model: str) -> dict[str, Source]:
+def sources(keys: Keyspace, model: str, shards: Iterable[ShardId]) -> dict[str, Source]:
     """The streams of a model by key. Each shard's feed comes before its starts, so that freed slots are known first."""
     streams: dict[str, Source] = {}
-    for shard in keys.shards:
+    for shard in shards:
         streams[keys.feed(shard, model)] = Source(StreamKind.FEED, shard)
         streams[keys.starts(shard, model)] = Source(StreamKind.STARTS, shard)
     return streams

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Drain
+from scheduler.core.actions import Action, Drain, Reclaim
+from scheduler.core.away import Lent, lent
 from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due
 from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
@@ -52,8 +53,10 @@ class Leader:
     """The leader of one model in one term.
 
     shares  of tenants, as they are now (`shared.contract.tenants`)
+    known   what the leader before knew; None: nothing
+    away    the shards to lead without, as the leader before knew them
     check   check the whole state's invariants after every turn
-    sweep   go over every sequence's record before leading (`scheduler.sweep`)
+    sweep   go over every sequence's record before leading (`scheduler.sweep`); not done while shards are away
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class Leader:
         policy: Policy,
         tombstone_ms: int,
         shares: Callable[[], Mapping[str, int]] = dict[str, int],
+        known: Lent | None = None,
+        away: Lent | None = None,
         check: bool = False,
         sweep: bool = False,
     ) -> None:
@@ -75,8 +80,12 @@ class Leader:
         self._shares = shares
         self._check = check
         self._sweep = sweep
-        self._performer = EffectPerformer(mesh, model, term, tombstone_ms=tombstone_ms)
-        self._sources = sources(mesh.keys, model)
+        self._known = known
+        self._is_sure = False
+        self.away = away or {}
+        self._shards = [shard for shard in mesh.keys.shards if shard not in self.away]
+        self._performer = EffectPerformer(mesh, model, term, shards=self._shards, tombstone_ms=tombstone_ms)
+        self._sources = sources(mesh.keys, model, self._shards)
         self._positions = dict.fromkeys(self._sources, "0-0")
         self._mailbox: list[StreamEntry] = []
         self._offers: Offers = {}
@@ -149,6 +158,11 @@ class Leader:
         registered = self._mesh.polls.latest.offers(self.model)
         return self._sweep or any(executor not in registered for executor in in_takeover(self.state))
 
+    @property
+    def known(self) -> Lent | None:
+        """What it leaves to the next leader (`scheduler.handover`). None: it is not sure of any slot."""
+        return lent(self.state) if self._is_sure else self._known
+
     def close(self) -> None:
         """Ends the leader after its present turn, even if its task's cancellation gets lost."""
         self._closed = True
@@ -177,8 +191,8 @@ class Leader:
     async def _rebuild(self) -> None:
         mesh = self._mesh
         owners: set[ExecutorId] = set()
-        await raise_fence(mesh, self.model, self.term)
-        if self._sweep:
+        await raise_fence(mesh, self.model, self.term, self._shards)
+        if is_swept := self._sweep and not self.away:
             # A leader may have ended in the midst of a takeover: a step that still lies in another inbox is not lost.
             poll, _ = await mesh.polls.next()
             await self._performer.perform([Drain(executor) for executor in poll.offers(self.model)])
@@ -189,20 +203,21 @@ class Leader:
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
-        await recall(mesh, self.model, self.term, self._offers)
-        events = await rebuilt(mesh, self.model, self._offers, now_ms)
+        await recall(mesh, self.model, self.term, self._offers, self._shards)
+        events = await rebuilt(mesh, self.model, self._offers, now_ms, self.away)
         actions: list[Action] = []
         for begin in range(0, len(events), REBUILT_AT_ONCE):
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])
             await asyncio.sleep(0)
         await self._carry_out([*actions, *drain_all(self.state)])
-        self._sweep = False
+        self._sweep = self._sweep and not is_swept
         logs.info(
             "leading",
             model=self.model,
             term=self.term,
             executors=sum(e.phase is ExecutorPhase.SERVING for e in self.state.executors.values()),
             live=sum(s.phase is SequencePhase.LIVE for s in self.state.sequences.values()),
+            **({"without_shards": ", ".join(map(str, self.away))} if self.away else {}),
         )
         self._since = heard_at
         self._wake.set()
@@ -276,7 +291,11 @@ class Leader:
 
     async def _carry_out(self, actions: list[Action]) -> None:
         while actions:
-            actions = self._decide(await self._performer.perform(actions))
+            # What is reclaimed from an executor that lives is known no more, and holds its slots until that is done.
+            self._known, self._is_sure = None, not any(isinstance(action, Reclaim) for action in actions)
+            events = await self._performer.perform(actions)
+            self._is_sure = True
+            actions = self._decide(events)
 
     def _decide(self, events: Iterable[Event]) -> list[Action]:
         return [action for event in events for action in decide(self.state, event)]

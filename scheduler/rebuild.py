@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from scheduler.core.events import EpochsFound, Event, SequenceFound, Tick
+from scheduler.core.away import Lent
+from scheduler.core.events import EpochsFound, Event, SequenceFound, ShardsAway, Tick
 from scheduler.ingest import Offers, address, member_events
 from scheduler.mesh import MeshAccess
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, Term
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
 from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, TENANT, VERSION
 from shared.store.reading import text_of, value_of
 
@@ -27,24 +28,23 @@ FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH, TENANT)
 """Fields that are read of each record."""
 
 
-async def raise_fence(mesh: MeshAccess, model: str, term: Term) -> None:
-    """Makes Redis refuse the scripts of every older leader, in every shard.
+async def raise_fence(mesh: MeshAccess, model: str, term: Term, shards: Sequence[ShardId]) -> None:
+    """Makes Redis refuse the scripts of every older leader, in these shards.
 
     Done by a script call that expires nothing: any script with a newer term raises the fence. Raises ResponseError
     FENCED if this leader is the older one.
     """
-    # Where the fence is raised the spare slots of the leader before are worth nothing. While a node of a Cluster is
-    # away, nobody leads, and no leader comes further than here: at the other nodes sequences go on taking these slots.
-    await mesh.redis.ping()
-    shards, expire = mesh.keys.shards, mesh.scripts.expire
+    expire = mesh.scripts.expire
     await mesh.scripts.run_together(
         [expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in shards]
     )
 
 
-async def recall(mesh: MeshAccess, model: str, term: Term, executors: Iterable[ExecutorId]) -> None:
+async def recall(
+    mesh: MeshAccess, model: str, term: Term, executors: Iterable[ExecutorId], shards: Sequence[ShardId]
+) -> None:
     """Takes back what the leader before has laid out: no sequence takes a slot that this leader takes for free."""
-    places = [(executor, shard) for executor in executors for shard in mesh.keys.shards]
+    places = [(executor, shard) for executor in executors for shard in shards]
     exist = await mesh.links.ask([("EXISTS", mesh.keys.spares(shard, executor, model)) for executor, shard in places])
     calls = [
         mesh.scripts.recall(executor, shard=shard, model=model, term=term)
@@ -54,22 +54,30 @@ async def recall(mesh: MeshAccess, model: str, term: Term, executors: Iterable[E
     await mesh.scripts.run_together(calls)
 
 
-async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int) -> list[Event]:
+async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int, away: Lent) -> list[Event]:
     """The events that bring an empty state to what Redis holds. Take them in before any entry of the streams.
 
     now_ms  the clock of Redis, when the offers were read or later
+    away    what is known of the shards that cannot be read
 
     Sequences of lost executors are not among them: they come back through the starts stream when they are reclaimed.
     """
     # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
-    events: list[Event] = [Tick(now_ms, "rebuild"), await epochs_found(mesh), *member_events({}, offers)]
+    shards = [shard for shard in mesh.keys.shards if shard not in away]
+    epochs = await epochs_found(mesh, shards)
+    events: list[Event] = [
+        Tick(now_ms, "rebuild"),
+        epochs,
+        *member_events({}, offers),
+        *([ShardsAway(away, "rebuild")] if away else []),
+    ]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
-    return [*events, *await found(mesh, await owned_sequences(mesh, model, serving))]
+    return [*events, *await found(mesh, await owned_sequences(mesh, model, serving, shards))]
 
 
-async def epochs_found(mesh: MeshAccess) -> EpochsFound:
+async def epochs_found(mesh: MeshAccess, shards: Sequence[ShardId]) -> EpochsFound:
     """To be read when spare slots have been recalled, and before the live sequences are."""
-    keys, shards = mesh.keys, mesh.keys.shards
+    keys = mesh.keys
     newest = await mesh.links.ask([("GET", keys.epoch(shard)) for shard in shards])
     read = {shard: value_of(keys.epoch(shard), raw, _counter) for shard, raw in zip(shards, newest, strict=True) if raw}
     return EpochsFound({shard: Epoch(epoch) for shard, epoch in read.items() if epoch is not None})
@@ -81,10 +89,12 @@ def _counter(raw: bytes) -> int:
     return count
 
 
-async def owned_sequences(mesh: MeshAccess, model: str, executors: Iterable[ExecutorId]) -> list[SequenceId]:
+async def owned_sequences(
+    mesh: MeshAccess, model: str, executors: Iterable[ExecutorId], shards: Sequence[ShardId]
+) -> list[SequenceId]:
     """Every sequence of the model that one of the executors owns, by executor, shard and name."""
     keys = mesh.keys
-    names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shards]
+    names = [keys.owned(shard, executor, model) for executor in executors for shard in shards]
     replies = await mesh.links.ask([("SMEMBERS", name) for name in names])
     return [SequenceId(text_of(sequence)) for members in replies for sequence in sorted(members)]
 

@@ -6,6 +6,7 @@
     owners    every few minutes: looks for sequences whose owner nobody knows
     read      for a few leaders: one blocking read (`scheduler.reader`)
     lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
+    returned  replaces leaders that lead without a shard whose server is back
 
 A scheduler has no state of its own: all that it knows is in Redis. So it may be killed at any moment.
 """
@@ -19,9 +20,11 @@ from functools import partial
 
 from redis.exceptions import ResponseError
 
+from scheduler.core.away import Lent
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
+from scheduler.handover import Handovers, out_of_reach
 from scheduler.leader import LOST_NAMED_MAX, ClockSetBackError, Leader
 from scheduler.leadership import Leadership
 from scheduler.mesh import MeshAccess
@@ -57,6 +60,8 @@ REBUILDS_MAX = 16
 """Leaders that rebuild at the same time. Hundreds at once, after a start, would keep the loop that renews the leases
 from its turn for longer than a lease.
 """
+RETURNED_INTERVAL_S = 1.0
+"""Pause between two looks whether a server that was away is back."""
 OWNERS_INTERVAL_S = 300.0
 """Pause between two looks for owners that nobody knows, each of which goes over the name of every key of the mesh."""
 FORGET_LEASES = 2
@@ -155,6 +160,7 @@ class Scheduler:
         self._contending = asyncio.Lock()
         self._models: frozenset[str] = frozenset()
         self._cut_off: dict[str, Exception] = {}
+        self._handovers = Handovers(mesh.redis, mesh.keys)
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
@@ -163,6 +169,9 @@ class Scheduler:
         self._loops.append(self._tasks.start(self._tenants.run(), name="tenants"))
         for name, turn, pause_s in (("contend", self._contend, period_s), ("watch", self._watch, tick_s)):
             self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
+        silent_s = self._settings.redis_timeout_ms / 1000
+        returned = self._repeat("returned", self._look_for_returned, RETURNED_INTERVAL_S, block_s=silent_s)
+        self._loops.append(self._tasks.start(returned, name="returned"))
         looking = self._repeat("owners", self._look_for_owners, OWNERS_INTERVAL_S, block_s=OWNERS_INTERVAL_S)
         self._loops.append(self._tasks.start(looking, name="owners"))
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
@@ -302,6 +311,7 @@ class Scheduler:
             # The old leaders must have ended before connections to the new server open. If the server has lost its
             # newest data, it may give out the same term a second time, and would not refuse an old leader of that term.
             await end(leading)
+            self._handovers.clear()
             self._run.agree(self._run.met)
 
     # -- leading --------------------------------------------------------------------------------------------------
@@ -314,11 +324,9 @@ class Scheduler:
         """
         failures = 0
         while self._leadership.terms.get(model) == term:
-            leader = self.leaders[model] = self._new_leader(model, term)
-            readers = self._readers_for(leader)
             begin = self._clock()
             try:
-                await leader.run(self._rebuilding)
+                await self._run_leader(model, term)
             except ResponseError as error:
                 if str(error).startswith("FENCED"):
                     logs.warning("leadership lost", model=model, term=term, cause=error)
@@ -329,24 +337,35 @@ class Scheduler:
                 logs.warning("clock of redis set back, rebuilding", model=model, term=term, cause=error)
             except (IllegalMoveError, BrokenInvariantError) as error:
                 logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
+                self._handovers.forget(model)
             except CONNECTION_LOST as error:
                 self._cut_off[model] = error
                 self._leadership.drop(model, term)
                 return
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
-            finally:
-                for reader in readers:
-                    reader.drop(leader)
-                if leader.owes_sweep:
-                    self._to_sweep.add(model)
-                # A cancelled task may end after its successor has begun and put its own leader there.
-                if self.leaders.get(model) is leader:
-                    del self.leaders[model]
+                self._handovers.forget(model)
             failures = failures + 1 if self._clock() - begin < RETRY_LAST_S else 1
             await asyncio.sleep(retry_s(failures))
 
-    def _new_leader(self, model: str, term: Term) -> Leader:
+    async def _run_leader(self, model: str, term: Term) -> None:
+        """Has a new leader lead, of all shards whose server answers. Raises as `Leader.run`."""
+        known = self._handovers.begin(model, term)
+        leader = self.leaders[model] = self._new_leader(model, term, known, await self._handovers.away(known))
+        readers = self._readers_for(leader)
+        try:
+            await leader.run(self._rebuilding)
+        finally:
+            for reader in readers:
+                reader.drop(leader)
+            if leader.owes_sweep:
+                self._to_sweep.add(model)
+            self._handovers.leave(leader)
+            # A cancelled task may end after its successor has begun and put its own leader there.
+            if self.leaders.get(model) is leader:
+                del self.leaders[model]
+
+    def _new_leader(self, model: str, term: Term, known: Lent | None, away: Lent) -> Leader:
         sweep = model in self._to_sweep
         self._to_sweep.discard(model)
         return Leader(
@@ -356,9 +375,19 @@ class Scheduler:
             policy=self._policy,
             tombstone_ms=self._settings.tombstone_seconds * 1000,
             shares=lambda: self._tenants.now.shares,
+            known=known,
+            away=away,
             check=self._settings.check_invariants,
             sweep=sweep,
         )
+
+    async def _look_for_returned(self) -> None:
+        """Ends leaders that lead without a shard whose server answers again. Others begin, with this shard."""
+        away = {shard for leader in self.leaders.values() for shard in leader.away}
+        lost = await out_of_reach(self._mesh.redis, self._mesh.keys, away)
+        for leader in self.leaders.values():
+            if not leader.away.keys() <= lost.keys():
+                leader.close()
 
     def _stop_leading(self, models: Sequence[str], why: str) -> None:
         if models:

@@ -23,6 +23,7 @@ from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.reading import read_counts, text_of
+from shared.store.redis_py import CONNECTION_LOST
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""
@@ -42,7 +43,12 @@ class SpoiltKeys:
         """Whether a key was removed since the last call that looked. Raises one of `CONNECTION_LOST`."""
         if time.monotonic() - self._looked_at < PAUSE_S:
             return False
-        counts = await read_counts(self._redis, self._keys)
+        try:
+            counts = await read_counts(self._redis, self._keys)
+        except CONNECTION_LOST:
+            # Of a Cluster one node may be away for long. What has happened until it is back shows then.
+            await self._redis.home(self._keys.mesh).ping()
+            return False
         before, self._seen = self._seen, {kind: counts[kind] for kind in SHARED_BY_SEQUENCES}
         self._looked_at = time.monotonic()
         return before is not None and before != self._seen

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.core import balance, expiry, forecasts, paging, spares
+from scheduler.core import away, balance, expiry, forecasts, paging, spares
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
 from scheduler.core.backlog import MOVING_RANK
 from scheduler.core.events import (
@@ -32,6 +32,7 @@ from scheduler.core.events import (
     SequenceFound,
     SequenceOver,
     SequenceWaits,
+    ShardsAway,
     SharesSeen,
     SparesRecalled,
     SpareTaken,
@@ -116,6 +117,9 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return sequence_found(state, event)
         case EpochsFound(newest):
             state.found_until = newest
+            return []
+        case ShardsAway(lent):
+            away.withhold(state, lent)
             return []
         case MovedOut():
             return moved_out(state, event)
@@ -476,7 +480,8 @@ def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
 
 
 def furnish(state: LeaderState, executor: Executor) -> None:
-    """Replaces the executor's slot tables by empty ones, for the versions that it offers now. Spare slots stay so."""
+    """Replaces the executor's slot tables by empty ones, for the versions that it offers now. Spare slots stay so, and
+    those that are withheld."""
     spare = [each for table in state.tables(executor.executor) for each in table.spares()]
     for table in state.tables(executor.executor):
         state.ring(table.served.version).drop(executor.executor)
@@ -486,6 +491,7 @@ def furnish(state: LeaderState, executor: Executor) -> None:
     for place, shard in spare:
         if (table := state.ring(place.version).tables.get(executor.executor)) is not None:
             table.put_by(place, shard)
+    away.furnish(state, executor.executor)
 
 
 def keeps_its_slot(state: LeaderState, sequence: Sequence) -> bool:

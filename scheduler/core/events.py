@@ -49,6 +49,14 @@ class EpochsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardsAway:
+    """The state is being rebuilt without these shards. lent: the slots that their sequences may hold"""
+
+    lent: Mapping[ShardId, frozenset[SlotAddress]]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceWaits:
     """A sequence waits for a slot: it is new, it was taken from its executor (moving), or it was paged and has a step.
 
@@ -298,6 +306,7 @@ Event = (
     | ExecutorLost
     | SequenceFound
     | EpochsFound
+    | ShardsAway
     | SequenceWaits
     | PatienceLowered
     | IdleTimeCut

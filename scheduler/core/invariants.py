@@ -42,12 +42,12 @@ def check_slots(state: LeaderState) -> None:
 
 
 def check_table(table: SlotTable) -> None:
-    """Every slot is free, spare or taken, and only one of these. The load is the number of taken slots."""
+    """Every slot is free, spare, taken or withheld, and only one of these. The load is the number of the last two."""
     for index, instance in enumerate(table.instances):
-        everything = sorted([*instance.free(), *instance.spare, *instance.taken])
+        everything = sorted([*instance.free(), *instance.spare, *instance.taken, *instance.withheld])
         demand(everything == list(range(instance.size)), f"{table.executor} instance {index}: slots {everything}")
-    taken = sum(len(instance.taken) for instance in table.instances)
-    demand(table.load == taken, f"{table.executor}: load {table.load}, but {taken} slots are taken")
+    held = sum(len(instance.taken) + len(instance.withheld) for instance in table.instances)
+    demand(table.load == held, f"{table.executor}: load {table.load}, but {held} slots are held")
 
 
 def check_sequences(state: LeaderState) -> None:

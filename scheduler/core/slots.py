@@ -1,8 +1,8 @@
 """Slots: the places that an executor has for sequences, each held by one live sequence. One table per executor and
 version. Only the executor knows whether a slot is a place for a state or a row of the batch.
 
-A slot is free, spare (`scheduler.core.spares`), or taken by one sequence. Freeing a slot that the sequence does not
-hold raises.
+A slot is free, spare (`scheduler.core.spares`), taken by one sequence, or withheld (`scheduler.core.away`). Freeing a
+slot that the sequence does not hold raises.
 """
 
 from __future__ import annotations
@@ -50,20 +50,22 @@ class InstanceSlots:
 
     There may be hundreds of thousands of slots, most of which are never used.
 
-    spare  slots that are laid out in Redis (`scheduler.core.spares`), with the shard; a sequence may have one already
+    spare     slots that are laid out in Redis (`scheduler.core.spares`), with the shard; a sequence may have one by now
+    withheld  slots that nobody gets (`scheduler.core.away`)
     """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
         self.taken: dict[SlotIndex, SequenceId] = {}
         self.spare: dict[SlotIndex, ShardId] = {}
+        self.withheld = set[SlotIndex]()
         self._given_back: list[SlotIndex] = []  # a heap, in which taken and spare slots may remain
         self._unused = SlotIndex(0)  # every free slot below it was given back
 
     def free(self) -> set[SlotIndex]:
         """The free slots, given back or never used."""
         known = {*self._given_back, *map(SlotIndex, range(self._unused, self.size))}
-        return known - self.taken.keys() - self.spare.keys()
+        return known - self.taken.keys() - self.spare.keys() - self.withheld
 
     def take_lowest(self, sequence: SequenceId) -> SlotIndex:
         """Gives the lowest free slot. There must be one."""
@@ -90,11 +92,11 @@ class InstanceSlots:
         return bool(self.spare) and self._lowest() < max(self.spare)
 
     def _is_held(self, slot: SlotIndex) -> bool:
-        return slot in self.taken or slot in self.spare
+        return slot in self.taken or slot in self.spare or slot in self.withheld
 
     def take_at(self, slot: SlotIndex, sequence: SequenceId) -> bool:
-        """Gives a certain slot, free or spare. False when it is taken or does not exist."""
-        if slot in self.taken or not 0 <= slot < self.size:
+        """Gives a certain slot, free or spare. False when it is held, or does not exist."""
+        if slot in self.taken or slot in self.withheld or not 0 <= slot < self.size:
             return False
         self.spare.pop(slot, None)
         self.taken[slot] = sequence
@@ -131,6 +133,7 @@ class SlotTable:
         self.served = served
         self.instances = [InstanceSlots(served.slots) for _ in range(served.instances)]
         self.load = 0
+        """Slots that are taken or withheld."""
 
     @property
     def size(self) -> int:
@@ -139,12 +142,12 @@ class SlotTable:
 
     @property
     def full(self) -> bool:
-        """Whether no slot can be taken: all are taken, or the version is closing."""
+        """Whether no slot can be taken: all are taken or withheld, or the version is closing."""
         return self.served.closing or self.load >= self.size
 
     @property
     def unlent(self) -> int:
-        """The number of slots that are neither taken nor spare."""
+        """The number of slots that are free."""
         return self.size - self.load - sum(len(instance.spare) for instance in self.instances)
 
     def spares_in(self, shard: ShardId) -> int:
@@ -187,7 +190,7 @@ class SlotTable:
         return 0 <= place.instance < len(self.instances) and 0 <= place.slot < self.served.slots
 
     def take_at(self, place: SlotAddress, sequence: SequenceId) -> bool:
-        """Takes a certain slot, for a sequence that holds it in Redis. False when it is taken or does not exist."""
+        """Takes a certain slot, for a sequence that holds it in Redis. False when it is held, or does not exist."""
         if not self.is_slot(place):
             return False
         if not self.instances[place.instance].take_at(place.slot, sequence):
@@ -204,6 +207,12 @@ class SlotTable:
         """Notes that a free slot is spare, if there is such a slot."""
         if self.is_slot(place):
             self.instances[place.instance].spare[place.slot] = shard
+
+    def withhold(self, place: SlotAddress) -> None:
+        """Notes that nobody gets a free slot, if there is such a slot."""
+        if self.is_slot(place) and place.slot not in self.instances[place.instance].withheld:
+            self.instances[place.instance].withheld.add(place.slot)
+            self.load += 1
 
     def recall(self, shard: ShardId) -> None:
         """The slots that are spare in a shard are free."""

@@ -63,7 +63,7 @@ def level(state: LeaderState, executor: ExecutorId, table: SlotTable, most: int,
     of_executor = state.executors[executor]
     if of_executor.recalls:
         return []
-    shards = state.policy.shards
+    shards = state.shards
     spare = {shard: table.spares_in(shard) for shard in shards}
     if sum(spare.values()) > 2 * (most + len(shards)):
         return recall(state, of_executor, cause)
@@ -80,7 +80,7 @@ def recall(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
     """Recalls an executor's spare slots, unless that was done already."""
     if not executor.has_spares or executor.recalls:
         return []
-    executor.recalls = dict.fromkeys(state.policy.shards, NO_EPOCH)
+    executor.recalls = dict.fromkeys(state.shards, NO_EPOCH)
     return [Recall(executor.executor, cause)]
 
 

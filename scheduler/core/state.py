@@ -215,6 +215,7 @@ class LeaderState:
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
     freed            by version: how often slots become free
+    withheld         the slots that sequences of shards that are away may hold, by shard
     found_until      epochs up to which sequences were found when the state was rebuilt, by shard
     used             versions that have had sequences
     superseded       sequences of whose end the feed is still to tell, by epoch -> the slot, which counts as spare
@@ -236,6 +237,7 @@ class LeaderState:
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
     freed: defaultdict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
+    withheld: Mapping[ShardId, frozenset[SlotAddress]] = field(default_factory=dict[ShardId, frozenset[SlotAddress]])
     found_until: Mapping[ShardId, Epoch] = field(default_factory=dict[ShardId, Epoch])
     used: set[str] = field(default_factory=set[str])
     superseded: dict[tuple[SequenceId, Epoch], SlotAddress] = field(
@@ -246,6 +248,11 @@ class LeaderState:
     forecast_until_ms: int = 0
     forecast_next_ms: int = 0
     history: History = field(default_factory=History)
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        """The shards that are led: all but those that are away."""
+        return tuple(shard for shard in self.policy.shards if shard not in self.withheld)
 
     def ring(self, version: str) -> Ring:
         """The executors that serve a version, with their slots."""

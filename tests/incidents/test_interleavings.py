@@ -94,7 +94,7 @@ async def test_taskiq_redis_131_a_leader_killed_anywhere_in_a_reclaim_leaves_not
         await stage.kill(dead)
         mortal = Mortal(stage.redis, stage.keys, len(takeovers))
         mesh = MeshAccess(stage.redis, stage.keys, mortal, stage.membership, Tracing())
-        leader = EffectPerformer(mesh, MODEL, term, tombstone_ms=1_000)
+        leader = EffectPerformer(mesh, MODEL, term, shards=mesh.keys.shards, tombstone_ms=1_000)
         try:
             while await leader.perform([ReclaimPart(dead)]) != [Reclaimed(dead, is_all=True)]:
                 pass

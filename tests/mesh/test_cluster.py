@@ -219,6 +219,32 @@ async def test_while_a_node_is_away_sequences_of_other_shards_go_on_and_its_own_
             node.start()
 
 
+async def test_while_a_node_is_away_sequences_of_other_shards_begin_and_a_dead_executors_are_taken_over(
+    bare: Clustered, chance: random.Random
+) -> None:
+    node = bare.apart()
+    tags = bare.tags_at(node)
+    async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
+        early, late, there = (
+            Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
+            for plans in (
+                plans_of(bare, lambda tag: tag not in tags, "early"),
+                plans_of(bare, lambda tag: tag not in tags, "late"),
+                plans_of(bare, lambda tag: tag in tags, "there"),
+            )
+        )
+        for traffic in (early, there):
+            group.create_task(traffic.run())
+        await early.progress(0.2)
+        node.kill()
+        bare.mesh.kill("executor-1")
+        group.create_task(late.run())
+        await early.progress(1.0)
+        await late.progress(1.0)
+        assert there.answered < there.total
+        node.start()
+
+
 async def test_the_shards_of_a_restarted_node_go_on_while_another_node_is_away(
     bare: Clustered, chance: random.Random
 ) -> None:

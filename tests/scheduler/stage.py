@@ -56,14 +56,15 @@ class Stage:
     """The mesh around a scheduler. executors live until they are killed or leave; nothing renews their lease.
 
     redis  a client of the store, if it is not the server at that URL
+    keys   of a mesh that has more than one shard
     """
 
-    def __init__(self, url: str, prefix: str, redis: Redis | None = None) -> None:
+    def __init__(self, url: str, prefix: str, redis: Redis | None = None, keys: Keyspace | None = None) -> None:
         self.url = url
         self.prefix = prefix
         self.redis = redis or connect(url, retries=0)
         self.commands = cast("Any", self.redis)
-        self.keys = Keyspace(prefix)
+        self.keys = keys or Keyspace(prefix)
         self.scripts = Scripts(self.redis, self.keys)
         self.membership = Membership(self.redis, self.keys)
         self.mesh = MeshAccess(self.redis, self.keys, self.scripts, self.membership, Tracing())

@@ -40,7 +40,7 @@ async def performer(
     after: Callable[[], Awaitable[Any]] | None = None,
 ) -> AsyncGenerator[EffectPerformer]:
     """One in the leader's place. before, after: what others do at each of its script calls."""
-    one = EffectPerformer(stage.mesh, MODEL, await stage.term(), tombstone_ms=10_000)
+    one = EffectPerformer(stage.mesh, MODEL, await stage.term(), shards=stage.keys.shards, tombstone_ms=10_000)
     run = one._run
 
     async def interrupted(calls: Sequence[Any]) -> list[Any]:

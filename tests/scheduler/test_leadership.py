@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -41,12 +41,9 @@ from shared.contract.ids import (
 )
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.agreement import join_mesh
-from shared.store.cluster_redis import ClusterRedis
-from shared.store.keyspace import Keyspace
 from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership
 from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
@@ -180,7 +177,7 @@ async def test_stopped_leader_hands_over_without_waiting_for_the_lease(stage: St
 @pytest.mark.leaves_sequences
 async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     await stage.submit(1, start=True)
-    await raise_fence(stage.mesh, MODEL, Term(5))
+    await raise_fence(stage.mesh, MODEL, Term(5), stage.keys.shards)
     await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(QUESTION), MODEL), {QUESTION: 1})
     entry = Entry(1, 0, ShardId(0))
     place = SlotAddress(ExecutorId("e1"), "1", InstanceIndex(0), SlotIndex(0))
@@ -193,7 +190,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
         Dismiss(QUESTION, parse_entry((await stage.record(1))["be"].encode(), stage.keys.shard_of(QUESTION))),
     ]
     before = await stage.record(1)
-    late = EffectPerformer(stage.mesh, MODEL, Term(4), tombstone_ms=1000)
+    late = EffectPerformer(stage.mesh, MODEL, Term(4), shards=stage.keys.shards, tombstone_ms=1000)
     for action in actions:
         with pytest.raises(ResponseError, match="FENCED"):
             await late.perform([action])
@@ -203,7 +200,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     with pytest.raises(ResponseError, match="FENCED"):
         await late.acknowledge()
     with pytest.raises(ResponseError, match="FENCED"):
-        await raise_fence(stage.mesh, MODEL, Term(4))
+        await raise_fence(stage.mesh, MODEL, Term(4), stage.keys.shards)
 
     assert before == await stage.record(1)
     assert 1 == await stage.backlog_length()
@@ -229,7 +226,7 @@ async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> N
 async def test_a_model_is_led_again_at_once_though_the_counter_of_terms_was_lost(stage: Stage, seen: int) -> None:
     """Not after as many terms as there were before."""
     await stage.join("e1")
-    await raise_fence(stage.mesh, MODEL, Term(seen))
+    await raise_fence(stage.mesh, MODEL, Term(seen), stage.keys.shards)
     async with stage.scheduler():
         await stage.submit(1, start=True)
         await stage.live(1)
@@ -351,7 +348,7 @@ async def test_a_counter_of_epochs_that_scripts_begin_anew_is_not_rebuilt_from(
     (shard,) = stage.keys.shards
     await stage.commands.set(stage.keys.epoch(shard), written)
 
-    newest = (await epochs_found(stage.mesh)).newest
+    newest = (await epochs_found(stage.mesh, stage.keys.shards)).newest
 
     assert ({shard: written} if found else {}) == newest
 
@@ -705,23 +702,3 @@ async def test_its_tasks_end_before_the_connections_that_they_use(
         await tasks.end_all()
 
     assert ["measurements", "connections"] == ended
-
-
-async def test_no_fence_is_raised_while_a_node_of_a_cluster_is_away(stage: Stage) -> None:
-    """It would make the slots worthless that the last leader has laid out at the other nodes."""
-    keys = Keyspace(stage.prefix, 2)
-    # The server knows the scripts.
-    await raise_fence(stage.mesh, "another model", Term(1))
-
-    def open_home(tag: str) -> Any:
-        return connect("redis://127.0.0.1:1" if tag == "1" else stage.url, retries=0)
-
-    async with ClusterRedis(open_home) as redis:
-        redis.know(keys.bases())
-        cluster = cast("Any", redis)
-        mesh = MeshAccess(cluster, keys, Scripts(cluster, keys), stage.membership, Tracing())
-        with pytest.raises(CONNECTION_LOST):
-            await raise_fence(mesh, MODEL, Term(1))
-
-        assert await stage.commands.get(keys.fence(ShardId(0), MODEL)) is None
-        await mesh.links.close()

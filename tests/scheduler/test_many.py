@@ -110,7 +110,7 @@ async def test_forgetting_an_executor_takes_as_many_commands_however_many_models
         await stage.publish(f"m{number}")
     e1 = await stage.join("e1")
     await stage.kill(e1)
-    performer = EffectPerformer(stage.mesh, MODEL, await stage.term(), tombstone_ms=1000)
+    performer = EffectPerformer(stage.mesh, MODEL, await stage.term(), shards=stage.keys.shards, tombstone_ms=1000)
     asked: list[tuple[Any, ...]] = []
     ask = stage.mesh.links.ask
 

@@ -1,0 +1,48 @@
+"""Shards that are away: a leader goes on without them.
+
+While the node of a Cluster that holds a shard cannot be reached, nobody can read which slots the shard's sequences
+hold, or do anything about them. But the leader before knew which they might hold: those are withheld, so that nobody
+else gets them. Of all other shards the leader leads as ever. When the node is back, another leader begins, with all
+shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from scheduler.core.slots import SlotAddress
+from scheduler.core.state import LeaderState
+from shared.contract.ids import ExecutorId, ShardId, shard_of
+
+Lent = Mapping[ShardId, frozenset[SlotAddress]]
+"""By shard: the slots that its sequences hold, or may hold."""
+
+
+def lent(state: LeaderState) -> Lent:
+    """What a leader knows of every shard. Its sequences hold no other slots, whatever has become of the last calls."""
+    found = {shard: set(state.withheld.get(shard, ())) for shard in state.policy.shards}
+    for table in (table for ring in state.rings.values() for table in ring.tables.values()):
+        for place, sequence in table.holders():
+            found[shard_of(sequence, state.policy.shards)].add(place)
+        for place, shard in table.spares():
+            found[shard].add(place)
+    return {shard: frozenset(places) for shard, places in found.items()}
+
+
+def withhold(state: LeaderState, lent: Lent) -> None:
+    """The shards are away. To be called before any sequence is found."""
+    state.withheld = lent
+    _put(state, (place for places in lent.values() for place in places))
+
+
+def furnish(state: LeaderState, executor: ExecutorId) -> None:
+    """Withholds slots of an executor whose slot tables were replaced."""
+    places = (place for places in state.withheld.values() for place in places)
+    _put(state, (place for place in places if place.executor == executor))
+
+
+def _put(state: LeaderState, places: Iterable[SlotAddress]) -> None:
+    for place in places:
+        table = state.ring(place.version).tables.get(place.executor)
+        if table is not None:
+            table.withhold(place)

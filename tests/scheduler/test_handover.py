@@ -1,0 +1,227 @@
+"""While a node of a Cluster is away, leaders lead the shards of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from scheduler.core.actions import Action, Reclaim
+from scheduler.core.state import Policy
+from scheduler.effects import EffectPerformer
+from scheduler.handover import Handovers
+from scheduler.leader import Leader
+from scheduler.service import Scheduler
+from shared.contract.ids import ExecutorId, ShardId, Term, sequence_id
+from shared.store.agreement import join_mesh
+from shared.store.homes import MESH_TAG, tag_of
+from shared.store.redis_client import connect
+from shared.store.redis_py import CONNECTION_LOST
+from tests.embedded_cluster import EmbeddedCluster
+from tests.embedded_redis import EmbeddedRedis
+from tests.scheduler.stage import MODEL, Stage
+from tests.scheduler.test_spares import holders, places
+
+pytestmark = pytest.mark.leaves_sequences
+
+SLOTS = 6
+
+
+@asynccontextmanager
+async def stage_on(cluster: EmbeddedCluster, prefix: str) -> AsyncGenerator[Stage]:
+    """A mesh on a Cluster, with one known model."""
+    async with connect(cluster.url, retries=0) as redis:
+        stage = Stage(cluster.url, prefix, redis, await join_mesh(redis, prefix))
+        await stage.publish()
+        yield stage
+        await stage.mesh.links.close()
+
+
+@pytest.fixture
+async def stage(private_cluster: EmbeddedCluster, key_prefix: str) -> AsyncIterator[Stage]:
+    """Nodes of its Cluster may go away."""
+    async with stage_on(private_cluster, key_prefix) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def unharmed(redis_cluster: EmbeddedCluster, key_prefix: str) -> AsyncIterator[Stage]:
+    """Its Cluster serves other tests, too."""
+    async with stage_on(redis_cluster, key_prefix) as stage:
+        yield stage
+
+
+@pytest.fixture
+def node(stage: Stage, private_cluster: EmbeddedCluster) -> EmbeddedRedis:
+    """The one that goes away. It does not hold the mesh's own keys."""
+    holders = (private_cluster.holder(tag_of(stage.keys.base(shard))) for shard in stage.keys.shards)
+    return next(node for node in holders if node is not private_cluster.holder(MESH_TAG))
+
+
+@pytest.fixture
+def numbers(stage: Stage, node: EmbeddedRedis, private_cluster: EmbeddedCluster) -> tuple[list[int], list[int]]:
+    """Ids of sequences whose shard is there, and ids of those whose shard goes away."""
+    gone = {shard for shard in stage.keys.shards if private_cluster.holder(tag_of(stage.keys.base(shard))) is node}
+    of_gone = [stage.keys.shard_of(sequence_id(MODEL, "", number)) in gone for number in range(1, 100)]
+    there = [number for number, is_gone in enumerate(of_gone, 1) if not is_gone]
+    return there, [number for number, is_gone in enumerate(of_gone, 1) if is_gone]
+
+
+async def leads(stage: Stage, scheduler: Scheduler, *, away: bool) -> None:
+    """Waits until the model is led, with or without shards that are away."""
+
+    async def is_so() -> bool:
+        leader = scheduler.leaders.get(MODEL)
+        return leader is not None and bool(leader.positions()) and bool(leader.away) == away
+
+    await stage.until(is_so)
+
+
+async def slots_held(stage: Stage, scheduler: Scheduler, count: int) -> None:
+    async def are_held() -> bool:
+        return len(holders(scheduler)) == count
+
+    await stage.until(are_held)
+
+
+@pytest.mark.parametrize("spare_slots", [0, 32])
+async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_lost_shard_holds(
+    stage: Stage,
+    node: EmbeddedRedis,
+    numbers: tuple[list[int], list[int]],
+    private_cluster: EmbeddedCluster,
+    spare_slots: int,
+) -> None:
+    there, gone = numbers
+    await stage.join("e1", slots=SLOTS)
+    async with stage.scheduler(spare_slots=spare_slots) as scheduler:
+        for number in (there[0], *gone[:2]):
+            await stage.submit(number, start=True)
+        before = places(await stage.live(there[0], *gone[:2]))
+        await asyncio.to_thread(node.kill)
+        await leads(stage, scheduler, away=True)
+
+        for number in there[1:10]:
+            await stage.submit(number, start=True)
+        if spare_slots == 0:
+            await slots_held(stage, scheduler, SLOTS - 2)
+        while_away = {place for place in holders(scheduler).values() if place != before[0]}
+        await asyncio.to_thread(private_cluster.whole)
+        await leads(stage, scheduler, away=False)
+        await slots_held(stage, scheduler, SLOTS)
+        await stage.submit(gone[0], end=True)
+
+        assert while_away.isdisjoint(before)
+        assert before == places(await stage.live(there[0], *gone[:2]))
+        assert SLOTS == len(set(holders(scheduler).values()))
+
+
+async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_lost_shard_when_it_is_back(
+    stage: Stage,
+    node: EmbeddedRedis,
+    numbers: tuple[list[int], list[int]],
+    private_cluster: EmbeddedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until then the executor is not forgotten."""
+    there, gone = numbers
+    forgotten, really_forget = list[bool](), EffectPerformer._forget
+
+    async def forget(performer: EffectPerformer, executor: ExecutorId) -> bool:
+        forgotten.append(await really_forget(performer, executor))
+        return forgotten[-1]
+
+    monkeypatch.setattr(EffectPerformer, "_forget", forget)
+    first = await stage.join("e1", slots=SLOTS)
+    async with stage.scheduler(lease_ms=500) as scheduler:
+        for number in (there[0], gone[0]):
+            await stage.submit(number, start=True)
+        await stage.live(there[0], gone[0])
+        await asyncio.to_thread(node.kill)
+        await leads(stage, scheduler, away=True)
+        await stage.join("e2", slots=SLOTS)
+        await stage.kill(first)
+
+        async def has_moved() -> bool:
+            return (await stage.record(there[0])).get("ow") == "e2"
+
+        await stage.until(has_moved)
+
+        async def was_tried() -> bool:
+            return bool(forgotten)
+
+        await stage.until(was_tried)
+        assert [False] == forgotten
+        await asyncio.to_thread(private_cluster.whole)
+
+        async def all_have_moved() -> bool:
+            return {"e2"} == {(await stage.record(number)).get("ow") for number in (there[0], gone[0])}
+
+        await stage.until(all_have_moved)
+
+
+async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
+    stage: Stage, node: EmbeddedRedis, private_cluster: EmbeddedCluster
+) -> None:
+    """And raises no fence before: it would make the slots worthless that the last leader has laid out."""
+    await stage.join("e1", slots=SLOTS)
+    await asyncio.to_thread(node.kill)
+    handovers = Handovers(stage.redis, stage.keys)
+
+    with pytest.raises(CONNECTION_LOST):
+        await handovers.away(handovers.begin(MODEL, Term(1)))
+
+    await asyncio.to_thread(private_cluster.whole)
+    assert {} == await handovers.away(handovers.begin(MODEL, Term(2)))
+
+
+def leader(stage: Stage, term: int) -> Leader:
+    return Leader(stage.mesh, MODEL, Term(term), policy=Policy(shards=stage.keys.shards), tombstone_ms=1000)
+
+
+async def test_what_a_leader_knew_counts_while_no_other_scheduler_has_led(unharmed: Stage) -> None:
+    handovers = Handovers(unharmed.redis, unharmed.keys)
+    first = leader(unharmed, 3)
+    await first._rebuild()
+    await first._carry_out([Reclaim(await unharmed.join("e1"))])
+    handovers.leave(first)
+    nothing = dict.fromkeys(unharmed.keys.shards, frozenset[object]())
+
+    assert nothing == handovers.begin(MODEL, Term(3)), "the same term, after a failure"
+    assert nothing == handovers.begin(MODEL, Term(4))
+    assert nothing == handovers.begin(MODEL, Term(5)), "the leader of term 4 came to nothing"
+    assert None is handovers.begin(MODEL, Term(7))
+    assert None is handovers.begin(MODEL, Term(8))
+
+
+async def test_a_leader_that_ends_while_it_takes_sequences_from_a_living_executor_leaves_nothing(
+    unharmed: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are known no more, and still hold their slots."""
+    one = leader(unharmed, 1)
+    await one._rebuild()
+
+    async def fail(performer: EffectPerformer, actions: Sequence[Action]) -> object:
+        raise RedisConnectionError
+
+    monkeypatch.setattr(EffectPerformer, "perform", fail)
+    with pytest.raises(RedisConnectionError):
+        await one._carry_out([Reclaim(ExecutorId("e1"))])
+
+    handovers = Handovers(unharmed.redis, unharmed.keys)
+    handovers.leave(one)
+    assert None is handovers.begin(MODEL, Term(2))
+
+
+async def test_on_one_server_nothing_is_left_to_the_next_leader(redis_server: str, key_prefix: str) -> None:
+    """Without the server nobody leads."""
+    async with connect(redis_server, retries=0) as redis:
+        stage = Stage(redis_server, key_prefix, redis)
+        one = leader(stage, 1)
+        one._known = {ShardId(0): frozenset()}
+        handovers = Handovers(stage.redis, stage.keys)
+        handovers.leave(one)
+        assert None is handovers.begin(MODEL, Term(2))
