@@ -62,6 +62,11 @@ class InstanceSlots:
         self._given_back: list[SlotIndex] = []  # a heap, in which taken and spare slots may remain
         self._unused = SlotIndex(0)  # every free slot below it was given back
 
+    @property
+    def count(self) -> int:
+        """The number of slots that are not free."""
+        return len(self.taken) + len(self.spare) + len(self.withheld)
+
     def free(self) -> set[SlotIndex]:
         """The free slots, given back or never used."""
         known = {*self._given_back, *map(SlotIndex, range(self._unused, self.size))}
@@ -148,7 +153,7 @@ class SlotTable:
     @property
     def unlent(self) -> int:
         """The number of slots that are free."""
-        return self.size - self.load - sum(len(instance.spare) for instance in self.instances)
+        return self.size - sum(instance.count for instance in self.instances)
 
     def spares_in(self, shard: ShardId) -> int:
         """The number of slots that are spare in a shard."""
@@ -180,10 +185,7 @@ class SlotTable:
         return found
 
     def _emptiest(self) -> InstanceIndex:
-        def held(index: int) -> int:
-            return len(self.instances[index].taken) + len(self.instances[index].spare)
-
-        return InstanceIndex(min(range(len(self.instances)), key=held))
+        return InstanceIndex(min(range(len(self.instances)), key=lambda index: self.instances[index].count))
 
     def is_slot(self, place: SlotAddress) -> bool:
         """Whether there is such a slot."""

@@ -114,3 +114,13 @@ def test_load_is_levelled_with_what_others_may_hold() -> None:
     take(state, offers(E1, 4), offers(E2, 4), away(*(place(slot, E2) for slot in range(4))), *held, Tick(0))
 
     assert [] == [action for action in take(state, Tick(5000), Tick(10_000)) if isinstance(action, MoveOut)]
+
+
+def test_instances_are_filled_evenly_with_what_others_may_hold() -> None:
+    state = LeaderState(POLICY)
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 2, 1),)), away(place(0)))
+
+    (action,) = take(state, waits(named(HERE, 0), 1))
+
+    assert isinstance(action, Assign)
+    assert 1 == action.place.instance

@@ -2,11 +2,13 @@
 
 The twin does what the scripts do, in the plainest way. Whatever the core wants is carried out there, and the twin
 refuses what must never be wanted: two live sequences in one slot, or a slot that does not exist. In the end nobody
-waits beside a sequence that does nothing with its slot, and everybody gets a turn.
+waits beside a sequence that does nothing with its slot, and everybody gets a turn. A shard may go away: then a leader
+hears nothing of it, whatever happens there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -33,6 +35,7 @@ from scheduler.core.actions import (
     Vacate,
     WantSlots,
 )
+from scheduler.core.away import lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, in_takeover, is_due
 from scheduler.core.events import (
@@ -52,6 +55,7 @@ from scheduler.core.events import (
     SequenceFound,
     SequenceOver,
     SequenceWaits,
+    ShardsAway,
     SharesSeen,
     SparesRecalled,
     SpareTaken,
@@ -61,13 +65,20 @@ from scheduler.core.events import (
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.state import LeaderState, Policy
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, first_shards, shard_of
 from tests.scheduler.state_view import view
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
 TENANTS = dict(zip(SEQUENCES, ("", "acme", "acme", "blue"), strict=True))
 """Whose the sequences are."""
-SHARD = ShardId(0)
+SHARDS = (HERE, AWAY) = first_shards(2)
+
+
+def of(sequence: SequenceId) -> ShardId:
+    """Its shard; both have sequences."""
+    return shard_of(sequence, SHARDS)
+
+
 Fed = SequenceOver | WaitEnded | SpareTaken | SparesRecalled
 TIMEOUT_MS = 50
 
@@ -100,7 +111,7 @@ class Twin:
     """What Redis holds.
 
     starts, feed  entries that are there; the log of starts is what a reader may have seen
-    spares        slots that are laid out, by executor; one without an entry has none that an end gives back
+    spares        slots that are laid out, by executor and shard; without an entry there is none that an end gives back
     """
 
     now_ms: int = 1000
@@ -111,7 +122,9 @@ class Twin:
     starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
     news: list[PatienceLowered] = field(default_factory=list[PatienceLowered])
     feed: list[Fed] = field(default_factory=list[Fed])
-    spares: dict[ExecutorId, set[SlotAddress]] = field(default_factory=dict[ExecutorId, set[SlotAddress]])
+    spares: dict[tuple[ExecutorId, ShardId], set[SlotAddress]] = field(
+        default_factory=dict[tuple[ExecutorId, ShardId], set[SlotAddress]]
+    )
     executors: dict[ExecutorId, OfferedVersion] = field(default_factory=dict[ExecutorId, OfferedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
     untold: set[Entry] = field(default_factory=set[Entry])
@@ -120,7 +133,7 @@ class Twin:
     def waits(self, sequence: SequenceId, record: Record) -> None:
         """An entry in the starts stream."""
         self.entries += 1
-        record.entry = Entry(self.now_ms, self.entries, SHARD)
+        record.entry = Entry(self.now_ms, self.entries, of(sequence))
         record.place = None
         record.deadline_ms = self.now_ms + record.timeout_us // 1000 if record.timeout_us else 0
         self.records[sequence] = record
@@ -139,27 +152,28 @@ class Twin:
     def release(self, sequence: SequenceId) -> None:
         """A live sequence is over."""
         record = self.records.pop(sequence)
-        self.feed.append(SequenceOver(sequence, record.epoch, is_spare=self.spare_again(record)))
+        self.feed.append(SequenceOver(sequence, record.epoch, is_spare=self.spare_again(sequence, record)))
 
     def page_by_owner(self, sequence: SequenceId, record: Record) -> None:
         """page.lua"""
-        self.feed.append(SequenceOver(sequence, record.epoch, "p", is_spare=self.spare_again(record)))
+        self.feed.append(SequenceOver(sequence, record.epoch, "p", is_spare=self.spare_again(sequence, record)))
         self.page(record)
 
-    def spare_again(self, record: Record) -> bool:
+    def spare_again(self, sequence: SequenceId, record: Record) -> bool:
         """`spare_again` in common.lua."""
         assert record.place is not None
-        is_spare = record.place.executor in self.spares
-        if is_spare:
-            self.spares[record.place.executor].add(record.place)
-        return is_spare
+        spares = self.spares.get((record.place.executor, of(sequence)))
+        if spares is not None:
+            spares.add(record.place)
+        return spares is not None
 
     def seat(self, sequence: SequenceId, executor: ExecutorId) -> None:
         """submit.lua: a sequence that begins or returns takes the lowest spare slot."""
-        place = min(self.spares[executor], key=lambda place: (place.slot, place.instance))
-        self.spares[executor].remove(place)
+        spares = self.spares[executor, of(sequence)]
+        place = min(spares, key=lambda place: (place.slot, place.instance))
+        spares.remove(place)
         self.epoch += 1
-        record = self.records.setdefault(sequence, Record(Entry(0, 0, SHARD)))
+        record = self.records.setdefault(sequence, Record(Entry(0, 0, of(sequence))))
         record.place, record.epoch = place, Epoch(self.epoch)
         record.begun, record.paged, record.busy = True, False, True
         # Not in the ms in which it came into the line that it has left since.
@@ -169,19 +183,22 @@ class Twin:
     def lay_out(self, action: LayOut) -> None:
         """lay_out.lua, with the checks of a strict world."""
         held = {record.place for record in self.records.values()}
-        spares = self.spares.setdefault(action.executor, set())
         for instance, slot in action.slots:
             place = SlotAddress(action.executor, action.version, instance, slot)
             assert place not in held, f"{place} is held"
-            assert place not in spares, f"{place} is spare already"
-            spares.add(place)
+            assert place not in self.laid_out(), f"{place} is spare already"
+            self.spares.setdefault((action.executor, action.shard), set()).add(place)
 
-    def recall(self, executor: ExecutorId) -> Event:
+    def laid_out(self) -> set[SlotAddress]:
+        """The spare slots of all shards."""
+        return {place for places in self.spares.values() for place in places}
+
+    def recall(self, executor: ExecutorId, shard: ShardId) -> Event:
         """recall.lua"""
-        self.spares.pop(executor, None)
+        self.spares.pop((executor, shard), None)
         self.epoch += 1
-        self.feed.append(SparesRecalled(executor, SHARD, self.epoch))
-        return RecallSent(executor, SHARD, self.epoch)
+        self.feed.append(SparesRecalled(executor, shard, self.epoch))
+        return RecallSent(executor, shard, self.epoch)
 
     def assign(self, action: Assign) -> Event:
         """assign.lua, with the checks of a strict world."""
@@ -193,17 +210,22 @@ class Twin:
             return Assigned(action.sequence, action.entry, Epoch(0))
         holders = [other for other, held in self.records.items() if held.place == action.place]
         assert holders == [], f"{action.place} is held by {holders}"
-        assert action.place not in self.spares.get(action.place.executor, ()), f"{action.place} is spare"
+        assert action.place not in self.laid_out(), f"{action.place} is spare"
         self.epoch += 1
         record.place, record.epoch = action.place, Epoch(self.epoch)
         record.begun, record.moving, record.paged = True, False, False
         self.leaves_the_line(record)
         return Assigned(action.sequence, action.entry, record.epoch)
 
-    def reclaim(self, executor: ExecutorId, most: int) -> bool:
+    def reclaim(self, executor: ExecutorId, shards: Iterable[ShardId], most: int) -> bool:
         """reclaim.lua. True if nothing was left."""
-        self.spares.pop(executor, None)
-        owned = [(s, r) for s, r in self.records.items() if r.place is not None and r.place.executor == executor]
+        for shard in shards:
+            self.spares.pop((executor, shard), None)
+        owned = [
+            (sequence, record)
+            for sequence, record in self.records.items()
+            if of(sequence) in shards and record.place is not None and record.place.executor == executor
+        ]
         for sequence, record in owned[:most]:
             if not record.busy:
                 self.page(record)
@@ -295,17 +317,19 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.born = 0
         self.begin_leading()
 
-    def begin_leading(self) -> None:
+    def begin_leading(self, shards: Iterable[ShardId] = SHARDS) -> None:
         """A new leader: an empty state, and the streams from their beginning."""
-        self.state = LeaderState(Policy(1.25, virtual_nodes=4, forget_after_ms=100))
+        self.shards = tuple(shards)
+        self.state = LeaderState(Policy(1.25, virtual_nodes=4, forget_after_ms=100, shards=SHARDS))
         # Slots are laid out from the first tick on, and not only when a sequence has come through the line.
         self.state.used.add("1")
-        for executor in sorted(self.twin.spares):
-            self.twin.recall(executor)
-        decide(self.state, EpochsFound({SHARD: Epoch(self.twin.epoch)}))
+        for executor, shard in sorted(self.twin.spares):
+            if shard in self.shards:
+                self.twin.recall(executor, shard)
+        decide(self.state, EpochsFound({shard: Epoch(self.twin.epoch) for shard in self.shards}))
         self.is_stirred = True
         self.known: set[ExecutorId] = set()
-        self.read_starts = Entry(0, 0, SHARD)
+        self.read_starts = {shard: Entry(0, 0, shard) for shard in SHARDS}
         self.read_log: list[SequenceWaits] = []
         self.read_feed: list[Fed] = []
 
@@ -333,25 +357,26 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     def client_starts(self, sequence: SequenceId, timeout: bool) -> None:
         if sequence not in self.twin.records:
             timeout_us = TIMEOUT_MS * 1000 if timeout else 0
-            self.twin.waits(sequence, Record(Entry(0, 0, SHARD), timeout_us=timeout_us))
+            self.twin.waits(sequence, Record(Entry(0, 0, of(sequence)), timeout_us=timeout_us))
 
     @rule(sequence=st.sampled_from(SEQUENCES), data=st.data())
-    @precondition(lambda self: any(self.twin.spares.values()))
     def client_starts_in_a_spare_slot(self, sequence: SequenceId, data: st.DataObject) -> None:
-        """Unless others wait for their first slot."""
-        waits = any(record.in_line and not record.begun for record in self.twin.records.values())
+        """Unless others of its shard wait for their first slot."""
+        records = [record for other, record in self.twin.records.items() if of(other) == of(sequence)]
+        waits = any(record.in_line and not record.begun for record in records)
         if sequence not in self.twin.records and not waits:
-            self.twin.seat(sequence, self.drawn_executor(data))
+            self.seat_somewhere(sequence, data)
 
     @rule(sequence=st.sampled_from(SEQUENCES), data=st.data())
-    @precondition(lambda self: any(self.twin.spares.values()))
     def paged_sequence_returns_to_a_spare_slot(self, sequence: SequenceId, data: st.DataObject) -> None:
         record = self.twin.records.get(sequence)
         if record is not None and record.paged and not record.busy and not record.moving:
-            self.twin.seat(sequence, self.drawn_executor(data))
+            self.seat_somewhere(sequence, data)
 
-    def drawn_executor(self, data: st.DataObject) -> ExecutorId:
-        return data.draw(st.sampled_from(sorted(name for name, spares in self.twin.spares.items() if spares)))
+    def seat_somewhere(self, sequence: SequenceId, data: st.DataObject) -> None:
+        spares = sorted(name for (name, shard), spares in self.twin.spares.items() if spares and shard == of(sequence))
+        if spares:
+            self.twin.seat(sequence, data.draw(st.sampled_from(spares)))
 
     @rule(sequence=st.sampled_from(SEQUENCES))
     def owner_pages_an_idle_sequence(self, sequence: SequenceId) -> None:
@@ -409,9 +434,10 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @rule(sequence=st.sampled_from(SEQUENCES), to=st.sampled_from(["e1", "e2", "nobody", None]))
     def operator_wants_a_sequence_elsewhere(self, sequence: SequenceId, to: str | None) -> None:
         self.twin.entries += 1
-        entry = Entry(self.twin.now_ms, self.twin.entries, SHARD)
+        entry = Entry(self.twin.now_ms, self.twin.entries, of(sequence))
         self.twin.wishes[entry] = MoveWished(sequence, ExecutorId(to) if to else None, entry)
-        self.tell(self.twin.wishes[entry])
+        if of(sequence) in self.shards:
+            self.tell(self.twin.wishes[entry])
 
     @rule(shares=st.dictionaries(st.sampled_from(["", "acme", "blue"]), st.integers(1, 3)))
     def operator_gives_tenants_other_shares(self, shares: dict[str, int]) -> None:
@@ -431,16 +457,20 @@ class CoreAgainstTwin(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 5))
     def leader_reads_starts(self, most: int) -> None:
-        fresh = [waits for waits in self.twin.starts if waits.entry > self.read_starts][:most]
-        for waits in fresh:
-            self.read_starts = waits.entry
+        for waits in self.unread()[:most]:
+            self.read_starts[waits.entry.shard] = waits.entry
             self.read_log.append(waits)
             self.tell(waits)
+
+    def unread(self) -> list[SequenceWaits]:
+        """Entries of the starts streams that the leader reads next."""
+        led = [waits for waits in self.twin.starts if waits.entry.shard in self.shards]
+        return [waits for waits in led if waits.entry > self.read_starts[waits.entry.shard]]
 
     @rule()
     def leader_reads_news(self) -> None:
         for lowered in list(self.twin.news):
-            if lowered.entry <= self.read_starts:
+            if lowered.entry.shard in self.shards and lowered.entry <= self.read_starts[lowered.entry.shard]:
                 self.tell(lowered)
 
     @rule(data=st.data())
@@ -454,11 +484,17 @@ class CoreAgainstTwin(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 5))
     def leader_reads_feed(self, most: int) -> None:
-        read = self.twin.feed[:most]
-        del self.twin.feed[:most]
-        for fed in read:
+        for fed in self.unread_feed()[:most]:
+            self.twin.feed.remove(fed)
             self.read_feed.append(fed)
             self.tell(fed)
+
+    def unread_feed(self) -> list[Fed]:
+        return [
+            fed
+            for fed in self.twin.feed
+            if (fed.shard if isinstance(fed, SparesRecalled) else of(fed.sequence)) in self.shards
+        ]
 
     @rule(data=st.data())
     @precondition(lambda self: self.read_feed)
@@ -498,20 +534,39 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             assert not is_quiet or not self.is_stirred
 
     @rule()
+    @precondition(lambda self: self.shards == SHARDS)
+    def a_shard_goes_away(self) -> None:
+        """The next leader knows what this one knows of it."""
+        known = lent(self.state)
+        self.rebuild(ShardsAway({AWAY: known[AWAY]}))
+
+    @rule()
     def leader_is_replaced(self) -> None:
-        self.begin_leading()
+        """By one that has all shards, or knows what this one knows of the lost one."""
+        known = lent(self.state)
+        self.rebuild(*([ShardsAway({AWAY: known[AWAY]})] if AWAY not in self.shards else []))
+
+    @rule()
+    def all_shards_are_there(self) -> None:
+        self.rebuild()
+
+    def rebuild(self, *away: ShardsAway) -> None:
+        self.begin_leading((HERE,) if away else SHARDS)
         self.tell(Tick(self.twin.now_ms))
         for executor, served in sorted(self.twin.executors.items()):
             if executor not in self.twin.dead:
                 self.tell(ExecutorSeen(executor, (served,)))
+        for event in away:
+            self.tell(event)
         for sequence, record in sorted(self.twin.records.items()):
-            if record.place is not None:
+            if record.place is not None and of(sequence) in self.shards:
                 self.tell(SequenceFound(sequence, record.place, record.epoch, tenant=TENANTS[sequence]))
         for executor in sorted(self.twin.dead & set(self.twin.executors)):
             self.tell(ExecutorLost(executor))
         self.known = set(self.twin.executors)
-        for _, wished in sorted(self.twin.wishes.items()):
-            self.tell(wished)
+        for entry, wished in sorted(self.twin.wishes.items()):
+            if entry.shard in self.shards:
+                self.tell(wished)
 
     def tell(self, event: Event) -> None:
         """The core decides, the twin does, the core hears what came of it."""
@@ -534,17 +589,19 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 self.twin.lay_out(action)
                 return []
             case Recall(executor):
-                return [self.twin.recall(executor)]
+                return [self.twin.recall(executor, shard) for shard in self.shards]
             case Reclaim(executor):
-                self.twin.reclaim(executor, most=len(SEQUENCES))
+                self.twin.reclaim(executor, self.shards, most=len(SEQUENCES))
                 return []
             case ReclaimPart(executor):
-                return [Reclaimed(executor, self.twin.reclaim(executor, most=1))]
+                return [Reclaimed(executor, self.twin.reclaim(executor, self.shards, most=1))]
             case Reject():
                 self.twin.reject(action)
                 return []
             case Forget(executor):
                 assert executor in self.twin.dead
+                if self.shards != SHARDS:
+                    return []
                 assert not [r for r in self.twin.records.values() if r.place and r.place.executor == executor]
                 self.twin.executors.pop(executor, None)
                 return [Forgotten(executor)]
@@ -571,6 +628,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once everything has been heard, the leader's picture is what Redis holds, and nobody waits in vain."""
         self.twin.wanted = 0
+        if self.shards != SHARDS:
+            self.all_shards_are_there()
         self.leader_polls_members()
         self.hear_everything()
         self.leader_ticks()
@@ -581,11 +640,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.everybody_gets_a_turn()
 
     def hear_everything(self) -> None:
-        while (
-            in_takeover(self.state)
-            or any(waits.entry > self.read_starts for waits in self.twin.starts)
-            or self.twin.feed
-        ):
+        while in_takeover(self.state) or self.unread() or self.unread_feed():
             self.leader_begins_a_turn()
             self.leader_reads_feed(most=100)
             self.leader_reads_starts(most=100)
@@ -616,8 +671,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         assert live == {sequence: (place, epoch) for sequence, place, epoch in view(self.state).live}
         # Of those whose cancellation the feed had no room for, it learns when their turn comes.
         spares = {place for table in self.state.ring("1").tables.values() for place, _ in table.spares()}
-        laid_out = {place for places in self.twin.spares.values() for place in places}
-        assert laid_out == spares
+        assert self.twin.laid_out() == spares
         assert {} == {sequence: held for sequence, held in live.items() if held[0] in spares}
         believed = {sequence for _, sequence, _ in view(self.state).waiting}
         assert waiting == {s for s in believed if self.state.sequences[s].entry not in self.twin.untold}
