@@ -99,7 +99,7 @@ async def running_parts(
         # A Redis that was there a moment ago may be lost again: while a Cluster recovers, say.
         with needed_at_start(settings.redis_url):
             parts = await _made(settings, name, redis, keys, tracing)
-            await parts.replies.open()
+            await parts.replies.open(run)
             await parts.catalog.refresh()
             await parts.tenants.refresh()
         recovery = RestartRecovery(open_client, keys, run, parts.replies, parts.dispatch)

@@ -22,11 +22,13 @@ from shared.contract.ids import GatewayId, ShardId, entry_key
 from shared.contract.limits import REPLY_STREAM_TTL_MS
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.homes import servers, tag_of
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
 from shared.store.redis_client import pause_s
 from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
+from shared.store.server_run import ServerRun
 
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
@@ -97,9 +99,20 @@ class Replies:
         for pending in self.unanswered:
             pending.failed(unknown_outcome(pending, cause))
 
-    async def open(self) -> None:
-        """Makes the reply streams. Must end before the first request is sent."""
-        await self._create(list(self._streams), self._redis)
+    async def open(self, run: ServerRun) -> None:
+        """Makes the reply streams. Must end before the first request is sent.
+
+        run  of the connections: none opens to a node of a Cluster that is away before `reopen` has made its streams
+        """
+        homes = servers(self._redis, self._keys)
+        made = await asyncio.gather(*(self._create(shards, redis) for redis, shards in homes), return_exceptions=True)
+        for (_, shards), outcome in zip(homes, made, strict=True):
+            if isinstance(outcome, BaseException):
+                if not isinstance(outcome, CONNECTION_LOST) or None not in made:
+                    raise outcome
+                for stream in (self._streams[shard] for shard in shards):
+                    self._positions[stream.encode()] = BEGINNING
+                    run.hold_off(tag_of(stream))
         await self._beat(self._redis)
 
     async def reopen(self, redis: Redis, shards: Sequence[ShardId], lost: set[ShardId]) -> None:

@@ -12,6 +12,8 @@ from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
+from shared.store.homes import MESH_TAG
+from shared.store.redis_py import CONNECTION_LOST
 
 MINIMUM_VERSION = (7, 0)
 """The first with functions, as which the scripts are loaded (FUNCTION LOAD, FCALL). Valkey began with 7.2."""
@@ -33,7 +35,11 @@ class UnfitRedisError(MeshError):
 
 
 async def check_servers(redis: Redis, checked: Collection[str] = ()) -> Collection[str]:
-    """Checks each server that is not checked yet. Returns the addresses of all, "" of an only one."""
+    """Checks each server that is not checked yet. Returns the addresses of all, "" of an only one.
+
+    A node of a Cluster that is away is left out, with a warning. Without the one of the mesh's own keys it raises one
+    of CONNECTION_LOST.
+    """
     servers = await redis.servers()
     for address in servers.keys() - set(checked):
         where: dict[str, Any] = {"node": address} if address else {}
@@ -42,6 +48,10 @@ async def check_servers(redis: Redis, checked: Collection[str] = ()) -> Collecti
             await _check_policies(servers[address], where, replicas=replicas)
         except UnfitRedisError as unfit:
             raise UnfitRedisError(f"{address}: {unfit.message}" if address else unfit.message) from unfit
+        except CONNECTION_LOST as error:
+            if servers[address] is redis.at(MESH_TAG):
+                raise
+            logs.warning("redis node away", cause=error, remedy="its shards are served when it is back", **where)
     return servers.keys()
 
 
@@ -103,12 +113,12 @@ async def _check_policies(redis: Redis, where: Mapping[str, Any], *, replicas: i
 async def value_bytes_max(redis: Redis) -> int:
     """The largest value that every server takes, bytes; VALUE_BYTES_MAX if they do not tell, and at most."""
     told = [VALUE_BYTES_MAX]
-    try:
-        for server in (await redis.servers()).values():
+    for server in (await redis.servers()).values():
+        try:
             config: dict[str, str] = await server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
             told += (int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal())
-    except ResponseError:
-        return VALUE_BYTES_MAX
+        except (ResponseError, *CONNECTION_LOST):
+            continue
     return min(told)
 
 

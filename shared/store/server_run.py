@@ -70,6 +70,10 @@ class ServerRun:
             self._cut(home)
             raise AnotherRunError("Redis was restarted or replaced: what it holds is compared first")
 
+    def hold_off(self, home: str) -> None:
+        """The home is away. Whatever run is met there is another one, to which the service has yet to agree."""
+        self.bound[home] = "none"
+
     def agree(self, runs: Mapping[str, str]) -> None:
         """The service goes on with these runs of the homes."""
         for home, run in runs.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -305,16 +306,21 @@ async def test_sums_are_right_though_processes_are_killed_and_added(bare: Cluste
         await more(traffic)
 
 
-async def test_a_gateway_that_starts_while_a_node_is_away_serves_when_it_is_back(
+async def test_services_that_start_while_a_node_is_away_serve_the_other_shards_and_its_own_when_it_is_back(
     bare: Clustered, chance: random.Random
 ) -> None:
     node = bare.apart()
-    async with under_load(bare, chance):
-        node.kill()
-        bare.mesh.kill("gateway-2")
-        await eventually(lambda: "cannot be reached" in bare.mesh.log("gateway-2"), "the gateway says why it does not")
+    tags = bare.tags_at(node)
+    here, there = (plans_of(bare, lambda tag, of=of: (tag in tags) is of, f"late {of}") for of in (False, True))
+    node.kill()
+    for name in ("gateway-2", "executor-1", "executor-2"):
+        await bare.mesh.restart(name, signal.SIGKILL)
+        assert "redis node away" in bare.mesh.log(name)
+    async with Callers(bare.mesh) as callers:
+        await Traffic(MODEL, callers, here, chance, retries=True).run()
+        assert not node.is_running
         node.start()
-        await eventually(lambda: bare.mesh.is_ready(1), "the gateway is ready")
+        await Traffic(MODEL, callers, there, chance, retries=True).run()
 
 
 async def test_sums_are_right_though_processes_are_killed_while_nodes_are_away(

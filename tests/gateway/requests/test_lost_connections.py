@@ -37,6 +37,7 @@ from shared.store.redis_client import connect
 from shared.store.redis_py import UnfitServerError
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
+from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
@@ -345,7 +346,7 @@ async def test_reply_streams_are_kept_in_a_redis_without_memory(
     redis: Any = connect(private_server.url)
     keys, name = Keyspace(shards=1), GatewayId("g")
     replies = gateway.requests.replies.Replies(redis, keys, name)
-    await replies.open()
+    await replies.open(ServerRun())
     await redis.config_set("maxmemory", 1)
     beats = asyncio.create_task(replies.heartbeat())
     (shard,) = keys.shards

@@ -13,9 +13,13 @@ from redis.exceptions import OutOfMemoryError
 from gateway.requests.recovery import RestartRecovery
 from gateway.requests.replies import Replies
 from shared.contract.ids import GatewayId, ShardId
+from shared.store.agreement import join_mesh
+from shared.store.commands import Redis
+from shared.store.homes import MESH_TAG, tag_of
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.store.server_run import AnotherRunError, ServerRun
+from tests.embedded_cluster import EmbeddedCluster
 
 SHARD = ShardId(0)
 
@@ -84,7 +88,7 @@ async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_c
         return False
 
     pending: Any = SimpleNamespace(token="a", answered=answered)
-    await replies.open()
+    await replies.open(ServerRun())
     await redis.execute_command("XADD", stream, f"{1 << 60}-0", "nobody's", "lost later")
     reading = asyncio.create_task(replies.run())
     try:
@@ -105,3 +109,36 @@ async def test_replies_are_heard_of_a_redis_that_has_lost_the_newest_and_whose_c
         await replies.close()
 
     assert [b"the answer"] == heard
+
+
+async def test_a_node_that_is_away_at_the_start_gets_no_request_before_it_has_the_reply_streams(
+    private_cluster: EmbeddedCluster,
+) -> None:
+    """An answer is written to a stream that exists, or not at all."""
+    run, gateway = ServerRun(), GatewayId("gateway-1")
+    async with connect(private_cluster.url, retries=0) as redis:
+        keys = await join_mesh(redis, "m")
+
+    def open_client(run: ServerRun) -> Redis:
+        return connect(private_cluster.url, retries=0, run=run, keys=keys)
+
+    tags = [tag_of(keys.base(shard)) for shard in keys.shards]
+    away = next(tag for tag in tags if private_cluster.holder(tag) is not private_cluster.holder(MESH_TAG))
+    private_cluster.holder(away).kill()
+    callers = cast("Any", Callers(fails=0))
+    async with open_client(run) as redis:
+        replies = Replies(redis, keys, gateway)
+        await replies.open(run)
+        await asyncio.to_thread(private_cluster.whole)
+        with pytest.raises(AnotherRunError):
+            await redis.at(away).ping()
+        recovery = asyncio.create_task(RestartRecovery(open_client, keys, run, replies, callers).run())
+        async with asyncio.timeout(60):
+            while run.changed.is_set():
+                await asyncio.sleep(0.005)
+        recovery.cancel()
+
+        streams = [keys.replies(shard, gateway) for shard in keys.shards]
+        assert [1] * len(streams) == [await redis.exists(stream) for stream in streams]
+        assert {stream.encode() for stream in streams} == replies._positions.keys()
+        await replies.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -11,12 +12,15 @@ import pytest
 
 from shared.contract.errors import NotDoneError
 from shared.contract.ids import ShardId, sequence_id
+from shared.contract.limits import VALUE_BYTES_MAX
 from shared.store import sequences
 from shared.store.agreement import join_mesh
-from shared.store.fitness import UnfitRedisError
+from shared.store.fitness import UnfitRedisError, value_bytes_max
+from shared.store.homes import MESH_TAG
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect, redis_now_ms
+from shared.store.redis_py import CONNECTION_LOST
 from tests.embedded_cluster import EmbeddedCluster, ask
 
 
@@ -64,6 +68,28 @@ async def test_a_node_that_is_unfit_is_named_and_each_is_warned_of_once(
     ask(unfit, "CONFIG", "SET", "maxmemory-policy", "noeviction")
     for node in redis_cluster.nodes:
         ask(node, "CONFIG", "SET", "appendonly", "yes")
+
+
+async def test_who_joins_while_a_node_is_away_is_warned_unless_it_is_the_one_of_the_meshs_own_keys(
+    private_cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(private_cluster.url, retries=0) as redis:
+        keys = await join_mesh(redis, "m")
+    of_mesh = private_cluster.holder(MESH_TAG)
+    node = next(node for node in private_cluster.nodes if node is not of_mesh)
+    node.kill()
+
+    async with connect(private_cluster.url, retries=0) as redis:
+        assert keys.shards == (await join_mesh(redis, "m")).shards
+        assert VALUE_BYTES_MAX == await value_bytes_max(redis)
+    (warning,) = [vars(record)["fields"] for record in caplog.records if record.message == "redis node away"]
+    assert f"127.0.0.1:{node.port}" == warning["node"]
+
+    await asyncio.to_thread(private_cluster.whole)
+    of_mesh.kill()
+    async with connect(private_cluster.url, retries=0) as redis:
+        with pytest.raises(CONNECTION_LOST):
+            await join_mesh(redis, "m")
 
 
 async def test_a_scan_goes_over_each_node_once_and_over_one_alone_for_one_tag(
