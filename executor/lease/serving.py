@@ -53,6 +53,7 @@ from shared.process import logs
 from shared.statistics.meter import LoadMeter
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
+from shared.store.homes import grouped, together
 from shared.store.membership import Member
 from shared.store.redis_py import CONNECTION_LOST
 from shared.traces.tracing import Tracing
@@ -403,14 +404,18 @@ class Serving:
             await asyncio.sleep(CLAIM_INTERVAL_S)
             try:
                 members = await self._connections.membership.members()
-                alive: AbstractSet[str] = {member.registration.executor for member in members if member.alive}
+                alive = {member.registration.executor for member in members if member.alive}
                 works = [model for model in self._models.values() if isinstance(model, WorkModel)]
-                takers = await takers_of(self._connections.links, [model.queue for model in works])
-                for model, executors in zip(works, takers, strict=True):
-                    await model.claim_from(executors - alive)
-                await self._refuse_unloaded(members)
+                groups = grouped(self._connections.commands, works, lambda model: model.queue.takers)
+                claims = [self._claim_from_dead(group, alive) for group in groups]
+                await together([*claims, self._refuse_unloaded(members)])
             except CONNECTION_LOST as error:
                 logs.warning("claims delayed", cause=str(error))
+
+    async def _claim_from_dead(self, works: Sequence[WorkModel], alive: AbstractSet[ExecutorId]) -> None:
+        takers = await takers_of(self._connections.links, [model.queue for model in works])
+        for model, executors in zip(works, takers, strict=True):
+            await model.claim_from(executors - alive)
 
     async def _refuse_unloaded(self, members: Sequence[Member]) -> None:
         """Answers stateless requests to versions that no executor serves any more, from gateways that had not heard of
@@ -422,12 +427,14 @@ class Serving:
         living = [member.registration for member in members if member.alive]
         served = {(one.model, one.version) for registration in living for one in registration.models}
         alive = {registration.executor for registration in living}
-        for place, load in list(self._unloaded.items()):
-            if place not in served:
-                others = any(model == load.model for model, _ in served)
-                reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
-                links, scripts = self._connections.links, self._connections.scripts
-                await refuse_waiting(links, scripts, self._keys, load, reply, alive=alive)
+        loads = [load for place, load in self._unloaded.items() if place not in served]
+        await together([self._refuse(load, {model for model, _ in served}, alive) for load in loads])
+
+    async def _refuse(self, load: ModelLoad, served: AbstractSet[str], alive: AbstractSet[ExecutorId]) -> None:
+        others = load.model in served
+        reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
+        links, scripts = self._connections.links, self._connections.scripts
+        await refuse_waiting(links, scripts, self._keys, load, reply, alive=alive)
 
     async def _watch_readiness(self) -> None:
         """Asks models for their readiness every second, and has it announced if it has changed."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
-from executor.connections import RedisConnections, insist
+from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.core.events import CheckpointFetched, SuspectTried
 from executor.core.state import OwnedPhase, OwnedSequence
 from executor.sequences.checkpoints import read_checkpoints
@@ -13,6 +14,8 @@ from executor.sequences.inbox import Inbox
 from executor.sequences.sequence_model import SequenceModel
 from shared.contract.ids import ExecutorId
 from shared.process import logs
+from shared.store.homes import grouped, together
+from shared.store.redis_py import CONNECTION_LOST
 
 FETCHES_PER_READ, PREFETCHES_PER_READ = 64, 16
 """How many checkpoints one read fetches: for sequences with a step that waits, and for sequences without. After a
@@ -26,21 +29,41 @@ async def fetch_checkpoints(
     model: SequenceModel, connections: RedisConnections, inbox: Inbox, executor: ExecutorId
 ) -> None:
     """Fetches the checkpoints of sequences that came from other executors, many in one round trip, for ever."""
-    redis, keys, scripts = connections.commands, connections.keys, connections.scripts
+    redis, keys = connections.commands, connections.keys
     while True:
         await model.fetch_due.wait()
         model.fetch_due.clear()
         while wanted := model.state.next_fetches(FETCHES_PER_READ, PREFETCHES_PER_READ):
-            names = [owned.sequence for owned in wanted]
-            found = await insist("restore", partial(read_checkpoints, redis, keys, names))
-            for owned in wanted:
-                if owned.sequence not in found:
-                    # Another executor owns it by now (then `lose` does nothing), or its record cannot be read.
-                    lost = scripts.lose(owned.sequence, executor, owned.epoch)
-                    await insist("restore", partial(scripts.run, lost))
-                if over := model.handle(CheckpointFetched(owned, found.get(owned.sequence))):
-                    await insist("restore", partial(inbox.remove, keys.shard_of(owned.sequence), over))
+            groups = grouped(redis, wanted, lambda owned: keys.sequence(owned.sequence).record)
+            await together([_fetch(model, connections, inbox, executor, group) for group in groups])
             logs.debug("checkpoints fetched", model=model.model, sequences=len(wanted))
+
+
+async def _fetch(
+    model: SequenceModel,
+    connections: RedisConnections,
+    inbox: Inbox,
+    executor: ExecutorId,
+    wanted: Sequence[OwnedSequence],
+) -> None:
+    """Fetches checkpoints that one server holds. While it is away, others are fetched in between."""
+    keys, scripts = connections.keys, connections.scripts
+    try:
+        found = await read_checkpoints(connections.commands, keys, [owned.sequence for owned in wanted])
+    except CONNECTION_LOST as error:
+        logs.warning("restore delayed", cause=str(error))
+        await asyncio.sleep(RETRY_DELAY_S)
+        for owned in wanted:
+            if owned.phase is OwnedPhase.FETCHING:
+                model.state.fetch(owned)
+        return
+    for owned in wanted:
+        if owned.sequence not in found:
+            # Another executor owns it by now (then `lose` does nothing), or its record cannot be read.
+            lost = scripts.lose(owned.sequence, executor, owned.epoch)
+            await insist("restore", partial(scripts.run, lost))
+        if over := model.handle(CheckpointFetched(owned, found.get(owned.sequence))):
+            await insist("restore", partial(inbox.remove, keys.shard_of(owned.sequence), over))
 
 
 async def try_suspects(model: SequenceModel, connections: RedisConnections, alone: asyncio.Lock) -> None:

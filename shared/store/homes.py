@@ -8,7 +8,7 @@ server there is one home for all tags. On a Redis Cluster each tag has a home of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeVar, cast
 
@@ -72,10 +72,15 @@ async def each(tags: Sequence[str], sent: Mapping[str, Awaitable[Iterable[Any]]]
     return in_order(tags, {tag: repeat(one) if isinstance(one, BaseException) else one for tag, one in found.items()})
 
 
+def grouped(redis: Redis, things: Iterable[T], key: Callable[[T], str]) -> list[list[T]]:
+    """The things by the server that holds their key."""
+    by_key = {key(thing): thing for thing in things}
+    return [[by_key[one] for one in group] for group in redis.apart(by_key)]
+
+
 def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
     """The shards by the server that holds them, each with the server's client."""
-    shards = {keys.base(shard): shard for shard in keys.shards}
-    return [(redis.home(group[0]), [shards[base] for base in group]) for group in redis.apart(shards)]
+    return [(redis.home(keys.base(group[0])), group) for group in grouped(redis, keys.shards, keys.base)]
 
 
 def shards_at(home: str, keys: Keyspace) -> list[ShardId]:

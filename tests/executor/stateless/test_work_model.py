@@ -23,11 +23,14 @@ from shared.contract.messages import InferMessage, ReplyMessage, encode
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
-from shared.store.keyspace import WorkKeys
+from shared.store.homes import MESH_TAG, tag_of
+from shared.store.keyspace import Keyspace, WorkKeys
 from shared.store.link import Link, SharedLinks
+from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.work_scripts import WorkItem, WorkScripts
-from tests.executor.living import Running, living, scripted
+from tests.embedded_cluster import EmbeddedCluster
+from tests.executor.living import SHARDS, Running, living, scripted
 from tests.executor.work_gate import Gate, new_gate
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -545,3 +548,26 @@ class TestExecutors:
             refused.error_code,
             refused.error,
         )
+
+
+async def test_what_a_dead_executor_held_is_taken_back_though_the_node_of_another_model_is_away(
+    private_cluster: EmbeddedCluster, key_prefix: str, models: Path, gate: Gate
+) -> None:
+    keys = Keyspace(key_prefix, SHARDS)
+    node = {shard: private_cluster.holder(tag_of(keys.base(shard))) for shard in keys.shards}
+    here = next(shard for shard in keys.shards if node[shard] is private_cluster.holder(MESH_TAG))
+    (away,) = set(keys.shards) - {here}
+    names = {keys.home_shard(name): name for name in (f"work{number}" for number in range(20))}
+    for name in names.values():
+        shutil.copytree(models / "work", models / name)
+    async with (
+        connect(private_cluster.url) as redis,
+        living(private_cluster.url, key_prefix, models, names[away], "a", names[here]),
+    ):
+        node[away].kill()
+        takers = keys.work_queue(names[here], "1").takers
+        await redis.hset(takers, "dead", "t 1")
+        async with asyncio.timeout(PATIENCE_S):
+            while await redis.hexists(takers, "dead"):
+                await asyncio.sleep(0.01)
+        assert not node[away].is_running

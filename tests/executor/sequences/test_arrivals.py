@@ -1,0 +1,80 @@
+"""Sequences come to an executor while a node of a Cluster is away."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from executor.connections import RedisConnections
+from executor.core.events import CheckpointFetched
+from executor.core.state import OwnedPhase
+from executor.sequences.arrivals import fetch_checkpoints
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, sequence_id
+from shared.store.agreement import join_mesh
+from shared.store.homes import MESH_TAG, tag_of
+from shared.store.redis_client import connect
+from tests.embedded_cluster import EmbeddedCluster
+
+
+class Model:
+    """In place of a model: sequences whose checkpoints it wants."""
+
+    model = "sum"
+
+    def __init__(self, sequences: list[SequenceId]) -> None:
+        self.wanted = [
+            SimpleNamespace(sequence=name, epoch=Epoch(1), phase=OwnedPhase.FETCHING) for name in sorted(sequences)
+        ]
+        self.fetched: list[SequenceId] = []
+        self.fetch_due = asyncio.Event()
+        self.fetch_due.set()
+        self.state = self
+
+    def next_fetches(self, waited_for: int, idle: int) -> list[Any]:
+        taken, self.wanted = self.wanted, []
+        return taken
+
+    def fetch(self, owned: Any) -> None:
+        self.wanted.append(owned)
+
+    def handle(self, event: CheckpointFetched) -> list[bytes]:
+        assert event.checkpoint is not None
+        self.fetched.append(event.owned.sequence)
+        return []
+
+
+async def test_checkpoints_of_other_nodes_are_fetched_at_once_and_those_of_one_that_is_away_when_it_is_back(
+    private_cluster: EmbeddedCluster,
+) -> None:
+    async with connect(private_cluster.url) as redis:
+        keys = await join_mesh(redis, "m")
+        names = [sequence_id("sum", "", number) for number in range(1, 30)]
+        for name in names:
+            for field, value in {"st": "l", "ep": "1", "du": "1"}.items():
+                await redis.hset(keys.sequence(name).record, field, value)
+    tags = {name: tag_of(keys.sequence(name).record) for name in names}
+    node = next(
+        one for one in map(private_cluster.holder, tags.values()) if one is not private_cluster.holder(MESH_TAG)
+    )
+    here = {name for name in names if private_cluster.holder(tags[name]) is not node}
+    assert 0 < len(here) < len(names)
+    model: Any = Model(names)
+    connections = RedisConnections(lambda run: connect(private_cluster.url, retries=0, run=run), keys)
+    node.kill()
+    inbox: Any = None  # nothing is removed from it
+    fetching = asyncio.create_task(fetch_checkpoints(model, connections, inbox, ExecutorId("e1")))
+
+    await until(lambda: here == set(model.fetched))
+    await asyncio.to_thread(private_cluster.whole)
+    await until(lambda: sorted(names) == sorted(model.fetched))
+
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    await connections.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
