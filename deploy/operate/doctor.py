@@ -99,8 +99,9 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
             found += diagnoses.of_node(address, diagnoses.of_server(told))
         found += diagnoses.of_cluster(facts)
         async with found_mesh(settings) as mesh:
-            found += await of_use(mesh, facts)
-            found += await of_members(mesh)
+            if not lost:
+                found += await of_use(mesh, facts)
+            found += await of_members(mesh, are_all_there=not lost)
     except click.ClickException as error:
         remedy = "docs/guides/redis.md" if settings.redis_url else "if it does not run any more: `seqmesh up`"
         found.append(diagnoses.fail("mesh", error.message, remedy))
@@ -160,8 +161,8 @@ async def of_use(mesh: OperatedMesh, nodes: Mapping[str, ServerFacts]) -> Iterab
     )
 
 
-async def of_members(mesh: OperatedMesh) -> list[Diagnosis]:
-    """Diagnoses of the services and models of a mesh."""
+async def of_members(mesh: OperatedMesh, *, are_all_there: bool) -> list[Diagnosis]:
+    """Diagnoses of the services and models of a mesh. Which sequences wait only all nodes of a Cluster tell."""
     members = await mesh.membership.members()
     records = await mesh.membership.models()
     models = sorted(records)
@@ -170,11 +171,12 @@ async def of_members(mesh: OperatedMesh) -> list[Diagnosis]:
         for model, record in records.items()
         if record.config.sequence_batching is not None
     }
+    lines = await read_lines(mesh.redis, mesh.keys, models) if are_all_there else {}
     return [
         *diagnoses.of_services(await services(mesh.redis, mesh.keys)),
         *diagnoses.of_executors(members, await mesh.membership.drained()),
         *diagnoses.of_leaders(led),
-        *diagnoses.of_models(members, await read_lines(mesh.redis, mesh.keys, models)),
+        *diagnoses.of_models(members, lines),
     ]
 
 

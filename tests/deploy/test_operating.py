@@ -212,6 +212,11 @@ async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: Embedde
     lost.kill()
     cluster.until(lambda: all(b"state:fail" in ask(n, "CLUSTER", "INFO") for n in cluster.nodes if n is not lost))
     without = await told()
+    for node in cluster.nodes:
+        if node is not lost:
+            ask(node, "CONFIG", "SET", "cluster-require-full-coverage", "no")
+    cluster.until(lambda: ask(cluster.holder("mesh"), "CLUSTER", "INFO").startswith(b"cluster_state:ok"))
+    serving = await told()
 
     assert names == {subject for _, subject, text in whole if text.startswith("keeps what")}
     assert names == {subject for _, subject, text in warned if text == "stops with any of its nodes"}
@@ -221,6 +226,9 @@ async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: Embedde
     failed = [(subject, text) for severity, subject, text in without if severity == Severity.FAIL]
     assert [True] == ["cannot be reached" in text for subject, text in failed if subject.endswith(f":{lost.port}")]
     assert [True] == ["is down, as" in text for subject, text in failed if subject == "cluster"]
+    assert {f"redis 127.0.0.1:{lost.port}", "services", "models"} == {
+        subject for severity, subject, _ in serving if severity == Severity.FAIL
+    }, "what the mesh lacks is told though a node is away"
 
 
 @pytest.mark.parametrize(
