@@ -70,6 +70,10 @@ async def set_limits(settings: OperatorSettings, name: str, **changes: Any) -> N
         limits = msgspec.structs.replace((await stored.read()).named.get(name, NO_LIMITS), **given)
         if problem := problem_of_name(name) or limits.problem():
             raise click.UsageError(problem)
+        if given.get("burst") and not limits.steps_per_s:
+            raise click.UsageError(
+                f"a burst bounds nothing without a rate, and {name} has none: give --steps-per-s, too"
+            )
         await stored.set(name, limits)
         await asyncio.sleep(KNOWN_S)
     click.echo(f"{name}: {said(limits)}")

@@ -21,7 +21,7 @@ from deploy import cli
 from deploy.console.reader import MeshReader
 from deploy.local.data_directory import MeshState, state_path
 from deploy.local.embedded import free_port
-from deploy.operate import doctor
+from deploy.operate import doctor, tenants
 from deploy.operate.diagnoses import Severity
 from deploy.operate.operating import connected, found_mesh, holdings
 from deploy.operate.settings import OperatorSettings
@@ -271,15 +271,44 @@ def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) 
     assert "is full: raise its maxmemory" in result.output
 
 
-@pytest.mark.parametrize("words", [["acme", "--live-max=-5"], ["acme", "--share=0"], ["a b", "--share=2"]])
-def test_limits_that_cannot_be_set_are_a_wrong_command_line(private_server: EmbeddedRedis, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["acme", "--live-max=-5"], "are whole numbers"),
+        (["acme", "--share=0"], "is a whole number"),
+        (["a b", "--share=2"], "is no name of a tenant"),
+        (["acme", "--burst=9"], "give --steps-per-s, too"),
+        (["acme", "--burst=9", "--steps-per-s=0"], "give --steps-per-s, too"),
+    ],
+)
+def test_limits_that_cannot_be_set_are_a_wrong_command_line(
+    private_server: EmbeddedRedis, words: list[str], said: str
+) -> None:
     with Redis.from_url(private_server.url) as client:
         client.hset(Keyspace().mesh, mapping={"schema": SCHEMA_VERSION, "shards": 1})
 
     result = CliRunner().invoke(cli.main, ["tenants", "set", *words], env={"SEQMESH_REDIS_URL": private_server.url})
 
     assert 2 == result.exit_code
-    assert any(said in result.output for said in ("are whole numbers", "is a whole number", "is no name of a tenant"))
+    assert said in result.output
+
+
+async def test_a_burst_may_follow_its_rate_and_outlast_it(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left out stays as it is: a rate that is taken away for a while finds its burst again."""
+    monkeypatch.setattr(tenants, "KNOWN_S", 0)
+    settings, keys = OperatorSettings(redis_url=private_server.url), Keyspace()
+    async with connect(private_server.url, retries=0) as redis:
+        for field, value in {"schema": SCHEMA_VERSION, "shards": 1}.items():
+            await redis.hset(keys.mesh, field, value)
+
+        for changes in ({"steps_per_s": 5.0}, {"burst": 9}, {"steps_per_s": 0.0}, {"share": 2}, {"burst": 0}):
+            await tenants.set_limits(settings, "acme", **changes)
+            if "share" in changes:
+                assert TenantLimits(burst=9, share=2) == (await StoredTenants(redis, keys).read()).of("acme")
+
+        assert TenantLimits(share=2) == (await StoredTenants(redis, keys).read()).of("acme")
 
 
 async def test_a_sentinel_that_is_given_as_the_server_is_asked_for_nothing_else(
