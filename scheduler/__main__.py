@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
 from scheduler.settings import SchedulerSettings
+from shared.checks import CHECKS, check_health
 from shared.process import lifecycle, logs
 from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
-
-CHECKS = {"healthcheck": False, "livecheck": True}
-"""The words that ask for a check, and its answer while Redis does not answer: as in an executor."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lifecycle.end_when_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in CHECKS:
-        return check_health(*given)
+        return check_health("scheduler", SchedulerSettings, *given)
     settings = parse_settings(
         SchedulerSettings,
         given,
@@ -33,19 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from scheduler.service import serve  # noqa: PLC0415
 
     return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
-
-
-def check_health(check: str, *arguments: str) -> int:
-    """The exit code: 0 when the scheduler with the name in these settings is alive, else 1."""
-    settings = parse_settings(
-        SchedulerSettings,
-        arguments,
-        program=f"seqmesh scheduler {check}",
-        help="Whether the scheduler of this name (by default this host's) is alive.",
-    )
-    from scheduler.service import is_healthy  # noqa: PLC0415 -- as above
-
-    return 0 if asyncio.run(is_healthy(settings, without_redis=CHECKS[check])) else 1
 
 
 if __name__ == "__main__":

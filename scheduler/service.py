@@ -112,20 +112,6 @@ async def forget_libraries(redis: Redis, keys: Keyspace) -> None:
         logs.debug("scripts of other releases not removed", cause=str(lost))
 
 
-async def is_healthy(settings: SchedulerSettings, *, without_redis: bool = False) -> bool:
-    """Whether the scheduler with the name in these settings has renewed its sign of life within its lease.
-    `without_redis` is the answer while Redis, which alone knows, does not answer.
-    """
-    keys = Keyspace(settings.key_prefix)
-    redis = connect(settings.redis_url, retries=0)
-    try:
-        return await redis.exists(keys.scheduler(settings.name_of("scheduler"))) == 1
-    except CONNECTION_LOST:
-        return without_redis
-    finally:
-        await redis.aclose()
-
-
 class Scheduler:
     """The loops of one scheduler process."""
 

@@ -67,9 +67,9 @@ PROGRAMS = frozenset(
         "executor/engine/test_tensorflow_engine.py",
         "executor/models/test_configuration_choice.py",
         "executor/remote/test_repository.py",
-        "executor/test_health.py",
         "shared/process/test_collector.py",
         "shared/process/test_lifecycle.py",
+        "shared/store/test_health.py",
         "shared/traces/test_tracing.py",
     }
 )

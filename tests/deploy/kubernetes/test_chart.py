@@ -16,8 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from executor.__main__ import CHECKS as EXECUTOR_CHECKS
-from scheduler.__main__ import CHECKS as SCHEDULER_CHECKS
+from shared.checks import CHECKS
 from shared.settings import parse_settings
 from tests.deploy.kubernetes.chart import CHART, RefusedValuesError, ask, containers, objects, question_of, rendered
 from tests.deploy.kubernetes.generated import MANIFESTS, SCHEMA, SETTINGS, manifests, schema, settings_classes
@@ -215,19 +214,18 @@ def as_read(said: Any) -> Any:
 @ALL
 def test_every_container_has_the_three_probes_and_what_they_ask_exists(values: dict[str, Any]) -> None:
     routes = (ROOT / "docs/reference/http.md").read_text() + (ROOT / "deploy/console/app.py").read_text()
-    checks = {"executor": EXECUTOR_CHECKS, "scheduler": SCHEDULER_CHECKS}
     for name, container in containers(objects(values)).items():
         probes = {kind: container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
         for probe in probes.values():
             if http := probe.get("httpGet"):
                 assert f"`GET {http['path']}`" in routes or f'Route("{http["path"]}"' in routes
                 assert (name == "gateway" and "tlsSecretName" in values.get("gateway", {})) == ("scheme" in http)
-        if name in checks:
+        if name in {"executor", "scheduler"}:
             python, module, service, check = probes["liveness"]["exec"]["command"]
             assert ("python", "-m", name) == (python, module, service)
-            assert checks[name][check], "alive, though Redis is away"
+            assert CHECKS[check], "alive, though Redis is away"
             for kind in ("startup", "readiness"):
-                assert not checks[name][probes[kind]["exec"]["command"][-1]]
+                assert not CHECKS[probes[kind]["exec"]["command"][-1]]
             # A check waits for Redis as long as a service does.
             assert all(probe["timeoutSeconds"] > 10 for probe in probes.values())
 

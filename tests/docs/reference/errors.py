@@ -69,7 +69,7 @@ EXITS = (
     ("`seqmesh drain`, `seq`, `tenants`, `settings`", 1, "It could not be done; the message says what to do instead."),
     ("`seqmesh seq replay`", 1, "An answer is different. 2: nothing could be compared."),
     ("`seqmesh doctor`", 1, "Something fails; the report names the remedy."),
-    ("`... healthcheck`, `livecheck`", 1, "The process of that name does not live."),
+    ("`... healthcheck`, `livecheck`", 1, "The process of that name does not live; the message says why."),
     ("`seqmesh demo`", 1, "The answers of both runs differ."),
     ("`seqmesh demo vad`", 1, "The segments differ from those that onnxruntime finds alone."),
     ("`seqmesh analyze`", EXIT_NONE_FITS, "No configuration is within the bounds."),
