@@ -13,7 +13,7 @@ import msgspec
 
 from deploy.operate.texts import counted, size
 from shared.contract.messages import UNLOADED, RepositoryEntry
-from shared.store.company import ServiceLine
+from shared.store.company import TELL_EVERY_S, ServiceLine
 from shared.store.fitness import NO_EVICTION, UnfitRedisError, check_server_info, risks
 from shared.store.membership import Member
 from shared.store.release import FORMAT, RELEASE
@@ -25,6 +25,8 @@ SLOW_ROUND_TRIP_MS = 2.0
 SKEW_MS = 500.0
 FULL = 0.8
 """Share of a bound from which on it is worth a warning."""
+SILENT_MS = 3000 * TELL_EVERY_S
+"""A service that has told nothing for so long was killed or hangs, for all that one can see; it tells far oftener."""
 OPEN_FILES_MIN = 4096
 DISK_BYTES_MIN = 1 << 30
 
@@ -231,14 +233,21 @@ def of_unused_nodes(unused: Iterable[str], shards: int) -> Iterator[Diagnosis]:
 # -- services and models -----------------------------------------------------------------------------------------------
 
 
-def of_services(lines: Sequence[ServiceLine]) -> Iterator[Diagnosis]:
-    """Whether each kind of service runs, and all are of one format."""
+def of_services(lines: Sequence[ServiceLine], now_ms: int) -> Iterator[Diagnosis]:
+    """Whether each kind of service runs, and all are of one format. now_ms: clock of Redis"""
     for service in SERVICES:
         here = [line for line in lines if line.service == service]
-        if not here:
-            yield fail("services", f"no {service} runs", f"start one: seqmesh {service}")
+        spoke = sorted(line.name for line in here if now_ms - line.told_ms < SILENT_MS)
+        # A service that was killed counts for a while. Not named is one that was started again under its name.
+        silent = sorted({(line.name, (now_ms - line.told_ms) // 1000) for line in here if line.name not in spoke})
+        told = "; ".join(f"{name} has told nothing for {silent_s} s" for name, silent_s in silent)
+        if not spoke:
+            yield fail("services", f"no {service} runs{told and f': {told}'}", f"start one: seqmesh {service}")
+        elif told:
+            remedy = "it was killed, or hangs: look into its log. A minute after its last word it is forgotten"
+            yield warn("services", f"{counted(len(spoke), service)}: {', '.join(spoke)}; {told}", remedy)
         else:
-            yield ok("services", f"{counted(len(here), service)}: {', '.join(sorted(line.name for line in here))}")
+            yield ok("services", f"{counted(len(spoke), service)}: {', '.join(spoke)}")
     others = sorted({(line.release, line.name) for line in lines if line.format != FORMAT})
     if others:
         named = ", ".join(f"{name} ({release})" for release, name in others)

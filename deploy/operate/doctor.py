@@ -33,7 +33,7 @@ from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.company import services
 from shared.store.fitness import POLICIES, SENTINEL_MODE
-from shared.store.redis_client import server_urls
+from shared.store.redis_client import redis_now_ms, server_urls
 from shared.store.waiting_line import read_lines
 
 PINGS = 9
@@ -173,7 +173,7 @@ async def of_members(mesh: OperatedMesh, *, are_all_there: bool) -> list[Diagnos
     }
     lines = await read_lines(mesh.redis, mesh.keys, models) if are_all_there else {}
     return [
-        *diagnoses.of_services(await services(mesh.redis, mesh.keys)),
+        *diagnoses.of_services(await services(mesh.redis, mesh.keys), await redis_now_ms(mesh.redis)),
         *diagnoses.of_executors(members, await mesh.membership.drained()),
         *diagnoses.of_leaders(led),
         *diagnoses.of_models(members, lines),

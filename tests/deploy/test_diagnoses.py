@@ -155,10 +155,32 @@ def test_each_kind_of_service_must_run_and_all_of_one_format() -> None:
         ServiceLine("executor", "executor-1", "9.9", "other", 0),
     ]
 
-    found = {one.severity: one.text for one in of_services(lines) if one.severity is not Severity.OK}
+    found = {one.severity: one.text for one in of_services(lines, 0) if one.severity is not Severity.OK}
 
     assert "no scheduler runs" == found[Severity.FAIL]
     assert found[Severity.WARN].endswith("executor-1 (9.9)")
+
+
+def test_a_service_that_was_killed_is_not_said_to_run() -> None:
+    """Its line stays for a minute. That of one that was started again under its name is left out."""
+
+    def line(service: str, name: str, told_ms: int) -> ServiceLine:
+        return ServiceLine(service, name, RELEASE, FORMAT, told_ms)
+
+    lines = [
+        *(line("gateway", name, told_ms) for name, told_ms in (("a", 99_000), ("b", 76_000), ("c", 60_000))),
+        line("gateway", "c", 99_000),
+        line("scheduler", "s", 85_000),
+        line("executor", "e", 85_001),
+    ]
+
+    found = [(one.severity, one.text) for one in of_services(lines, 100_000)]
+
+    assert [
+        (Severity.WARN, "2 gateways: a, c; b has told nothing for 24 s"),
+        (Severity.FAIL, "no scheduler runs: s has told nothing for 15 s"),
+        (Severity.OK, "1 executor: e"),
+    ] == found
 
 
 def test_executors_that_do_not_serve_are_named() -> None:
