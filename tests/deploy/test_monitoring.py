@@ -38,6 +38,15 @@ def test_an_alert_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> Non
     assert rule["labels"]["severity"] in ("critical", "warning")
 
 
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_tells_the_meshes_of_one_prometheus_apart(rule: dict[str, Any]) -> None:
+    aggregated = re.findall(r"\b(?:sum|min|max|count)\b *(.*?)\(", rule["expr"], re.DOTALL)
+    by = re.findall(r"\b(?:sum|min|max|count) by \(([\w, ]+)\)", rule["expr"])
+
+    assert len(aggregated) == len(by), "over all meshes"
+    assert all(labels.split(", ")[0] == "mesh" for labels in by)
+
+
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 def test_the_panels_of_a_dashboard_have_places_and_a_source(dashboard: Path) -> None:
     found = panels(dashboard)

@@ -302,7 +302,8 @@ def test_what_selects_finds_the_pods_of_one_workload(values: dict[str, Any]) -> 
                 services = [x for x in found if x["kind"] == "Service" and labels <= x["metadata"]["labels"].items()]
                 assert [name] == [x["metadata"]["name"] for x in services]
                 (endpoint,) = spec["endpoints"]
-                assert [{"targetLabel": "job", "replacement": SCRAPED["job_name"]}] == endpoint["relabelings"]
+                labelled = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
+                assert {"job": SCRAPED["job_name"], "mesh": "mesh/seqmesh"} == labelled
             case _:
                 assert one["kind"] in {"Secret", "ServiceAccount"}
 
