@@ -157,6 +157,7 @@ FOREIGN = {
                     port=TEXT,
                     path=TEXT,
                     interval=TEXT,
+                    honorLabels={"type": "boolean"},
                     relabelings={"type": "array", "items": closed(targetLabel=TEXT, replacement=TEXT)},
                 ),
             },
@@ -304,6 +305,7 @@ def test_what_selects_finds_the_pods_of_one_workload(values: dict[str, Any]) -> 
                 (endpoint,) = spec["endpoints"]
                 labelled = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
                 assert {"job": SCRAPED["job_name"], "mesh": "mesh/seqmesh"} == labelled
+                assert endpoint["honorLabels"], "else what the alerts know as `service` is called `exported_service`"
             case _:
                 assert one["kind"] in {"Secret", "ServiceAccount"}
 
