@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
             "gpus": 2,
             "runtimeClassName": "nvidia",
             "maxSurge": 0,
+            "startupSeconds": 5_000_001,
             "settings": {"gpu": "0,1"},
             "nodeSelector": {"gpu": "yes"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
@@ -100,6 +101,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "targets are all 0",
     ),
     ({"redis": ELSEWHERE, "networkPolicies": {"enabled": True}}, "networkPolicies.egress"),
+    ({"executor": {"startupSeconds": 0}}, "startupSeconds"),
     ({"executor": {"modelsVolume": {"emptyDir": {}, "hostPath": {"path": "/"}}}}, "modelsVolume"),
 ]
 """Values, and words of what Helm says about them."""
@@ -229,6 +231,21 @@ def test_every_container_has_the_three_probes_and_what_they_ask_exists(values: d
                 assert not CHECKS[probes[kind]["exec"]["command"][-1]]
             # A check waits for Redis as long as a service does.
             assert all(probe["timeoutSeconds"] > 10 for probe in probes.values())
+
+
+@ALL
+def test_an_executor_has_the_time_to_start_that_it_is_given(values: dict[str, Any]) -> None:
+    """A model of a hundred gigabytes takes longer to load than most."""
+    given = values.get("executor", {}).get("startupSeconds", 600)
+    (executor,) = (
+        one["spec"]
+        for one in objects(values)
+        if one["metadata"]["name"] == "seqmesh-executor" and one["kind"] == "Deployment"
+    )
+    probe = executor["template"]["spec"]["containers"][0]["startupProbe"]
+
+    assert given <= probe["failureThreshold"] * probe["periodSeconds"] < given + probe["periodSeconds"]
+    assert given < executor["progressDeadlineSeconds"], "of a rollout"
 
 
 @ALL

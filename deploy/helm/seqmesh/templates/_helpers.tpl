@@ -145,22 +145,21 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{- /* The probes of a service that has no port; argument: its name. A check is a Python that starts, half a second of
+{{- /* The probes of a service that has no port; argument: (list name secondsToStart). A check is a Python that starts, half a second of
 CPU, and asks Redis. `healthcheck` fails while Redis is away, `livecheck` does not: it is no remedy to start everything
 again. */}}
 {{- define "seqmesh.checks" -}}
 startupProbe:
-  exec: { command: [python, -m, {{ . }}, healthcheck] }
+  exec: { command: [python, -m, {{ index . 0 }}, healthcheck] }
   periodSeconds: 5
   timeoutSeconds: 20
-  # Ten minutes: models are loaded in this time.
-  failureThreshold: 120
+  failureThreshold: {{ int64 (ceil (divf (index . 1) 5)) }}
 readinessProbe:
-  exec: { command: [python, -m, {{ . }}, healthcheck] }
+  exec: { command: [python, -m, {{ index . 0 }}, healthcheck] }
   periodSeconds: 30
   timeoutSeconds: 20
 livenessProbe:
-  exec: { command: [python, -m, {{ . }}, livecheck] }
+  exec: { command: [python, -m, {{ index . 0 }}, livecheck] }
   periodSeconds: 60
   timeoutSeconds: 20
   failureThreshold: 3
