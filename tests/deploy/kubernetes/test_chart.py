@@ -49,7 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "models elsewhere": {
-        "executor": {"models": ["s3://bucket/a", "gs://b"], "modelsVolume": None, "envSecretNames": ["keys"]}
+        "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}},
+        "executor": {"models": ["s3://bucket/a", "gs://b"], "modelsVolume": None, "envSecretNames": ["keys"]},
     },
     "autoscaling by KEDA": {"executor": {"autoscaling": KEDA}, "gateway": {"autoscaling": {"enabled": True}}},
     "autoscaling by HPA": {"executor": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
@@ -290,6 +291,17 @@ def test_every_container_may_do_little(values: dict[str, Any]) -> None:
             assert volumes == {mount["name"] for mount in container["volumeMounts"]}
             for mount in container["volumeMounts"]:
                 assert mount.get("readOnly", False) == (mount["name"] not in {"tmp", "data"})
+
+
+@ALL
+def test_every_pod_is_of_the_service_account_that_a_cloud_may_know(values: dict[str, Any]) -> None:
+    found = objects(values)
+    (account,) = (one["metadata"] for one in found if one["kind"] == "ServiceAccount")
+
+    assert values.get("serviceAccount", {}).get("annotations") == account.get("annotations")
+    assert {account["name"]} == {
+        one["spec"]["template"]["spec"]["serviceAccountName"] for one in found if one["kind"] in WORKLOADS
+    }
 
 
 @ALL
