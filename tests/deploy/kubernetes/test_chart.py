@@ -316,8 +316,9 @@ def test_what_selects_finds_the_pods_of_one_workload(values: dict[str, Any]) -> 
         spec, name = one.get("spec", {}), one["metadata"]["name"]
         match one["kind"]:
             case "Service":
-                assert [name] == selected(spec["selector"])
-                ports = {port["name"] for port in pods[name]["spec"]["containers"][0]["ports"]}
+                (pod,) = selected(spec["selector"])
+                assert name.removesuffix("-metrics") == pod
+                ports = {port["name"] for port in pods[pod]["spec"]["containers"][0]["ports"]}
                 assert {port["targetPort"] for port in spec["ports"]} <= ports
             case "Deployment" | "StatefulSet" | "PodDisruptionBudget":
                 assert [name] == selected(spec["selector"]["matchLabels"])
@@ -364,7 +365,16 @@ def test_autoscalers_ask_for_metrics_that_exist_by_their_labels() -> None:
     assert [known[name] for name, _ in asked] == [set(labels.split(", ")) for _, labels in asked]
     assert ["nv_inference_pending_request_count", "seqmesh_waiting_sequences"] == external
     assert set(external) <= set(known)
-    assert all('{namespace="mesh",service="seqmesh-gateway"}' in query for query in queries)
+    assert all('{namespace="mesh",service="seqmesh-gateway-metrics"}' in query for query in queries)
+
+
+def test_the_port_without_tls_is_of_no_service_that_may_be_reached_from_outside() -> None:
+    case = CASES["TLS, restricted, settings of every kind"]
+    found = [one["spec"] for one in objects(case) if one["kind"] == "Service" and "gateway" in one["metadata"]["name"]]
+
+    assert {"LoadBalancer": {"http", "grpc"}, "ClusterIP": {"metrics"}} == {
+        spec.get("type", "ClusterIP"): {port["name"] for port in spec["ports"]} for spec in found
+    }
 
 
 def test_network_policies_let_through_what_the_services_say_to_each_other_and_nothing_else() -> None:
