@@ -89,6 +89,11 @@ def load_model_config(
     if changed:
         notes.append(f"completed from the model itself: {', '.join(changed)}")
         check_name(completed.name, directory)
+        if "version_policy" in changed:
+            raise ConfigError(
+                f"the completion of model '{directory}' must not change version_policy, by which its versions were "
+                "chosen before: write it into config.pbtxt"
+            )
         notes += normalise(completed, around)
     with _telling_absence(model_dir, is_given=is_given):
         notes += validate(completed, dialect=dialect, gpu_count=gpu_count)

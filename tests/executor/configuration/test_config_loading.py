@@ -620,6 +620,22 @@ def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
         load_text(IO, backends={"python": complete})
 
 
+@pytest.mark.parametrize("policy", [{"all": {}}, {"specific": {"versions": [1]}}, {}])
+def test_completion_may_not_choose_the_versions(load_text: LoadText, policy: dict[str, Any]) -> None:
+    """It is made from one of those that were chosen. What it repeats is no change."""
+    given = {"latest": {"num_versions": 1}}
+
+    def completed_with(policy: dict[str, Any]) -> LoadedConfig:
+        def complete(config_json: str, version_dir: Path) -> str:
+            return json.dumps(json.loads(config_json) | {"version_policy": policy, "max_batch_size": 9})
+
+        return load_text(IO, versions=["1", "2"], backends={"python": complete})
+
+    assert (2,) == completed_with(given).versions
+    with pytest.raises(ConfigError, match=r"must not change version_policy.*write it into config"):
+        completed_with(policy)
+
+
 def test_a_file_that_cannot_be_read_for_the_completion_is_named(load_text: LoadText, tmp_path: Path) -> None:
     def complete(config_json: str, version_dir: Path) -> str:
         return (version_dir / "model.py" / "nothing").read_text()
