@@ -1,7 +1,8 @@
 """What one executor registration serves, and how that changes while it lives.
 
     start      a version that is new
-    withdraw   a version that was unloaded: it goes on for a moment, for gateways that have not heard of it, then ends
+    withdraw   a version that was unloaded: it goes on for a moment, for gateways that have not heard of it, then ends;
+               and with it its idle sequences, if no other executor has the version and they cannot be paged
     replace    a version that was loaded again: the old engines finish what was accepted before; sequences that begin
                now go to the new engines. Then the later steps of older sequences are read again
     in place   the same version with other instances: its sequences stay, and are read again from the inbox
@@ -341,10 +342,17 @@ class Serving:
         """After a load: ends the idle sequences of earlier loads, and has the steps of the others read again."""
         model = self._models[place]
         if isinstance(model, SequenceModel):
-            ended = partial(end_outdated, self._connections, self._executor, model, tombstone_ms=self._tombstone_ms)
-            if count := await insist("reload", ended):
-                logs.info("idle sequences ended by a reload", model=place[0], version=place[1], sequences=count)
+            await self._end_idle("reload", model, model.mark)
             await self._read_again(place)
+
+    async def _end_idle(self, cause: str, model: SequenceModel, mark: str) -> None:
+        """mark: as of `end_outdated`"""
+        ended = partial(
+            end_outdated, self._connections, self._executor, model, mark=mark, tombstone_ms=self._tombstone_ms
+        )
+        if count := await insist(cause, ended):
+            version = model.serves.version
+            logs.info(f"idle sequences ended by a {cause}", model=model.model, version=version, sequences=count)
 
     async def _read_again(self, place: Place) -> None:
         """Has everything in the inboxes read again, for a load that knows nothing of it."""
@@ -372,7 +380,25 @@ class Serving:
             del self._models[place]
             if isinstance(model, WorkModel):
                 self._unloaded[place] = model.serves.statistics.load
+            # Else those that cannot be paged would wait for a slot, be refused there, and be forgotten: their clients
+            # would hear that there never were such sequences.
+            elif not model.serves.config.pageable and not await self._goes_on_elsewhere(place):
+                await self._end_idle("unload", model, mark="")
         self._changed.set()
+
+    async def _goes_on_elsewhere(self, place: Place) -> bool:
+        """Whether another executor has a version, or loads it, and does not unload it as well."""
+        members = await insist("unload", self._connections.membership.members)
+        lines = [
+            line
+            for one in members
+            if one.alive and one.registration.executor != self._executor
+            for line in one.registration.repository
+        ]
+        return any(
+            line.model == place[0] and line.version in (place[1], "") and line.state in ("READY", "LOADING")
+            for line in lines
+        )
 
     async def _finish(self, model: Model, last: LastEntries) -> None:
         """Returns when a model has finished everything up to these entries."""

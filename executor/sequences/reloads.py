@@ -1,4 +1,4 @@
-"""Ends the idle sequences of a model that was loaded again (triton-spec 1.11), and gives their slots back.
+"""Ends the idle sequences of a model that was loaded again (triton-spec 1.11) or unloaded, and gives their slots back.
 
 They are looked for in Redis, not in memory, because some may have been assigned and not have come here yet.
 """
@@ -13,9 +13,13 @@ from shared.contract.limits import SCRIPT_STEPS_MAX
 
 
 async def end_outdated(
-    connections: RedisConnections, executor: ExecutorId, model: SequenceModel, *, tombstone_ms: int
+    connections: RedisConnections, executor: ExecutorId, model: SequenceModel, *, mark: str, tombstone_ms: int
 ) -> int:
-    """Ends the idle sequences of earlier loads; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
+    """Ends the idle sequences of other loads than the one of this mark; returns how many. Safe to repeat. Raises one of
+    `CONNECTION_LOST`.
+
+    mark  "": of every load whose sequences have one
+    """
     count = 0
     owned = await owned_by(connections.commands, connections.keys, executor, model.model)
     for shard, names in owned.items():
@@ -28,7 +32,7 @@ async def end_outdated(
                 executor=executor,
                 model=model.model,
                 version=model.serves.version,
-                mark=model.mark,
+                mark=mark,
                 tombstone_ms=tombstone_ms,
             )
             count += sum(await connections.scripts.run(call))

@@ -17,8 +17,8 @@ STORIES = {
     ),
     SubmitCode.FAILED: "the sequence's START failed in the model, or a step of its ensemble did",
     SubmitCode.LOST: (
-        "the sequence's state was lost: its executor ended, its model was loaded anew, or the model's checkpoint or "
-        "restore failed; its last step was {last}"
+        "the sequence's state was lost: its executor ended, its model was unloaded or loaded anew, or the model's "
+        "checkpoint or restore failed; its last step was {last}"
     ),
     SubmitCode.CANCELLED: "the sequence was cancelled; its last step was {last}",
 }

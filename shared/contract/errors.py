@@ -131,8 +131,8 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
         "differ, because one of them could not do a step."
     ),
     Reason.LOST: _over(
-        "The sequence's state is gone: only its executor had it, the model was loaded anew, its `checkpoint` or "
-        "`restore` failed, or too many executors were lost with one step.",
+        "The sequence's state is gone: only its executor had it, the model was unloaded or loaded anew, its "
+        "`checkpoint` or `restore` failed, or too many executors were lost with one step.",
         remedy=f"{BEGIN_ANEW} The error's text names what keeps the state of later sequences.",
     ),
     Reason.CANCELLED: _over(

@@ -1,10 +1,10 @@
--- Ends the sequences whose state comes from an earlier load of the model than the served one. Only a sequence between
--- two steps is ended here, and what the executor's inbox holds for a replay of it is removed. A sequence with an open
--- step is ended by the new load, which refuses the state.
+-- Ends the sequences whose state comes from another load of the model than the served one. Only a sequence between two
+-- steps is ended here, and what the executor's inbox holds for a replay of it is removed. A sequence with an open step is
+-- ended by the new load, which refuses the state.
 --
 -- KEYS   1 owned sequences   2 deadlines   3 feed
 --        per sequence: its record
--- ARGV   1 executor   2 model version   3 mark of the load that is served now   4 tombstone ms
+-- ARGV   1 executor   2 model version   3 mark of the load that is served now, '' if none is   4 tombstone ms
 -- reply  per sequence: 1 ended, 0 it goes on: it has the mark of this load, an open step, or another owner
 -- Safe to repeat.
 

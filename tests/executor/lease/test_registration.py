@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
+from executor.lease import serving
 from executor.lease.registration import Applied, LeaseLostError, Registration
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel, ServedVersion
@@ -28,7 +29,7 @@ from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.membership import Membership
-from shared.store.script_values import CancelCode, VacateCode
+from shared.store.script_values import CancelCode, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
 from tests.redis_proxy import RedisProxy
@@ -901,6 +902,34 @@ async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_
     async with executor("b") as b:
         await mesh.assign(7, b.executor)
         await end(mesh, 7)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("other", ["serves", "unloads", "is not there"])
+async def test_an_idle_sequence_that_cannot_be_paged_is_lost_with_the_last_executor_that_has_its_model(
+    mesh: ScriptedMesh, executor: Life, models: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """It would wait for a slot that never comes, be refused, and be forgotten. With another executor it goes on."""
+    monkeypatch.setattr(serving, "LINGER_S", 0)
+    with (models / "sum" / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "virtual_slots" value { string_value: "false" } }')
+    async with executor("a") as a, AsyncExitStack() as stack:
+        first = mesh.submission(7, value(1), START)
+        await mesh.submit(first)
+        await mesh.assign(7, a.executor)
+        await mesh.reply(first)
+        if other != "is not there":
+            b = await stack.enter_async_context(executor("b"))
+            if other == "unloads":
+                b.repository.unload("sum")
+                await b.registration.announce(Applied("1-0"))
+        a.repository.unload("sum")
+        await a.registration.announce(Applied("1-0"))
+        await a.changed.wait()
+
+        next_step = await mesh.submit(mesh.submission(7, value(1)))
+
+    assert (SubmitCode.DELIVERED if other == "serves" else SubmitCode.LOST) is next_step.code
 
 
 async def test_a_finalize_that_takes_long_holds_up_no_other_model(

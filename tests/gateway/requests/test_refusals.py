@@ -50,7 +50,9 @@ def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters
     error = refusal(pending(parameters), Submitted(SubmitCode.LOST, 9))
 
     assert (Reason.LOST, 9) == (error.reason, error.last_step)
-    assert "the sequence's state was lost: its executor ended, its model was loaded anew, or" in error.message
+    assert (
+        "the sequence's state was lost: its executor ended, its model was unloaded or loaded anew, or" in error.message
+    )
     assert "; its last step was 9; " in error.message
     assert remedy in error.message
 
