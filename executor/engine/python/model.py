@@ -18,7 +18,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -32,6 +31,7 @@ from typing import Any
 from executor.configuration.absence import absence
 from executor.engine.error_texts import class_and_text
 from executor.engine.python import triton_python_backend_utils
+from executor.engine.python.import_turns import LIMIT_S, ImportTurns, Turn
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
 from executor.engine.python.model_metrics import forget_families
 from shared.contract.errors import LoadError
@@ -40,7 +40,7 @@ MODEL_FILE = "model.py"
 INTERFACE_NAME = "triton_python_backend_utils"
 CLASS_NAME = "TritonPythonModel"
 
-_import_lock = threading.RLock()
+_turns = ImportTurns()
 _importable: Counter[str] = Counter()
 """Per directory: how many instances need it at the end of `sys.path`."""
 _importing: Counter[str] = Counter()
@@ -87,12 +87,17 @@ def model_path(version_dir: Path, default_model_filename: str) -> Path:
 
 def import_model_class(path: Path, code: InstanceCode) -> type[Any]:
     """The class `TritonPythonModel` of a freshly executed `model.py`. Raises LoadError with the model's own error."""
-    with _import_lock, _importing_from(path.parent), called(code):
-        code.adopts = True
+    with _turns.alone() as turn:
         try:
-            module = _executed(path, code)
+            with _importing_from(path.parent, turn), called(code):
+                module = _executed(path, code)
         finally:
-            code.adopts = False
+            if turn.next is not None:
+                forget(code)
+                raise LoadError(
+                    f"the import of {path} took longer than {LIMIT_S:g} s and was given up, because others waited for "
+                    "it: load the model again, or set its parameter instance_process, which keeps its import apart"
+                )
     found = getattr(module, CLASS_NAME, None)
     if not isinstance(found, type):
         forget(code)
@@ -116,7 +121,7 @@ def takes(method: object, *arguments: object, **named: object) -> bool:
 
 def keep_importable(directory: Path) -> None:
     """Lets imports inside a model's methods find its siblings, after everything else, until `forget`."""
-    with _import_lock:
+    with _turns.alone():
         if _importable[str(directory)] == 0:
             sys.path.append(str(directory))
         _importable[str(directory)] += 1
@@ -125,7 +130,7 @@ def keep_importable(directory: Path) -> None:
 def forget(code: InstanceCode, directory: Path | None = None) -> None:
     """Undoes the import of a model, and `keep_importable` if its directory is given."""
     forget_families(code)
-    with _import_lock:
+    with _turns.alone():
         code.forget()
         if directory is None:
             return
@@ -180,16 +185,19 @@ def _executed(path: Path, code: InstanceCode) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Before it runs, because dataclasses look a class's module up by its name.
     code.adopt(module, name)
+    code.adopts = True
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # the model's own code
         forget(code)
         raise LoadError(f"cannot import {path}: {error_text(error)}") from error
+    finally:
+        code.adopts = False
     return module
 
 
 @contextmanager
-def _importing_from(directory: Path) -> Generator[None]:
+def _importing_from(directory: Path, turn: Turn) -> Generator[None]:
     """Puts the directory first on `sys.path`. The siblings that are imported meanwhile belong to this import alone."""
     sys.modules[INTERFACE_NAME] = triton_python_backend_utils
     importlib.invalidate_caches()
@@ -200,14 +208,16 @@ def _importing_from(directory: Path) -> Generator[None]:
     _forget_finders(directory)
     if _finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _finder)
-    try:
-        yield
-    finally:
+
+    def leave() -> None:
         _leave_path(directory)
         _importing[str(directory)] -= 1
         if _importing[str(directory)] == 0:
             del _importing[str(directory)]
         _drop_siblings(directory, set(sys.modules) - before)
+
+    with turn.importing(str(directory), leave):
+        yield
 
 
 def _leave_path(directory: Path) -> None:

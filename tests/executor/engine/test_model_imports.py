@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from executor.engine.python import import_turns
 from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import forget, import_model_class, keep_importable, model_path
 from executor.engine.python.model_metrics import custom_families
@@ -67,6 +71,78 @@ def another(directory: Path) -> tuple[Any, InstanceCode]:
     imported = import_model_class(directory / "model.py", code)
     keep_importable(directory)
     return imported, code
+
+
+SLOW = """
+import parts, slow
+slow.begun.set()
+slow.go_on.wait(20)
+slow.order.append(parts.name)
+import late
+class TritonPythonModel:
+    name = parts.name
+"""
+QUICK = """
+import parts, slow
+slow.order.append(parts.name)
+class TritonPythonModel:
+    name = parts.name
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Two models, whose files are called alike. The import of `a` waits for `go_on`."""
+    for name, code in (("a", SLOW), ("b", QUICK)):
+        (folder := tmp_path / name / "1").mkdir(parents=True)
+        for file, text in (("model.py", code), ("parts.py", f"name = '{name}'"), ("late.py", "")):
+            (folder / file).write_text(text)
+    slow = SimpleNamespace(begun=threading.Event(), go_on=threading.Event(), order=[])
+    monkeypatch.setitem(sys.modules, "slow", slow)
+    return slow
+
+
+def importing(pool: ThreadPoolExecutor, root: Path, name: str) -> Future[tuple[Any, InstanceCode]]:
+    return pool.submit(another, root / name / "1")
+
+
+def test_imports_wait_for_each_other(tmp_path: Path, slow: SimpleNamespace) -> None:
+    with ThreadPoolExecutor() as pool:
+        first = importing(pool, tmp_path, "a")
+        assert slow.begun.wait(20)
+        second = importing(pool, tmp_path, "b")
+        slow.go_on.set()
+
+    assert ["a", "b"] == slow.order
+    for name, done in (("a", first), ("b", second)):
+        imported, code = done.result()
+        assert name == imported.name
+        forget(code, tmp_path / name / "1")
+
+
+def test_an_import_that_hangs_is_given_up_by_the_next_one_and_leaves_it_nothing(
+    tmp_path: Path, slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(import_turns, "LIMIT_S", 0.0)
+    path = list(sys.path)
+    with ThreadPoolExecutor() as pool:
+        hanging = importing(pool, tmp_path, "a")
+        assert slow.begun.wait(20)
+        imported, code = another(tmp_path / "b" / "1")
+        forget(code, tmp_path / "b" / "1")
+        left = list(sys.path), "parts" in sys.modules
+        slow.go_on.set()
+
+    assert "b" == imported.name
+    assert (path, False) == left
+    assert (path, False) == (sys.path, "parts" in sys.modules), "what goes on by itself takes nothing away"
+    with pytest.raises(LoadError, match="was given up, because others waited for it: load the model again"):
+        hanging.result()
+    assert f"the import of {tmp_path}/a/1 has taken" in caplog.text
+    again, code = another(tmp_path / "a" / "1")
+    assert "a" == again.name
+    forget(code, tmp_path / "a" / "1")
+    assert path == sys.path
 
 
 def test_the_end_of_a_model_searches_no_path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

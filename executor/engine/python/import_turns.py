@@ -1,0 +1,87 @@
+"""Models are imported one by one, because their imports share `sys.path` and `sys.modules`; but not behind one that
+hangs.
+
+Who waits for an import that has taken `LIMIT_S` goes on without it: what that import has added to `sys.path` and
+`sys.modules` is taken away. Should it go on by itself, it may find the files of another model, or none. So its load
+fails, whatever became of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+LIMIT_S = 300.0
+"""How long an import holds up the others: as long as a load holds up the start of an executor."""
+
+log = logging.getLogger(__name__)
+
+
+class Turn:
+    """Imports of which each holds up the next. next: the turn of the others, once one of its imports was given up"""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.next: Turn | None = None
+        self._guard = threading.Lock()
+        self._until = math.inf
+        self._name = ""
+        self._leave: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def importing(self, name: str, leave: Callable[[], None]) -> Generator[None]:
+        """Within the block something is imported. leave: takes away what it has added; called once, at the end of the
+        block or, from another thread, when the import is given up
+        """
+        self._name, self._leave, self._until = name, leave, time.monotonic() + LIMIT_S
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._until = math.inf
+                if self.next is None:
+                    leave()
+
+    @property
+    def left_s(self) -> float:
+        """How long to wait before the present import may be given up."""
+        return max(0.0, min(self._until - time.monotonic(), LIMIT_S))
+
+    def give_up(self) -> None:
+        """Gives the present import up, if it has taken too long."""
+        with self._guard:
+            if self.next is None and self._until <= time.monotonic():
+                log.warning("the import of %s has taken %g s: others go on without it", self._name, LIMIT_S)
+                self._leave()
+                self.next = Turn()
+
+
+class ImportTurns:
+    def __init__(self) -> None:
+        self._latest = Turn()
+
+    @contextmanager
+    def alone(self) -> Generator[Turn]:
+        """Within the block no other thread is in such a block, but one whose import was given up."""
+        turn = self._entered()
+        try:
+            yield turn
+        finally:
+            turn.lock.release()
+
+    def _entered(self) -> Turn:
+        turn = self._latest
+        while True:
+            if turn.next is not None:
+                turn = turn.next
+            elif not turn.lock.acquire(timeout=turn.left_s):
+                turn.give_up()
+            elif turn.next is None:
+                self._latest = turn
+                return turn
+            else:
+                turn.lock.release()
