@@ -118,16 +118,21 @@ class Catalog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the mesh can serve: Redis answers, and at least one executor is usable.
+        """Whether the mesh can serve."""
+        return not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why the mesh cannot serve; "" if it can: Redis answers, and at least one executor is usable.
 
         An executor registers when it has loaded its models, but for those that take long. With strict readiness, the
         mesh is also not ready while a model is being loaded or unloaded, or has failed to load.
         """
         if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
-            return False
+            return "this gateway cannot read the mesh in Redis"
         if self._strict_readiness and any(map(is_missing, self.view.repository)):
-            return False
-        return self._is_served
+            return "a model is being loaded or unloaded, or could not be loaded: the repository index says which"
+        return "" if self._is_served else "no executor serves"
 
     @property
     def _is_served(self) -> bool:

@@ -150,6 +150,7 @@ GENERATE_RESPONSE: Schema = {
 EVENTS: Schema = {"type": "string", "description": "Events `data: {...}`: a response of `generate` each, or an error."}
 LIVE = members("live", live=FLAG)
 READY = members("ready", ready=FLAG)
+NOT_READY = members("ready error", ready=FLAG, error=TEXT)
 MODEL_READY = members("name ready", name=TEXT, ready=FLAG)
 SERVER_METADATA = members("name version extensions", name=TEXT, version=TEXT, extensions=array(TEXT))
 MODEL_METADATA = members(

@@ -13,7 +13,7 @@ from gateway.models.catalog import Catalog
 from gateway.models.exposition import OPENMETRICS_TYPE, TEXT_TYPE, wants_openmetrics
 from gateway.models.metadata import SERVER_NAME, extensions_of
 from gateway.models.metrics import Metrics
-from gateway.rest.operations import LIVE, READY, SERVER_METADATA, TEXT, Content, described, json_content
+from gateway.rest.operations import LIVE, NOT_READY, READY, SERVER_METADATA, TEXT, Content, described, json_content
 from gateway.rest.reply import send_bytes, send_json
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import Stop
@@ -37,12 +37,14 @@ class ServerRoutes:
         self._refuse_while_stopping()
         await send_json(send, {"live": True})
 
-    @described((200, json_content(READY)), (400, json_content(READY)))
+    @described((200, json_content(READY)), (400, json_content(NOT_READY)))
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /v2/health/ready: 200 when the mesh can serve, else 400."""
+        """GET /v2/health/ready: 200 when the mesh can serve, else 400 and the cause."""
         self._refuse_while_stopping()
-        is_ready = self._catalog.is_ready
-        await send_json(send, {"ready": is_ready}, 200 if is_ready else 400)
+        if cause := self._catalog.obstacle:
+            await send_json(send, {"ready": False, "error": cause}, 400)
+        else:
+            await send_json(send, {"ready": True})
 
     @described(SERVER_METADATA)
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:

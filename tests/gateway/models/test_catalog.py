@@ -239,11 +239,12 @@ async def test_gateway_that_starts_after_a_crash_gives_the_dead_the_same_grace()
 async def test_ready_needs_an_executor_that_stays():
     mesh = Mesh()
 
+    assert "cannot read the mesh" in mesh.catalog.obstacle
     assert (await mesh.at(100, member("1"))).is_ready
-    assert not (await mesh.at(101, member("1", leaving=True))).is_ready
+    assert "no executor serves" == (await mesh.at(101, member("1", leaving=True))).obstacle
     assert (await mesh.at(103, member("1"))).is_ready
     mesh.now += STALE_S + 1
-    assert not mesh.catalog.is_ready
+    assert "cannot read the mesh" in mesh.catalog.obstacle
 
 
 @pytest.mark.parametrize(
@@ -260,6 +261,7 @@ async def test_strict_readiness_waits_for_every_model_that_was_wanted(entry: Rep
     ready = RepositoryEntry("m", "1", "READY")
 
     assert is_ready == (await mesh.at(100, member("1", repository=(ready, entry)))).is_ready
+    assert is_ready == ("the repository index says which" not in mesh.catalog.obstacle)
     assert (await Mesh().at(100, member("1", repository=(ready, entry)))).is_ready
 
 
