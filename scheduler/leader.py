@@ -97,6 +97,9 @@ class Leader:
         self._since = float("inf")
         self._wake = asyncio.Event()
         self._closed = False
+        self.when_asked: Callable[[], None] = lambda: None
+        """Called when the leader was at ease, and a sequence asks for a slot: what other streams say of slots that are
+        free by now has not been waited for."""
 
     # -- what the service tells it --------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class Leader:
 
         While new sequences take spare slots and nobody waits for another one, the feed can be read a little later.
         """
-        if asyncio.get_running_loop().time() - self._asked_at < AT_EASE_AFTER_S or not has_spares_only(self.state):
+        if not self._is_at_ease:
             return positions
         sources = self._sources
         return {stream: last for stream, last in positions.items() if sources[stream].kind is StreamKind.STARTS}
@@ -127,10 +130,17 @@ class Leader:
         """Takes entries of one of the leader's streams, in order, into the mailbox."""
         source = self._sources[stream]
         if source.kind is StreamKind.STARTS:
-            self._asked_at = asyncio.get_running_loop().time()
+            was_at_ease, self._asked_at = self._is_at_ease, asyncio.get_running_loop().time()
+            if was_at_ease:
+                self.when_asked()
         self._positions[stream] = entries[-1][0].decode()
         self._mailbox += [StreamEntry(source, entry, fields) for entry, fields in entries]
         self._wake.set()
+
+    @property
+    def _is_at_ease(self) -> bool:
+        is_quiet = asyncio.get_running_loop().time() - self._asked_at >= AT_EASE_AFTER_S
+        return is_quiet and has_spares_only(self.state)
 
     def observe(self, poll: Poll, now_ms: int, asked_at: float) -> None:
         """Takes the polled executors and the time in Redis.

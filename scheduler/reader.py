@@ -40,7 +40,10 @@ class StreamReader:
     def add(self, leader: Leader, streams: Iterable[str]) -> None:
         """Reads these of the leader's streams too, from now on."""
         self._leaders[leader] = frozenset(streams)
-        # The leader's streams are not in the read that is under way.
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Ends the wait that is under way: its leaders may wait for more by now."""
         self._link.cut_short()
 
     def drop(self, leader: Leader) -> None:

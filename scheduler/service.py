@@ -339,6 +339,12 @@ class Scheduler:
         known = self._handovers.begin(model, term)
         leader = self.leaders[model] = self._new_leader(model, term, known, await self._handovers.away(known))
         readers = self._readers_for(leader)
+
+        def look_again() -> None:
+            for reader in readers:
+                reader.look_again()
+
+        leader.when_asked = look_again
         try:
             await leader.run(self._rebuilding)
         finally:

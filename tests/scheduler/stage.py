@@ -28,6 +28,7 @@ from shared.contract.messages import (
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
 from shared.process.lifecycle import Tasks
 from shared.statistics.tally import ModelLoad
+from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -44,6 +45,7 @@ from shared.store.script_values import (
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
+from tests.embedded_cluster import EmbeddedCluster
 
 MODEL = "sum"
 LEASE_MS = 1_000
@@ -289,6 +291,16 @@ class Stage:
         """Closes its connections."""
         await self.mesh.links.close()
         await self.redis.aclose()
+
+
+@asynccontextmanager
+async def stage_on(cluster: EmbeddedCluster, prefix: str) -> AsyncGenerator[Stage]:
+    """A mesh on a Cluster, with one known model."""
+    async with connect(cluster.url, retries=0) as redis:
+        stage = Stage(cluster.url, prefix, redis, await join_mesh(redis, prefix))
+        await stage.publish()
+        yield stage
+        await stage.mesh.links.close()
 
 
 def step_numbers(steps: Sequence[InboxStep], correlation_id: CorrelationId) -> list[StepNumber]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,28 +15,17 @@ from scheduler.handover import Handovers
 from scheduler.leader import Leader
 from scheduler.service import Scheduler
 from shared.contract.ids import ExecutorId, ShardId, Term, sequence_id
-from shared.store.agreement import join_mesh
 from shared.store.homes import MESH_TAG, tag_of
 from shared.store.redis_client import connect
 from shared.store.redis_py import CONNECTION_LOST
 from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
-from tests.scheduler.stage import MODEL, Stage
+from tests.scheduler.stage import MODEL, Stage, stage_on
 from tests.scheduler.test_spares import holders, places
 
 pytestmark = pytest.mark.leaves_sequences
 
 SLOTS = 6
-
-
-@asynccontextmanager
-async def stage_on(cluster: EmbeddedCluster, prefix: str) -> AsyncGenerator[Stage]:
-    """A mesh on a Cluster, with one known model."""
-    async with connect(cluster.url, retries=0) as redis:
-        stage = Stage(cluster.url, prefix, redis, await join_mesh(redis, prefix))
-        await stage.publish()
-        yield stage
-        await stage.mesh.links.close()
 
 
 @pytest.fixture

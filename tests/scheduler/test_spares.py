@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 import pytest
 
+from scheduler import reader, service
 from scheduler.leader import Leader
 from scheduler.service import Scheduler
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, sequence_id
 from shared.contract.messages import InboxStep
 from shared.store.script_values import SubmitCode
-from tests.scheduler.stage import MODEL, Stage
+from tests.embedded_cluster import EmbeddedCluster
+from tests.scheduler.stage import MODEL, Stage, stage_on
 
 pytestmark = pytest.mark.leaves_sequences
 
@@ -300,3 +302,48 @@ async def test_a_wait_that_was_lost_does_not_make_the_slot_of_a_later_sequence_f
             await stage.submit(number, start=True)
 
         assert len(set(places(await stage.live(1, 2, 3)))) == 3
+
+
+async def test_who_asks_at_one_node_of_a_cluster_gets_what_was_freed_at_another_at_once(
+    redis_cluster: EmbeddedCluster, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has a reader, which waits for a minute here while nobody asks."""
+    for module in (reader, service):
+        monkeypatch.setattr(module, "BLOCK_MS", 60_000)
+    async with stage_on(redis_cluster, key_prefix) as stage:
+        shards = stage.keys.shards
+        by_shard = {shard: [n for n in range(1, 99) if shard_of_number(stage, n) == shard] for shard in shards}
+        first, second = by_shard[shards[0]], by_shard[shards[1]]
+        executor = await stage.join("e1", slots=len(shards) + 1)
+        async with stage.scheduler() as scheduler:
+            await stage.submit(first[0], start=True)
+            await stage.live(first[0])
+            leader = scheduler.leaders[MODEL]
+            await stage.until(lambda: all_laid_out(stage, executor))
+            for shard in shards:
+                await stage.submit(by_shard[shard][1], start=True, prefers=executor)
+            await stage.live(*(by_shard[shard][1] for shard in shards))
+
+            async def is_at_ease() -> bool:
+                return leader._is_at_ease
+
+            async def waits_for_starts() -> bool:
+                (of_first,) = scheduler._readers[stage.redis.home(stage.keys.feed(shards[0], MODEL))]
+                return leader._is_at_ease and not of_first._is_fed
+
+            await stage.until(is_at_ease)
+            await stage.submit(first[1], end=True)
+            await commit(stage, executor, first[1])
+            await stage.until(waits_for_starts)
+            await stage.submit(first[2], start=True, end=True, prefers=executor)
+            await commit(stage, executor, first[2])
+            await stage.submit(second[2], start=True, prefers=executor)
+            assert 1 == len(await stage.live(second[2]))
+
+
+def shard_of_number(stage: Stage, number: int) -> ShardId:
+    return stage.keys.shard_of(sequence_id(MODEL, "", number))
+
+
+async def all_laid_out(stage: Stage, executor: ExecutorId) -> bool:
+    return all([await stage.commands.exists(stage.keys.spares(shard, executor, MODEL)) for shard in stage.keys.shards])
