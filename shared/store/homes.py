@@ -49,27 +49,38 @@ def in_order(tags: Iterable[str], replies: Mapping[str, Iterable[Any]]) -> list[
     return [next(left[tag]) for tag in tags]
 
 
-async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of calls to several homes. Raises the first failure when all have ended."""
-    done = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in done:
+def sound(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """The outcomes, if none is an error. Raises the first error."""
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    return cast("list[T]", done)
+    return cast("list[T]", outcomes)
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of calls to several homes. Raises the first failure when all have ended."""
+    return sound(await asyncio.gather(*calls, return_exceptions=True))
+
+
+async def without_lost(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    """As `together`, but if a home is lost (its call raises one of CONNECTION_LOST) that exception is its result: what
+    the others have done is known. Raises it if all are lost.
+    """
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [outcome for outcome in done if isinstance(outcome, BaseException)]
+    if failures and (len(failures) == len(done) or not all(isinstance(one, CONNECTION_LOST) for one in failures)):
+        raise failures[0]
+    return done
 
 
 async def each(tags: Sequence[str], sent: Mapping[str, Awaitable[Iterable[Any]]]) -> list[Any]:
-    """The replies of several homes in the order of their commands. If a home is lost, each of its replies is that
-    exception: what the others have done is known. Raises it if all are lost.
+    """The replies of several homes in the order of their commands; those of a lost home as in `without_lost`.
 
     tags  of the commands
-    sent  the call to each home, which raises one of CONNECTION_LOST
+    sent  the call to each home
     """
-    found = dict(zip(sent, await asyncio.gather(*sent.values(), return_exceptions=True), strict=True))
-    failures = [outcome for outcome in found.values() if isinstance(outcome, BaseException)]
-    if failures and (len(failures) == len(found) or not all(isinstance(one, CONNECTION_LOST) for one in failures)):
-        raise failures[0]
-    return in_order(tags, {tag: repeat(one) if isinstance(one, BaseException) else one for tag, one in found.items()})
+    found = zip(sent, await without_lost(sent.values()), strict=True)
+    return in_order(tags, {tag: repeat(one) if isinstance(one, BaseException) else one for tag, one in found})
 
 
 def grouped(redis: Redis, things: Iterable[T], key: Callable[[T], str]) -> list[list[T]]:

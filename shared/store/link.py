@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
-from shared.store.homes import each, tags_of, together
+from shared.store.homes import each, sound, tags_of, together
 from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
 
@@ -81,11 +81,7 @@ class Link:
 
     async def ask(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
         """As `exchange`, but raises the first error among the replies."""
-        replies = await self.exchange(commands, blocking_s=blocking_s)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return sound(await self.exchange(commands, blocking_s=blocking_s))
 
     async def wait(self, command: Iterable[Any], *, blocking_s: float) -> Any:
         """Connects, and returns the reply to a command that blocks. None if it was cut short: what the server gave just

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -12,10 +11,10 @@ from redis.exceptions import ResponseError
 
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
+from shared.store.homes import sound, without_lost
 from shared.store.libraries import LIBRARIES, NAMES, function_name, library, script_source
 from shared.store.link import Link
 from shared.store.reading import text_of
-from shared.store.redis_py import CONNECTION_LOST
 
 T = TypeVar("T")
 
@@ -57,12 +56,7 @@ class ScriptSender:
 
     async def run_together(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T]:
         """As `run_all`, but raises the first error among the outcomes."""
-        outcomes: list[T] = []
-        for outcome in await self.run_all(calls, link):
-            if isinstance(outcome, Exception):
-                raise outcome
-            outcomes.append(outcome)
-        return outcomes
+        return sound(await self.run_all(calls, link))
 
     async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
         """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
@@ -112,25 +106,22 @@ class ScriptSender:
         """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
         # REPLACE: another process may have loaded the same library meanwhile.
         commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
-        if link is not None:
-            sent = [_loaded(part, commands) for part in link.parts()]
-        else:
-            sent = [_piped(server, commands) for server in self._redis.homes()]
-        outcomes = await asyncio.gather(*sent, return_exceptions=True)
-        replies = [reply for found in outcomes for reply in (found if isinstance(found, list) else [found])]
-        failures = [reply for reply in replies if isinstance(reply, BaseException)]
+        parts = self._redis.homes() if link is None else link.parts()
         # Of several homes one may be away. The calls for it say so.
-        if failures and (len(sent) == 1 or not all(isinstance(failure, CONNECTION_LOST) for failure in failures)):
-            raise failures[0]
+        await without_lost(_loaded(part, commands) for part in parts)
 
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""
         return link.exchange(commands) if link is not None else _piped(self._redis, commands)
 
 
-async def _loaded(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
-    await link.connect()
-    return await link.exchange(commands)
+async def _loaded(home: Redis | Link, commands: Sequence[Sequence[Any]]) -> None:
+    """Raises the first error among the replies."""
+    if isinstance(home, Link):
+        await home.connect()
+        await home.ask(commands)
+    else:
+        sound(await _piped(home, commands))
 
 
 async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shared.store.homes import in_order, tag_of, tags_of, together
+from shared.store.homes import in_order, tag_of, tags_of, together, without_lost
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,18 @@ async def test_calls_to_several_homes_end_before_the_first_failure_is_told() -> 
     with pytest.raises(OSError, match="gone"):
         await together([failing(), slow()])
     assert ended.is_set()
+
+
+async def ending(outcome: str | Exception) -> str:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+async def test_a_lost_home_hides_nothing_of_the_others_and_no_other_failure() -> None:
+    lost, wrong = OSError("lost"), ValueError("wrong")
+
+    assert ["a", lost] == await without_lost([ending("a"), ending(lost)])
+    for outcomes, raised in ([lost], "lost"), ([lost, lost], "lost"), (["a", wrong], "wrong"), ([wrong, lost], "wrong"):
+        with pytest.raises((OSError, ValueError), match=raised):
+            await without_lost(map(ending, outcomes))
