@@ -12,7 +12,8 @@ from typing import Self
 from deploy.chaos.clustered import PRIMARIES, ClusteredRedis
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.links import REDIS, Links
-from deploy.chaos.replicated import HOST, Node, ReplicatedRedis
+from deploy.chaos.node import HOST, Node
+from deploy.chaos.replicated import ReplicatedRedis
 
 
 class OwnRedis:
@@ -54,7 +55,8 @@ class OwnRedis:
         """The URL for the services: through a proxy, if one can stand before this Redis."""
         if self._sentinels:
             return self.url
-        return self._servers.url_at(links.listen(REDIS, HOST, self._servers.primary().port))
+        server = self._servers.primary()
+        return server.url.replace(server.address, links.listen(REDIS, HOST, server.port))
 
     def about(self) -> str:
         program = program_of(self._servers.primary())
@@ -113,7 +115,7 @@ class OwnCluster:
     """
 
     def __init__(self, directory: Path, *, node_timeout_ms: int) -> None:
-        self._cluster = ClusteredRedis(directory, node_timeout_ms=node_timeout_ms)
+        self._cluster = ClusteredRedis(directory, replicas=1, node_timeout_ms=node_timeout_ms)
         self._thread = ThreadPoolExecutor(1, "redis")
         self._struck = 0
         self.kinds = [kind.name for kind in KINDS.values() if kind.victim not in (Victim.REDIS_LINKS, Victim.REPLICA)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from deploy.chaos.replicated import ReplicatedRedis, until
+from deploy.chaos.node import until
+from deploy.chaos.replicated import ReplicatedRedis
 
 
 def test_an_order_is_repeated_until_the_server_takes_it(tmp_path: Path) -> None:

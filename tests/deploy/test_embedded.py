@@ -15,11 +15,12 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
+from deploy.chaos.node import HOST, ServerFailedError
 from deploy.local import embedded
 from deploy.local.data_directory import LauncherError, locked
 from deploy.local.embedded import FREE_PORTS, ServerNotFoundError, free_port, held_port, socket_path
 from deploy.local.private_files import make_private
-from tests.embedded_redis import EmbeddedRedis, ServerFailedError
+from tests.embedded_redis import EmbeddedRedis
 
 
 def client_of(server: EmbeddedRedis) -> Redis:
@@ -124,7 +125,7 @@ def test_a_socket_lies_with_the_data_or_where_the_path_is_too_long_in_a_director
 
 def test_nobody_gets_in_without_the_password_which_no_list_of_processes_shows(private_server: EmbeddedRedis) -> None:
     with (
-        Redis(host=private_server.host, port=private_server.port) as stranger,
+        Redis(host=HOST, port=private_server.port) as stranger,
         pytest.raises(AuthenticationError),
     ):
         stranger.ping()

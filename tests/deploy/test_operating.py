@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from redis import Redis
 
 from deploy import cli
+from deploy.chaos.node import until
 from deploy.console.reader import MeshReader
 from deploy.local.data_directory import MeshState, state_path
 from deploy.local.embedded import free_port
@@ -210,7 +211,8 @@ async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: Embedde
     lost = cluster.holder(str(shard))
     idle = next(node for node in cluster.nodes if node not in (lost, cluster.holder("mesh")))
     lost.kill()
-    cluster.until(lambda: all(b"state:fail" in ask(n, "CLUSTER", "INFO") for n in cluster.nodes if n is not lost))
+    alive = [node for node in cluster.nodes if node is not lost]
+    until(lambda: all(b"state:fail" in ask(one, "CLUSTER", "INFO") for one in alive), "the node is missed", 60.0)
     without = await told()
     for node in cluster.nodes:
         if node is not lost:

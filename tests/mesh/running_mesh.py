@@ -303,7 +303,8 @@ def running_mesh(
     }
     cluster = EmbeddedCluster(directory / "cluster") if on_clusters and REDIS_URL not in variables else None
     if cluster is not None:
-        variables[REDIS_URL] = cluster.start().url
+        cluster.start()
+        variables[REDIS_URL] = cluster.url
     variables.pop(mkl.VARIABLE, None)  # set for the tests' own engines; an executor asks for it by itself
     with said.open("wb") as output:
         launcher = subprocess.Popen(
@@ -328,7 +329,7 @@ def running_mesh(
         mesh.close()
         stop(launcher)
         if cluster is not None:
-            cluster.kill()
+            cluster.stop()
 
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from deploy.chaos.node import Node
 from shared.contract.ids import sequence_id
 from shared.store.homes import MESH_TAG, tag_of
 from tests.embedded_cluster import EmbeddedCluster, ask
-from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
@@ -39,7 +39,7 @@ class Clustered:
     mesh: RunningMesh
     cluster: EmbeddedCluster
 
-    def holder(self, tag: object) -> EmbeddedRedis:
+    def holder(self, tag: object) -> Node:
         return self.cluster.holder(str(tag))
 
     @property
@@ -47,11 +47,11 @@ class Clustered:
         """Their tags."""
         return [tag_of(self.mesh.keys.base(shard)) for shard in self.mesh.keys.shards]
 
-    def apart(self) -> EmbeddedRedis:
+    def apart(self) -> Node:
         """A node that does not hold the mesh's own keys."""
         return next(node for tag in self.shards if (node := self.holder(tag)) is not self.holder(MESH_TAG))
 
-    def tags_at(self, node: EmbeddedRedis) -> list[str]:
+    def tags_at(self, node: Node) -> list[str]:
         """The tags of the shards that a node holds."""
         return [tag for tag in self.shards if self.holder(tag) is node]
 
@@ -100,10 +100,10 @@ def replicated(request: pytest.FixtureRequest, shared_replicated: Clustered) -> 
 def unharmed(request: pytest.FixtureRequest, whole: Clustered) -> Iterator[Clustered]:
     """Every node lives. Afterwards no process has complained, and nothing is left."""
     mesh = remember(request, whole.mesh)
-    whole.cluster.whole()
+    whole.cluster.revive()
     tracebacks = mesh.tracebacks()
     yield whole
-    whole.cluster.whole()
+    whole.cluster.revive()
     assert tracebacks == mesh.tracebacks()
     wait_until_equal(0, lambda: mesh.slots_held(MODEL), "slots held")
     wait_until_equal([], mesh.leaks, "keys left without TTL")
@@ -171,7 +171,7 @@ async def test_callers_wait_and_get_no_error_while_primaries_are_killed_and_repl
             replicated.cluster.strike(killed)
             await asyncio.to_thread(replicated.cluster.replaced, killed)
             await more(traffic)
-            replicated.cluster.whole()
+            replicated.cluster.revive()
 
 
 async def test_what_a_stale_replica_lacks_is_told_and_nothing_is_mixed(
@@ -250,7 +250,7 @@ async def test_the_shards_of_a_restarted_node_go_on_while_another_node_is_away(
     bare: Clustered, chance: random.Random
 ) -> None:
     away = bare.apart()
-    restarted = next(node for node in bare.cluster.primaries if node not in (away, bare.holder(MESH_TAG)))
+    restarted = next(node for node in bare.cluster.primaries() if node not in (away, bare.holder(MESH_TAG)))
     async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
         plans = plans_of(bare, lambda tag: bare.holder(tag) is restarted, "restarted")
         traffic = Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
@@ -290,7 +290,7 @@ async def test_sums_are_right_though_slots_are_moved_to_other_nodes(
     async with under_load(bare, chance, known_by, retries=False) as traffic:
         for tag in (bare.shards[0], MESH_TAG):
             source = bare.holder(tag)
-            target = next(node for node in bare.cluster.primaries if node is not source)
+            target = next(node for node in bare.cluster.primaries() if node is not source)
             for to in (target, source):
                 await asyncio.to_thread(bare.cluster.move, tag, to)
                 await more(traffic)
@@ -328,7 +328,7 @@ async def test_sums_are_right_though_processes_are_killed_while_nodes_are_away(
 ) -> None:
     async with under_load(bare, chance) as traffic:
         for node, killed in zip(
-            bare.cluster.primaries, ("executor-1", "gateway-1", bare.mesh.leader(MODEL)), strict=True
+            bare.cluster.primaries(), ("executor-1", "gateway-1", bare.mesh.leader(MODEL)), strict=True
         ):
             node.kill()
             pid = bare.mesh.kill(killed)

@@ -127,12 +127,12 @@ async def test_what_a_stale_replica_lacks_is_told_and_nothing_is_mixed(
         await asyncio.gather(*(player.play(5) for player in old))
         await asyncio.to_thread(replicated.redis.caught_up)
         for replica in replicas:
-            await asyncio.to_thread(replicated.redis.hold_back, replica)
+            await asyncio.to_thread(replica.hold_back)
         await asyncio.gather(*(player.play(15 if player in old else 6) for player in players))
         primary.kill()
         await asyncio.to_thread(replicated.redis.replaced, primary)
         for replica in replicas:
-            replicated.redis.let_go_on(replica)
+            replica.let_go_on()
         await asyncio.gather(*(player.play(30) for player in players))
 
     assert [10] * 6 == [player.forgotten for player in old]

@@ -33,7 +33,7 @@ async def test_a_mesh_runs_as_the_user_that_the_manual_gives_it(tmp_path: Path, 
     with EmbeddedRedis(tmp_path / "redis") as server, Redis.from_url(server.url) as operator:
         untyped = cast("Any", operator)
         untyped.execute_command("ACL", "SETUSER", *documented_user())
-        url = f"redis://{NAME}:{PASSWORD}@{server.host}:{server.port}/0"
+        url = f"redis://{NAME}:{PASSWORD}@{server.address}/0"
         with running_mesh(
             tmp_path / "data", [tmp_path / "models"], executors=2, environment={"SEQMESH_REDIS_URL": url}
         ) as mesh:

@@ -171,6 +171,6 @@ async def test_a_server_that_may_not_be_asked_counts_as_usual(redis: Any, privat
     assert 500 << 20 == await value_bytes_max(redis)
 
     await redis.acl_setuser("quiet", enabled=True, passwords=["+s"], categories=["+@all"], commands=["-config"])
-    quiet = connect(f"redis://quiet:s@{private_server.host}:{private_server.port}/0")
+    quiet = connect(f"redis://quiet:s@{private_server.address}/0")
     assert 500 << 20 == await value_bytes_max(quiet)
     await quiet.aclose()

@@ -31,7 +31,7 @@ async def test_a_step_is_not_accepted_by_halves_while_its_owners_inbox_is_at_ano
             record = mesh.keys.sequence(mesh.sequence(7)).record
             before = await redis.hgetall(record)
             source = cluster.holder(SHARD)
-            target = next(node for node in cluster.primaries if node is not source)
+            target = next(node for node in cluster.primaries() if node is not source)
             cluster.begin_move(SHARD, target)
             migrate(source, target, mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), EXECUTOR))
             with pytest.raises(UnfitServerError, match="on its way"):

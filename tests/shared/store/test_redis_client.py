@@ -228,7 +228,7 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is_and_the_ope
     run: ServerRun, private_server: EmbeddedRedis, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@all"], commands=["-info"], keys="*")
-    url = f"redis://quiet:secret@{private_server.host}:{private_server.port}/0"
+    url = f"redis://quiet:secret@{private_server.address}/0"
     redis = connect(url, retries=0, run=run)
 
     assert await redis.ping()

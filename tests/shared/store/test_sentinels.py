@@ -14,7 +14,8 @@ from typing import Any
 import hiredis
 import pytest
 
-from deploy.chaos.replicated import ReplicatedRedis, until
+from deploy.chaos.node import until
+from deploy.chaos.replicated import ReplicatedRedis
 from shared.store import discovery
 from shared.store.agreement import joined
 from shared.store.keyspace import DEFAULT_PREFIX
