@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from redis.exceptions import RedisError
@@ -22,7 +23,7 @@ from deploy.chaos.faults import Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, TargetMesh, strike_process
 from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
-from deploy.chaos.own_redis import OwnCluster, OwnRedis
+from deploy.chaos.own_redis import OwnCluster, OwnFailover, OwnRedis, OwnServer
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, read_state
 from deploy.local.private_mesh import private_mesh
 from deploy.local.readiness import unreadiness
@@ -52,11 +53,12 @@ def own_mesh(directory: Path, *, lease_ms: int, sentinels: bool, cluster: bool =
     models, data_dir = directory / "models", directory / "mesh"
     write_repository(models)
     with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(
-            OwnCluster(directory / "redis", node_timeout_ms=lease_ms)
-            if cluster
-            else OwnRedis(directory / "redis", sentinels=sentinels, down_after_ms=lease_ms)
-        )
+        own: OwnRedis[Any] = OwnServer(directory / "redis")
+        if cluster:
+            own = OwnCluster(directory / "redis", node_timeout_ms=lease_ms)
+        elif sentinels:
+            own = OwnFailover(directory / "redis", down_after_ms=lease_ms)
+        redis = stack.enter_context(own)
         links = stack.enter_context(Links())
         settings = {
             "SEQMESH_REDIS_URL": redis.url_for_services(links),
@@ -97,9 +99,7 @@ def started(stack: contextlib.ExitStack, start: Callable[[], AbstractContextMana
 class OwnMesh(TargetMesh):
     """A private mesh: its launcher starts again whatever dies, except for Redis, which is ours."""
 
-    def __init__(
-        self, data_dir: Path, state: MeshState, redis: OwnRedis | OwnCluster, links: Links, lease_ms: int
-    ) -> None:
+    def __init__(self, data_dir: Path, state: MeshState, redis: OwnRedis[Any], links: Links, lease_ms: int) -> None:
         self.links = links
         self.slots = OF_EACH * variant(FILLED).slots
         self.kinds = redis.kinds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,6 +60,10 @@ class ReplicatedRedis:
         secret = self.sentinels[0].password
         return f"redis+sentinel://:{self.servers[0].password}@{hosts}/{SERVICE}/0?sentinel_password={secret}"
 
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return (*self.servers, *self.sentinels)
+
     def start(self) -> None:
         """Returns when the first server is the primary, its replicas are in step, and the Sentinels know of all."""
         password, secret = secrets.token_hex(8), secrets.token_hex(8)
@@ -89,7 +94,7 @@ class ReplicatedRedis:
 
     def stop(self) -> None:
         """Kills all processes: their data is not needed any more."""
-        for node in (*self.sentinels, *self.servers):
+        for node in self.nodes:
             node.kill()
 
     def primary(self) -> Node:
@@ -133,12 +138,11 @@ class ReplicatedRedis:
             if server.is_running:
                 server.order("CONFIG", "SET", "min-replicas-to-write", count)
 
-    def strike_primary(self, sent: signal.Signals) -> Node:
-        """Sends the primary a signal when its replicas have every write that it has acknowledged. Returns it.
+    def strike(self, primary: Node, sent: signal.Signals) -> None:
+        """Sends the primary a signal when its replicas have every write that it has acknowledged.
 
         So a write that is missing afterwards was lost by the mesh, not by the replication.
         """
-        primary = self.primary()
         # The primary now refuses writes, while it still sends earlier ones to its replicas.
         primary.order("CONFIG", "SET", "min-replicas-to-write", REFUSING)
         self.caught_up()
@@ -146,7 +150,6 @@ class ReplicatedRedis:
         primary.order("CLIENT", "PAUSE", PAUSE_MS, "WRITE")
         primary.order("CONFIG", "SET", "min-replicas-to-write", self._min_replicas)
         primary.send(sent)
-        return primary
 
     def caught_up(self) -> None:
         """Waits until every replica that runs has what the primary had written when this was called."""

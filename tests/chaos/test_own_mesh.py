@@ -17,7 +17,7 @@ import redis
 from deploy.chaos.faults import KINDS, Act
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import START_ATTEMPTS, foreign, own_mesh, started
-from deploy.chaos.own_redis import OwnCluster, OwnRedis
+from deploy.chaos.own_redis import OwnCluster, OwnFailover, OwnServer
 from deploy.local.data_directory import LauncherError
 from shared.store.redis_client import connect
 
@@ -64,7 +64,7 @@ def test_a_folder_with_other_things_in_it_is_not_removed_for_a_mesh(tmp_path: Pa
 
 async def test_a_server_that_is_hit_twice_at_the_same_time_is_hit_when_it_is_back(tmp_path: Path) -> None:
     # The second fault looked for the process of a server that the first one was starting again, and ended the run.
-    with OwnRedis(tmp_path, sentinels=False, down_after_ms=1000) as server:
+    with OwnServer(tmp_path) as server:
         first = process_of(server)
         await asyncio.gather(*(server.strike(act, 0.01) for act in (Act.RESTART, Act.BLINK, Act.KILL, Act.FREEZE)))
 
@@ -85,17 +85,13 @@ def primaries_of(cluster: OwnCluster) -> set[int]:
     return {node.port for node in cluster.primaries}
 
 
-def process_of(server: OwnRedis) -> int:
+def process_of(server: OwnServer) -> int:
     with cast("Any", redis.Redis.from_url(server.url)) as client:
         return client.info("server")["process_id"]
 
 
 def test_faults_are_those_that_this_redis_can_take(tmp_path: Path) -> None:
-    kinds = {
-        sentinels: set(OwnRedis(tmp_path, sentinels=sentinels, down_after_ms=1000).kinds) for sentinels in (False, True)
-    }
-
     links = {name for name in KINDS if name.endswith("redis-links")}
-    assert set(KINDS) - {"promote-replica"} == kinds[False]
-    assert set(KINDS) - links == kinds[True]
+    assert set(KINDS) - {"promote-replica"} == set(OwnServer(tmp_path).kinds)
+    assert set(KINDS) - links == set(OwnFailover(tmp_path, down_after_ms=1000).kinds)
     assert set(KINDS) - links - {"promote-replica"} == set(OwnCluster(tmp_path, node_timeout_ms=1000).kinds)

@@ -75,7 +75,8 @@ async def test_callers_wait_and_get_no_error_while_the_primary_is_killed_and_rep
         for _ in range(2):
             await eventually_more(traffic)
             await asyncio.to_thread(replicated.redis.rejoined)
-            killed = await asyncio.to_thread(replicated.redis.strike_primary, signal.SIGKILL)
+            killed = replicated.redis.primary()
+            await asyncio.to_thread(replicated.redis.strike, killed, signal.SIGKILL)
             await asyncio.to_thread(replicated.redis.replaced, killed)
             await eventually_more(traffic)
             await asyncio.to_thread(replicated.redis.rejoined)
@@ -103,7 +104,8 @@ async def test_what_a_frozen_primary_does_when_it_wakes_up_counts_for_nobody(
         players = [Player(plan, callers, chance) for plan in plans]
         await asyncio.gather(*(player.play(10) for player in players))
         going_on = asyncio.gather(*(player.play(40) for player in players))
-        stale = await asyncio.to_thread(replicated.redis.strike_primary, signal.SIGSTOP)
+        stale = replicated.redis.primary()
+        await asyncio.to_thread(replicated.redis.strike, stale, signal.SIGSTOP)
         try:
             await asyncio.to_thread(replicated.redis.replaced, stale)
         finally:
