@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from typing import Any, get_type_hints
 
 import msgspec
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import WatchError
 
 from shared.process import log_settings, logs
 from shared.process.log_settings import LogSettings
 from shared.store.commands import Redis
+from shared.store.intervals import at_intervals
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 from shared.traces import settings as trace_settings
@@ -160,12 +161,7 @@ class ProcessSettings:
 
     async def run(self) -> None:
         """Applies the settings now and whenever they change, for ever."""
-        while True:
-            try:
-                await self.refresh()
-            except (RedisError, OSError) as error:
-                logs.debug("settings reading delayed", cause=str(error))
-            await asyncio.sleep(POLL_INTERVAL_S)
+        await at_intervals(POLL_INTERVAL_S, self.refresh, "settings reading delayed", log=logs.debug, at_once=True)
 
     async def refresh(self) -> None:
         """Applies the settings as they are now. Raises what redis-py raises."""

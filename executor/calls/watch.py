@@ -6,7 +6,6 @@ executors, through Redis. A deadlock stays as it is, so it counts when two looks
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -19,8 +18,8 @@ from executor.connections import RedisConnections
 from executor.engine.python.calls import waits
 from shared.contract.calls import WaitingCall
 from shared.process import logs
+from shared.store.intervals import at_intervals
 from shared.store.membership import Member
-from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.waiting_calls import forget_waiting, tell_waiting
 
 LOOK_S = 1.0
@@ -38,12 +37,7 @@ class DeadlockWatch:
 
     async def run(self) -> None:
         """Looks for circles of waiting calls every `LOOK_S`, for ever."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                await self.look(self._old_waits())
-            except LOST_OR_REFUSED as error:
-                logs.warning("look for deadlocks delayed", cause=str(error))
+        await at_intervals(LOOK_S, lambda: self.look(self._old_waits()), "look for deadlocks delayed")
 
     def _old_waits(self) -> list[WaitingCall]:
         since_ms = time.time_ns() // 1_000_000 - int(LOOK_S * 1000)

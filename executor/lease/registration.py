@@ -43,6 +43,7 @@ from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.homes import shards_at
+from shared.store.intervals import at_intervals
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
@@ -153,7 +154,8 @@ class Registration:
                 await self.serving.begin(group)
                 await self._register()
                 group.create_task(self._renew(), name="lease")
-                group.create_task(self._stay_known(), name="registration")
+                looking = at_intervals(KNOWN_INTERVAL_S, self._stay_known, "registration not looked at", log=logs.debug)
+                group.create_task(looking, name="registration")
                 group.create_task(self._committer.run(time.time_ns), name="commits")
                 group.create_task(
                     take_in(self._inbox, self.serving, bytes_max=self._settings.inbox_bytes_max), name="inbox"
@@ -312,23 +314,18 @@ class Registration:
                 raise LeaseLostError(self.executor)
 
     async def _stay_known(self) -> None:
-        """Checks every second that other services can still read this registration and its models. A model that cannot
-        be read is published again. If the registration cannot be read, this life is over.
+        """Checks that other services can still read this registration and its models. A model that cannot be read is
+        published again. If the registration cannot be read, this life is over.
 
         A leader that has seen the registration moves its sequences then. One that began later knows nobody of this id:
         so the registration is written once more, as that of an executor that leaves.
         """
         membership = self._connections.membership
-        while True:
-            await asyncio.sleep(KNOWN_INTERVAL_S)
-            try:
-                if not await membership.is_known(self.executor):
-                    await membership.leave(self._registration())
-                    raise LeaseLostError(self.executor)
-                for record in await membership.unknown(self._records()):
-                    await membership.publish(record)
-            except LOST_OR_REFUSED as error:
-                logs.debug("registration not looked at", cause=str(error))
+        if not await membership.is_known(self.executor):
+            await membership.leave(self._registration())
+            raise LeaseLostError(self.executor)
+        for record in await membership.unknown(self._records()):
+            await membership.publish(record)
 
     def _workers(self) -> list[EngineWorker]:
         return [worker for served in self.serving.in_use for worker in served.workers]
@@ -373,13 +370,10 @@ class Registration:
 
     async def _add_up_counts(self) -> None:
         """Adds up the tallies of the models served here, which keeps them short and renews the counts' TTL."""
-        while True:
-            await asyncio.sleep(COUNTS_INTERVAL_S)
-            try:
-                await self._tallies.add_up([*self.serving.loads, OF_MESH])
-            except LOST_OR_REFUSED as error:
-                # Refused when Redis has no memory left, for example. Statistics are no reason to stop serving.
-                logs.warning("counts delayed", cause=str(error))
+        # Statistics are no reason to stop serving.
+        await at_intervals(
+            COUNTS_INTERVAL_S, lambda: self._tallies.add_up([*self.serving.loads, OF_MESH]), "counts delayed"
+        )
 
 
 def _cause(failure: Any) -> str:

@@ -13,9 +13,8 @@ from executor.engine.python.model_metrics import custom_families
 from executor.reporting.host import Host
 from executor.reporting.nvml import Nvml
 from shared.contract.ids import ExecutorId
-from shared.process import logs
 from shared.statistics.reports import ExecutorReport, ModelReport
-from shared.store.redis_py import LOST_OR_REFUSED
+from shared.store.intervals import at_intervals
 from shared.store.reporting import Reports
 
 REPORT_INTERVAL_S = 1.0
@@ -35,13 +34,12 @@ class Reporter:
     gpus: Nvml
 
     async def run(self) -> None:
-        """Reports for ever; a lost connection, or a Redis that has no memory left, delays it."""
-        while True:
-            try:
-                await self.reports.write(await self.report())
-            except LOST_OR_REFUSED as error:
-                logs.warning("report delayed", cause=str(error))
-            await asyncio.sleep(REPORT_INTERVAL_S)
+        """Reports for ever."""
+
+        async def write() -> None:
+            await self.reports.write(await self.report())
+
+        await at_intervals(REPORT_INTERVAL_S, write, "report delayed", at_once=True)
 
     async def report(self) -> ExecutorReport:
         # A driver that does not answer must not hold up the loop, which renews the lease.

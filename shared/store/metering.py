@@ -6,16 +6,14 @@ elsewhere (`shared.statistics.tally`).
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from shared.contract.ids import ShardId
-from shared.process import logs
 from shared.statistics.meter import LoadMeter
 from shared.statistics.tally import ModelLoad, packed
+from shared.store.intervals import at_intervals
 from shared.store.keyspace import Keyspace
-from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.scripts import Scripts
 
 METERING_INTERVAL_S = 1.0
@@ -32,13 +30,8 @@ class Metering:
         self.meters = meters
 
     async def run(self) -> None:
-        """Hands on, for ever; a lost connection, or a Redis that has no memory left, delays it."""
-        while True:
-            await asyncio.sleep(METERING_INTERVAL_S)
-            try:
-                await self.flush()
-            except LOST_OR_REFUSED as error:
-                logs.warning("measurements delayed", cause=str(error))
+        """Hands on, for ever."""
+        await at_intervals(METERING_INTERVAL_S, self.flush, "measurements delayed")
 
     async def flush(self) -> None:
         """Hands on what was measured until now. Raises one of CONNECTION_LOST, or ResponseError."""

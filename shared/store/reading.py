@@ -14,16 +14,15 @@ themselves, services every second (`tell`).
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from redis.exceptions import RedisError
 
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.intervals import at_intervals
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 
 FAILURES = (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
@@ -103,12 +102,9 @@ def text_of(name: bytes) -> str:
 
 async def tell(redis: Redis, keys: Keyspace) -> None:
     """Adds this process's counts to the mesh's, every second, for ever."""
-    while True:
-        await asyncio.sleep(TELL_INTERVAL_S)
-        try:
-            await tell_now(redis, keys)
-        except (RedisError, OSError) as error:
-            logs.debug("unreadable values not counted yet", cause=str(error))
+    await at_intervals(
+        TELL_INTERVAL_S, lambda: tell_now(redis, keys), "unreadable values not counted yet", log=logs.debug
+    )
 
 
 async def tell_now(redis: Redis, keys: Keyspace) -> None:

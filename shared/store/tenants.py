@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
-from redis.exceptions import RedisError
 
 from shared.contract.tenants import EVERY_OTHER, NO_TENANTS, TenantLimits, Tenants
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.intervals import at_intervals
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
@@ -77,12 +75,7 @@ class KnownTenants:
 
     async def run(self) -> None:
         """Reads the limits now and again, for ever."""
-        while True:
-            try:
-                await self.refresh()
-            except (RedisError, OSError) as error:
-                logs.debug("tenants reading delayed", cause=str(error))
-            await asyncio.sleep(POLL_INTERVAL_S)
+        await at_intervals(POLL_INTERVAL_S, self.refresh, "tenants reading delayed", log=logs.debug, at_once=True)
 
     async def refresh(self) -> None:
         """Reads the limits. Raises what redis-py raises."""
