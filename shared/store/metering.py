@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from shared.contract.ids import ShardId
 from shared.statistics.meter import LoadMeter
 from shared.statistics.tally import ModelLoad, packed
+from shared.store.homes import sound
 from shared.store.intervals import at_intervals
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Scripts
@@ -54,6 +55,4 @@ class Metering:
             for parts, outcome in zip(by_shard.values(), told, strict=True):
                 for _, meter, taken in parts if isinstance(outcome, Exception) else ():
                     meter.give_back(taken)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+        sound(outcomes)
