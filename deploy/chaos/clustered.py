@@ -15,7 +15,8 @@ from deploy.local.embedded import free_port
 from shared.store.cluster import SLOTS
 
 PRIMARIES = 3
-PAUSE_MS = 2000
+PAUSE_MS = {signal.SIGKILL: 60_000, signal.SIGSTOP: 2_000}
+"""For so long a struck primary takes no writes. One that is woken takes some again: its pause ends by itself."""
 
 
 class ClusteredRedis:
@@ -92,8 +93,7 @@ class ClusteredRedis:
 
     def strike(self, primary: Node, sent: signal.Signals = signal.SIGKILL) -> None:
         """Sends a primary a signal when its replica has every write that it has acknowledged."""
-        # A primary that is frozen and woken takes writes again: the pause ends by itself.
-        primary.order("CLIENT", "PAUSE", PAUSE_MS, "WRITE")
+        primary.order("CLIENT", "PAUSE", PAUSE_MS[sent], "WRITE")
         self.caught_up(primary)
         primary.send(sent)
 
