@@ -23,7 +23,7 @@ from executor.engine.pytorch.datatypes import STORAGE_TYPE, TORCH_TYPE, on_devic
 from executor.engine.pytorch.growing import GrowingState
 from executor.engine.pytorch.places import FIRST_SLOT, INITIAL_PLACE, NULL_PLACE, Places
 from executor.engine.pytorch.running_batch import Pieces
-from executor.engine.pytorch.state_values import Texts, gathered, row_tensors, tensor_problem, wire_form
+from executor.engine.pytorch.state_values import SlotTensors, Texts, row_tensors, tensor_problem, wire_form
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.errors import LoadError
 from shared.contract.model_config import StateSpec
@@ -226,31 +226,11 @@ class FixedState:
         return wire_form(self.spec, self._rows[place].view(self._dtype))
 
 
-class LooseState:
-    """A state of variable shape: one tensor per slot, on the device."""
-
-    def __init__(self, spec: StateSpec, initial: Tensor, device: torch.device, bytes_max: int) -> None:
-        self.spec = spec
-        self._bytes_max = bytes_max
-        self._device = device
-        self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
-        self._slots: dict[int, torch.Tensor] = {}
-
-    def shape(self, place: int) -> shapes.Shape:
-        return tuple(self._at(place).shape)
+class LooseState(SlotTensors[torch.Tensor]):
+    """A state of variable shape."""
 
     def _at(self, place: int) -> torch.Tensor:
         return self._slots.get(place, self._initial)
-
-    def gather(self, places: Places) -> torch.Tensor:
-        return gathered(self._at, places)
-
-    def problem(self, value: object, rows: int) -> str | None:
-        problem = tensor_problem(self.spec, value, rows)
-        if problem is None:
-            assert isinstance(value, torch.Tensor)
-            problem = size_problem(value.nbytes // rows, self._bytes_max)
-        return problem
 
     def scatter(self, places: Places, value: torch.Tensor) -> None:
         for row, place in enumerate(places.writes):
@@ -264,12 +244,6 @@ class LooseState:
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         for place, tensor in zip(places, tensors, strict=True):
             self._slots[place] = tensor_of([tensor.raw], self.spec.datatype, tensor.shape, self._device)
-
-    def drop(self, place: int) -> None:
-        self._slots.pop(place, None)
-
-    def tensor(self, place: int) -> Tensor:
-        return wire_form(self.spec, self._at(place))
 
 
 class TextState:

@@ -20,10 +20,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from executor.engine import shapes
 from executor.engine.pytorch.datatypes import TORCH_TYPE, raw_of, tensor_of
 from executor.engine.pytorch.places import FIRST_SLOT, Places
-from executor.engine.pytorch.state_values import gathered, tensor_problem, wire_form
+from executor.engine.pytorch.state_values import SlotTensors
 from shared.contract.model_config import StateSpec
 from shared.contract.state_fields import GrownState, Parts, TensorInParts
 from shared.contract.tensors import Tensor
@@ -48,48 +47,32 @@ class _Grown:
     unchanged: int = 0
 
 
-class GrowingState:
-    """See `arena.ImplicitState`. One tensor per slot, with room to grow; rows of a batch have one length. In the place
-    of `tensors` it has `grown`.
-    """
+class GrowingState(SlotTensors[_Grown]):
+    """Each tensor has room to grow; rows of a batch have one length. In the place of `tensors` it has `grown`."""
 
     def __init__(self, spec: StateSpec, initial: Tensor, device: torch.device, bytes_max: int) -> None:
+        super().__init__(spec, initial, device, bytes_max)
         axis = spec.growth_axis
         assert axis is not None, f"state '{spec.input_name}' does not grow"
-        self.spec = spec
         self._axis = axis
-        self._device = device
-        self._bytes_max = bytes_max
-        self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
         self._part_length = Parts.along(axis, spec.datatype, spec.dims).length
-        self._slots: dict[int, _Grown] = {}
 
     @property
     def byte_size(self) -> int:
         """Bytes of all slots together, with their room."""
         return sum(grown.memory.nbytes for grown in list(self._slots.values()))
 
-    def shape(self, place: int) -> shapes.Shape:
-        return tuple(self._at(place).shape)
-
     def _at(self, place: int) -> torch.Tensor:
         grown = self._slots.get(place)
         return self._initial if grown is None else grown.memory.narrow(self._axis, 0, grown.length)
 
-    def gather(self, places: Places) -> torch.Tensor:
-        return gathered(self._at, places)
-
-    def problem(self, value: object, rows: int) -> str | None:
-        problem = tensor_problem(self.spec, value, rows)
-        if problem is None:
-            assert isinstance(value, torch.Tensor)
-            size = value.nbytes // rows
-            if size > self._bytes_max:
-                problem = (
-                    f"it has {size} bytes, and the mesh keeps no more than {self._bytes_max} of one state "
-                    "(proto-max-bulk-len): have the model drop its oldest positions, or begin anew with START sooner"
-                )
-        return problem
+    def _size_problem(self, size: int) -> str | None:
+        if size <= self._bytes_max:
+            return None
+        return (
+            f"it has {size} bytes, and the mesh keeps no more than {self._bytes_max} of one state "
+            "(proto-max-bulk-len): have the model drop its oldest positions, or begin anew with START sooner"
+        )
 
     # --- what a step has left of the state before it
 
@@ -177,12 +160,6 @@ class GrowingState:
             parts = tensor.parts if isinstance(tensor, TensorInParts) else None
             if parts is not None and (parts.axis, parts.length) == (self._axis, self._part_length):
                 grown.saved = grown.unchanged = grown.length
-
-    def drop(self, place: int) -> None:
-        self._slots.pop(place, None)
-
-    def tensor(self, place: int) -> Tensor:
-        return wire_form(self.spec, self._at(place))
 
 
 def leading_equal(before: torch.Tensor, after: torch.Tensor, axis: int) -> int:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 import torch
 
 from executor.engine import shapes
-from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of, tensor_of
 from executor.engine.pytorch.places import NULL_PLACE, Places
 from executor.engine.pytorch.running_batch import Pieces
+from executor.engine.state_tensors import size_problem
 from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor, shape_text
+
+T = TypeVar("T")
 
 
 class Texts(list[str]):
@@ -43,13 +48,6 @@ def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
     return None
 
 
-def gathered(at: Callable[[int], torch.Tensor], places: Places) -> torch.Tensor:
-    """A batch of states that lie apart, [rows, *dims]. at: the state at a place; null rows are zeros of its shape"""
-    real = next(at(place) for place in places.reads if place != NULL_PLACE)
-    null = torch.zeros_like(real)
-    return torch.stack([null if place == NULL_PLACE else at(place) for place in places.reads])
-
-
 def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape, pieces: Pieces) -> list[Tensor]:
     """A batch's state, [rows, *shape], as one tensor per row."""
     name, datatype = spec.input_name, spec.datatype
@@ -59,3 +57,41 @@ def row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.S
 def wire_form(spec: StateSpec, row: torch.Tensor) -> Tensor:
     """The state of one sequence, [*dims], by its input name."""
     return Tensor(spec.input_name, spec.datatype, tuple(row.shape), bytes(raw_of(row)))
+
+
+class SlotTensors(ABC, Generic[T]):
+    """A state that lies in one tensor per slot, on the device (see `arena.ImplicitState`)."""
+
+    def __init__(self, spec: StateSpec, initial: Tensor, device: torch.device, bytes_max: int) -> None:
+        self.spec = spec
+        self._device = device
+        self._bytes_max = bytes_max
+        self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
+        self._slots: dict[int, T] = {}
+
+    @abstractmethod
+    def _at(self, place: int) -> torch.Tensor: ...
+
+    def shape(self, place: int) -> shapes.Shape:
+        return tuple(self._at(place).shape)
+
+    def gather(self, places: Places) -> torch.Tensor:
+        real = next(self._at(place) for place in places.reads if place != NULL_PLACE)
+        null = torch.zeros_like(real)
+        return torch.stack([null if place == NULL_PLACE else self._at(place) for place in places.reads])
+
+    def problem(self, value: object, rows: int) -> str | None:
+        problem = tensor_problem(self.spec, value, rows)
+        if problem is None:
+            assert isinstance(value, torch.Tensor)
+            problem = self._size_problem(value.nbytes // rows)
+        return problem
+
+    def _size_problem(self, size: int) -> str | None:
+        return size_problem(size, self._bytes_max)
+
+    def drop(self, place: int) -> None:
+        self._slots.pop(place, None)
+
+    def tensor(self, place: int) -> Tensor:
+        return wire_form(self.spec, self._at(place))
