@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from deploy.chaos.node import Node
 from scheduler.core.actions import Action, Reclaim
 from scheduler.core.state import Policy
 from scheduler.effects import EffectPerformer
@@ -19,7 +20,6 @@ from shared.store.homes import MESH_TAG, tag_of
 from shared.store.redis_client import connect
 from shared.store.redis_py import CONNECTION_LOST
 from tests.embedded_cluster import EmbeddedCluster
-from tests.embedded_redis import EmbeddedRedis
 from tests.scheduler.stage import MODEL, Stage, stage_on
 from tests.scheduler.test_spares import holders, places
 
@@ -43,14 +43,14 @@ async def unharmed(redis_cluster: EmbeddedCluster, key_prefix: str) -> AsyncIter
 
 
 @pytest.fixture
-def node(stage: Stage, private_cluster: EmbeddedCluster) -> EmbeddedRedis:
+def node(stage: Stage, private_cluster: EmbeddedCluster) -> Node:
     """The one that goes away. It does not hold the mesh's own keys."""
     holders = (private_cluster.holder(tag_of(stage.keys.base(shard))) for shard in stage.keys.shards)
     return next(node for node in holders if node is not private_cluster.holder(MESH_TAG))
 
 
 @pytest.fixture
-def numbers(stage: Stage, node: EmbeddedRedis, private_cluster: EmbeddedCluster) -> tuple[list[int], list[int]]:
+def numbers(stage: Stage, node: Node, private_cluster: EmbeddedCluster) -> tuple[list[int], list[int]]:
     """Ids of sequences whose shard is there, and ids of those whose shard goes away."""
     gone = {shard for shard in stage.keys.shards if private_cluster.holder(tag_of(stage.keys.base(shard))) is node}
     of_gone = [stage.keys.shard_of(sequence_id(MODEL, "", number)) in gone for number in range(1, 100)]
@@ -78,7 +78,7 @@ async def slots_held(stage: Stage, scheduler: Scheduler, count: int) -> None:
 @pytest.mark.parametrize("spare_slots", [0, 32])
 async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_lost_shard_holds(
     stage: Stage,
-    node: EmbeddedRedis,
+    node: Node,
     numbers: tuple[list[int], list[int]],
     private_cluster: EmbeddedCluster,
     spare_slots: int,
@@ -97,7 +97,7 @@ async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_l
         if spare_slots == 0:
             await slots_held(stage, scheduler, SLOTS - 2)
         while_away = {place for place in holders(scheduler).values() if place != before[0]}
-        await asyncio.to_thread(private_cluster.whole)
+        await asyncio.to_thread(private_cluster.revive)
         await leads(stage, scheduler, away=False)
         await slots_held(stage, scheduler, SLOTS)
         await stage.submit(gone[0], end=True)
@@ -109,7 +109,7 @@ async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_l
 
 async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_lost_shard_when_it_is_back(
     stage: Stage,
-    node: EmbeddedRedis,
+    node: Node,
     numbers: tuple[list[int], list[int]],
     private_cluster: EmbeddedCluster,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +143,7 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
 
         await stage.until(was_tried)
         assert [False] == forgotten
-        await asyncio.to_thread(private_cluster.whole)
+        await asyncio.to_thread(private_cluster.revive)
 
         async def all_have_moved() -> bool:
             return {"e2"} == {(await stage.record(number)).get("ow") for number in (there[0], gone[0])}
@@ -152,7 +152,7 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
 
 
 async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
-    stage: Stage, node: EmbeddedRedis, private_cluster: EmbeddedCluster
+    stage: Stage, node: Node, private_cluster: EmbeddedCluster
 ) -> None:
     """And raises no fence before: it would make the slots worthless that the last leader has laid out."""
     await stage.join("e1", slots=SLOTS)
@@ -162,7 +162,7 @@ async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
     with pytest.raises(CONNECTION_LOST):
         await handovers.away(handovers.begin(MODEL, Term(1)))
 
-    await asyncio.to_thread(private_cluster.whole)
+    await asyncio.to_thread(private_cluster.revive)
     assert {} == await handovers.away(handovers.begin(MODEL, Term(2)))
 
 

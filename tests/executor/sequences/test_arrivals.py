@@ -66,7 +66,7 @@ async def test_checkpoints_of_other_nodes_are_fetched_at_once_and_those_of_one_t
     fetching = asyncio.create_task(fetch_checkpoints(model, connections, inbox, ExecutorId("e1")))
 
     await until(lambda: here == set(model.fetched))
-    await asyncio.to_thread(private_cluster.whole)
+    await asyncio.to_thread(private_cluster.revive)
     await until(lambda: sorted(names) == sorted(model.fetched))
 
     fetching.cancel()

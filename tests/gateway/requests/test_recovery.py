@@ -129,7 +129,7 @@ async def test_a_node_that_is_away_at_the_start_gets_no_request_before_it_has_th
     async with open_client(run) as redis:
         replies = Replies(redis, keys, gateway)
         await replies.open(run)
-        await asyncio.to_thread(private_cluster.whole)
+        await asyncio.to_thread(private_cluster.revive)
         with pytest.raises(AnotherRunError):
             await redis.at(away).ping()
         recovery = asyncio.create_task(RestartRecovery(open_client, keys, run, replies, callers).run())

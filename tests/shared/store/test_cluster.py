@@ -85,7 +85,7 @@ async def test_who_joins_while_a_node_is_away_is_warned_unless_it_is_the_one_of_
     (warning,) = [vars(record)["fields"] for record in caplog.records if record.message == "redis node away"]
     assert f"127.0.0.1:{node.port}" == warning["node"]
 
-    await asyncio.to_thread(private_cluster.whole)
+    await asyncio.to_thread(private_cluster.revive)
     of_mesh.kill()
     async with connect(private_cluster.url, retries=0) as redis:
         with pytest.raises(CONNECTION_LOST):
