@@ -165,21 +165,26 @@ class ConsoleRoutes:
         """GET /api/health: 200 while this process serves."""
         return answered({"pages": self.live.pages})
 
-    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream(self, request: Request) -> ASGIApp:
         """GET /api/live: the stream of events, until the browser goes, or leaves it unread."""
-        request = Request(scope)
         self.access.check_reader(request.headers)
-        with self.live.opened(watched_by(request), charted_by(request)) as page:
-            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SECURITY_HEADERS]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            gone = asyncio.ensure_future(until_gone(receive))
-            telling = asyncio.ensure_future(self._tell(page, send))
-            try:
-                await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                gone.cancel()
-                telling.cancel()
-                await asyncio.gather(gone, telling, return_exceptions=True)
+        watches, charts = watched_by(request), charted_by(request)
+
+        # No response of Starlette's: those have no bound on a browser that does not read.
+        async def streamed(_: Scope, receive: Receive, send: Send) -> None:
+            with self.live.opened(watches, charts) as page:
+                headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                gone = asyncio.ensure_future(until_gone(receive))
+                telling = asyncio.ensure_future(self._tell(page, send))
+                try:
+                    await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    gone.cancel()
+                    telling.cancel()
+                    await asyncio.gather(gone, telling, return_exceptions=True)
+
+        return streamed
 
     async def _tell(self, page: Page, send: Send) -> None:
         """Sends what comes; ends when the browser does not read it, or the connection is lost."""
@@ -255,11 +260,7 @@ class Guarded:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                names = {name for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(header for header in SECURITY_HEADERS if header[0] not in names),
-                ]
+                message["headers"] = [*message["headers"], *SECURITY_HEADERS]
             await send(message)
 
         try:
@@ -282,14 +283,13 @@ def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:
 
         return sent
 
-    served = [Route(f"/{path}", file(path)) for path in files]
     app = Starlette(
         routes=[
             Route("/", file("index.html")),
-            *served,
+            *(Route(f"/{path}", file(path)) for path in files),
             Route("/api/health", routes.health),
             Route("/api/session", routes.session),
-            Route("/api/live", PageStream(routes)),
+            Route("/api/live", routes.stream),
             Route("/api/sequences", routes.search),
             Route("/api/models/{name}", routes.model),
             Route("/api/sequences/{action}", routes.act_on_sequence, methods=["POST"]),
@@ -301,23 +301,10 @@ def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:
     return Guarded(app, routes.access)
 
 
-class PageStream:
-    """The stream as an application of its own: Starlette's responses have no bound on a browser that does not read."""
-
-    def __init__(self, routes: ConsoleRoutes) -> None:
-        self._routes = routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._routes.stream(scope, receive, send)
-        except MeshError as error:
-            await (await refused(Request(scope), error))(scope, receive, send)
-
-
-def page_files(folder: Path = STATIC) -> dict[str, bytes]:
+def page_files() -> dict[str, bytes]:
     """The page as it was built: path -> content."""
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
+        path.relative_to(STATIC).as_posix(): path.read_bytes()
+        for path in sorted(STATIC.rglob("*"))
         if path.suffix in TYPES
     }

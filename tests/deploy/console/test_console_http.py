@@ -191,12 +191,21 @@ async def test_what_is_not_there_is_an_error_with_words(console: Served, path: s
 
 
 async def test_the_page_comes_with_headers_that_keep_foreign_content_out(console: Served) -> None:
-    for path in ("/", "/api/health", "/api/models/none", "/nothing"):
+    for path in ("/", "/api/health", "/api/models/none", "/nothing", "/api/live"):
         async with console.client.get(path) as answer:
             assert "default-src 'none'" in answer.headers["content-security-policy"]
             assert "'unsafe-inline'" not in answer.headers["content-security-policy"]
             assert "nosniff" == answer.headers["x-content-type-options"]
             assert "set-cookie" not in answer.headers
+
+
+async def test_a_page_too_many_hears_why_it_is_not_served(console: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "PAGES_MAX", 0)
+
+    async with console.client.get("/api/live") as answer:
+        assert 503 == answer.status
+        assert "close one" in (await answer.json())["error"]
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 ACTIONS = (
