@@ -7,18 +7,12 @@ import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
 
-from seqmesh_client.conversation import (
-    Ask,
-    Inputs,
-    Program,
-    Wish,
-)
+from seqmesh_client.conversation import Ask, Inputs, Program, Wish
 from seqmesh_client.delivery import Connect, Listen, Quiet
 from seqmesh_client.shell import GatewayChannels, OneSequence
 from seqmesh_client.token import Place
@@ -255,9 +249,7 @@ class AsyncSequence(OneSequence):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 await self._run(self._conversation.leave())

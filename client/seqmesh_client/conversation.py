@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
@@ -30,7 +29,6 @@ from seqmesh_client.wire import (
     StepOutputs,
     StepRequest,
     end_message,
-    message_of,
     pb,
     told_by,
 )
@@ -90,16 +88,8 @@ class Conversation:
         self.place = place
         self._mesh = mesh
         self._now = now
-        make = partial(message_of, model=place.model, version=place.version, sequence=place.sequence)
-        self.delivery = Delivery(
-            make,
-            gateways=len(mesh.gateways),
-            answered=place.answered,
-            run=place.run,
-            over=place.over,
-            patience=mesh.patience,
-            chance=Random(secrets.randbits(64)),
-        )
+        chance = Random(secrets.randbits(64))
+        self.delivery = Delivery(place, gateways=len(mesh.gateways), patience=mesh.patience, chance=chance)
         self._link: StreamLink | None = None
         self._busy = False
         self._left_at = now()

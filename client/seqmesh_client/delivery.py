@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from seqmesh_client.errors import NoAnswer, OutcomeUnknown, SequenceEnded, StepRefused, TryLater, WrongAnswer
-from seqmesh_client.wire import StepOutputs, StepRequest, Told, from_answer
+from seqmesh_client.token import Place
+from seqmesh_client.wire import StepOutputs, StepRequest, Told, from_answer, message_of
 
 EARLY_S = 1.0
 """Steps behind a refused one are refused within this: a gateway keeps early steps for half a second."""
@@ -102,33 +104,18 @@ class OpenStep:
 class Delivery:
     """The open steps of one sequence.
 
-    make      writes a step's message: make(request, number=...)
-    gateways  how many there are
-    answered  number of the last step whose outcome the caller has
-    run       the mesh's name of the sequence's run; "" while no answer has told it
-    over      the sequence has ended: no step follows
-    begun     the mesh may know the sequence
-    gateway   index of the one that is spoken to
+    gateways             how many there are
+    answered, run, over  as in `Place`, by now
+    begun                the mesh may know the sequence
+    gateway              index of the one that is spoken to
     """
 
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        *,
-        gateways: int,
-        answered: int = 0,
-        run: str = "",
-        over: bool = False,
-        patience: Patience = Patience(),
-        chance: random.Random,
-    ) -> None:
-        self.answered = answered
-        self.run = run
-        self.over = over
-        self.begun = answered > 0
+    def __init__(self, place: Place, *, gateways: int, patience: Patience, chance: random.Random) -> None:
+        self.answered, self.run, self.over = place.answered, place.run, place.over
+        self.begun = place.answered > 0
         self.linked = False
         self.repeats = True
-        self._make = make
+        self._message = partial(message_of, model=place.model, version=place.version, sequence=place.sequence)
         self._gateways = gateways
         self.gateway = chance.randrange(gateways)
         self._patience = patience
@@ -153,12 +140,12 @@ class Delivery:
     def add(self, request: StepRequest, now: float, timeout_s: float | None) -> None:
         """The next step of the sequence. Its inputs are read now: the caller may write others over them.
 
-        raises  SequenceEnded behind the last one, and as `make`
+        raises  SequenceEnded behind the last one, and as `message_of`
         """
         if self.over or (self._open and self._open[-1].last):
             raise SequenceEnded(f"the sequence has ended with step {self.answered + len(self._open)}")
         number = self.answered + len(self._open) + 1
-        message = self._make(request, number=number)
+        message = self._message(request, number=number)
         if not self._open:
             self._heard_at = now
         timeout_s = self._patience.step_s if timeout_s is None else timeout_s
