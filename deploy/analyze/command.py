@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from deploy.analyze.inputs import Input, Step, made_sequences, read_sequences
-from deploy.analyze.knobs import applied, knobs_of, powers, setting_of
+from deploy.analyze.inputs import Step, made_sequences, read_sequences
+from deploy.analyze.knobs import applied, has_sequences, knobs_of, powers, setting_of
 from deploy.analyze.load import LoadPlan
 from deploy.analyze.notes import (
     FILE,
@@ -26,7 +26,7 @@ from deploy.analyze.notes import (
 )
 from deploy.analyze.report import MIB, Analysis, curve_plot, markdown, said, trials_plot
 from deploy.analyze.search import Bounds, Conclusion, Knob, Measured, Setting, Trial, follow, is_better
-from deploy.analyze.trials import Described, TrialMesh, text_of
+from deploy.analyze.trials import TrialMesh, text_of
 from deploy.local.data_directory import LauncherError
 from deploy.local.endings import EXIT_TOO_SOON, ending_by_verdict, results_in
 from shared.settings import ByteCount, NumberRange
@@ -53,7 +53,6 @@ class Search:
     """One search. sequences: what is sent"""
 
     mesh: TrialMesh
-    described: Described
     sequences: Sequence[Sequence[Step]]
     plan: LoadPlan
     bounds: Bounds
@@ -64,11 +63,11 @@ class Search:
     @property
     def start(self) -> Setting:
         """The given configuration, where the search begins."""
-        return setting_of(self.described.config)
+        return setting_of(self.notes.config)
 
     @property
     def knobs(self) -> list[Knob]:
-        return knobs_of(self.described.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
+        return knobs_of(self.notes.config, cores=os.cpu_count() or 1, concurrency=self.plan.concurrency)
 
     def run(self, say: Callable[[str], None]) -> Conclusion:
         """Measures until the search is over; every trial is noted at once. Raises LauncherError if the given
@@ -127,7 +126,7 @@ class Search:
 
     def measure(self, setting: Setting, plans: Sequence[LoadPlan]) -> list[Measured]:
         """What a setting gives under these loads."""
-        return self.mesh.measure(applied(self.described.config, setting), self.described, self.sequences, plans)
+        return self.mesh.measure(applied(self.notes.config, setting), self.sequences, plans)
 
     def write_report(self, model: str, verdict: Conclusion, ending: str) -> None:
         """Writes the report, its plots and the chosen configuration."""
@@ -144,7 +143,7 @@ class Search:
         (self.output / "trials.svg").write_text(trials_plot(outcome, self.notes))
         if self.notes.curve:
             (self.output / "curve.svg").write_text(curve_plot(outcome, self.notes.curve))
-        (self.output / "config.pbtxt").write_text(text_of(applied(self.described.config, verdict.best)))
+        (self.output / "config.pbtxt").write_text(text_of(applied(self.notes.config, verdict.best)))
 
 
 @click.command("analyze", help=HELP, context_settings={"max_content_width": 110})
@@ -205,12 +204,13 @@ def analyze(
         notes = read_notes(output, circumstances) or begun(mesh, circumstances)
         if notes.trials:
             click.echo(f"going on with {len(notes.trials)} trials of {output}")
-        inputs = [Input(name, datatype, tuple(shape)) for name, datatype, shape in notes.inputs]
-        described = Described(notes.config, tuple(inputs))
-        length = sequence_length if described.is_sequence else 1
-        sequences = read_sequences(input_data, inputs) if input_data else made_sequences(inputs, given, length)
-        bounds = Bounds(p99_ms, memory)
-        code = carried_out(Search(mesh, described, sequences, plan, bounds, trials_max, output, notes), model.name)
+        if input_data:
+            sequences = read_sequences(input_data, notes.inputs)
+        else:
+            length = sequence_length if has_sequences(notes.config) else 1
+            sequences = made_sequences(notes.inputs, given, length)
+        search = Search(mesh, sequences, plan, Bounds(p99_ms, memory), trials_max, output, notes)
+        code = carried_out(search, model.name)
     raise SystemExit(code)
 
 
@@ -224,11 +224,10 @@ def refuse_a_repository(folder: Path) -> None:
 def begun(mesh: TrialMesh, circumstances: Circumstances) -> Notes:
     """The notes of a search that begins. Raises click.ClickException if the model cannot be analyzed."""
     click.echo("loading the model with its given configuration")
-    described = mesh.describe()
-    if described.config.get("platform") == "ensemble":
+    config, inputs = mesh.describe()
+    if config.get("platform") == "ensemble":
         raise LauncherError("an ensemble has no knobs of its own: analyze the models of its steps")
-    inputs = [(one.name, one.datatype, list(one.shape)) for one in described.inputs]
-    return Notes(circumstances, described.config, inputs)
+    return Notes(circumstances, config, inputs)
 
 
 def carried_out(search: Search, model: str) -> int:

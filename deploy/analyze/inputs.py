@@ -11,11 +11,11 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import click
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ STEPS_MADE = 16
 """Different steps that are made; sequences take them in turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(msgspec.Struct, frozen=True, array_like=True):
     """An input as the model's metadata describe it. shape: of one request, with a batch of one row; -1: any size"""
 
     name: str

@@ -103,6 +103,10 @@ def turn_sequences(batching: dict[str, Any], values: Mapping[str, int | str]) ->
         batching[strategy]["max_candidate_sequences"] = values["candidates"]
 
 
+def has_sequences(config: Config) -> bool:
+    return bool(config.get("sequence_batching"))
+
+
 def part(config: Config, name: str) -> dict[str, Any]:
     """A message within a message; {} where there is none."""
     return cast("dict[str, Any]", config.get(name) or {})

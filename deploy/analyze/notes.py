@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from deploy.analyze.inputs import Input
 from deploy.analyze.search import Measured, Setting
 
 FILE = "measurements.json"
@@ -47,13 +48,13 @@ class CurvePoint(msgspec.Struct, frozen=True):
 class Notes(msgspec.Struct):
     """Everything that is known.
 
-    config  the given configuration, as the mesh completed it
+    config  the given configuration, as the mesh completed it; inputs: of the model
     again   the given and the chosen setting, measured once more when the search was over
     """
 
     circumstances: Circumstances
     config: dict[str, Any]
-    inputs: list[tuple[str, str, list[int]]]
+    inputs: list[Input]
     trials: list[Measurement] = []
     again: list[Measurement] = []
     curve: list[CurvePoint] = []

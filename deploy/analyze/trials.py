@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import psutil
 from google.protobuf import text_format
 
 from deploy.analyze.inputs import Input, Step
-from deploy.analyze.knobs import Config
+from deploy.analyze.knobs import Config, has_sequences
 from deploy.analyze.load import ClosedLoop, LoadPlan
 from deploy.analyze.search import Measured
 from deploy.local.data_directory import LauncherError, MeshState
@@ -32,18 +31,6 @@ PROBLEM_LINES = 6
 HTTP_TIMEOUT_S = 30.0
 CAUSE = re.compile(r'\bcause=("(?:[^"\\]|\\.)*")')
 """Why a service has ended, as its log has it: a JSON text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A model as the mesh has loaded it."""
-
-    config: dict[str, Any]
-    inputs: tuple[Input, ...]
-
-    @property
-    def is_sequence(self) -> bool:
-        return bool(self.config.get("sequence_batching"))
 
 
 class TrialMesh:
@@ -63,8 +50,10 @@ class TrialMesh:
             (_, _, cause), *_ = error.args[0]
             raise LauncherError(f"{model} cannot be copied: {cause}") from error
 
-    def describe(self) -> Described:
-        """The model with its given configuration, as it is loaded. Raises LauncherError if it cannot be."""
+    def describe(self) -> tuple[dict[str, Any], list[Input]]:
+        """The given configuration as the mesh completes it, and the model's inputs. Raises LauncherError if the model
+        cannot be loaded.
+        """
         try:
             with self._running(None) as mesh:
                 config = fetch(mesh, f"/v2/models/{self._name}/config")
@@ -72,17 +61,15 @@ class TrialMesh:
         except LauncherError as error:
             raise LauncherError(self._reason(error)) from error
         batched = int(config.get("max_batch_size", 0)) > 0
-        return Described(config, tuple(described_input(one, batched=batched) for one in metadata["inputs"]))
+        return config, [described_input(one, batched=batched) for one in metadata["inputs"]]
 
-    def measure(
-        self, config: Config, described: Described, sequences: Sequence[Sequence[Step]], plans: Sequence[LoadPlan]
-    ) -> list[Measured]:
+    def measure(self, config: Config, sequences: Sequence[Sequence[Step]], plans: Sequence[LoadPlan]) -> list[Measured]:
         """What a configuration gives under each load, one after the other."""
         try:
             with self._running(config) as mesh:
 
                 async def play(plan: LoadPlan) -> Measured:
-                    loop = ClosedLoop(mesh.grpc_address, self._name, sequences, is_sequence=described.is_sequence)
+                    loop = ClosedLoop(mesh.grpc_address, self._name, sequences, is_sequence=has_sequences(config))
                     return await loop.measure(plan, lambda: memory_of(mesh, self._name))
 
                 return [asyncio.run(play(plan)) for plan in plans]

@@ -22,7 +22,6 @@ from deploy.analyze.command import Search, analyze
 from deploy.analyze.load import LoadPlan
 from deploy.analyze.notes import FILE, Circumstances, Notes
 from deploy.analyze.search import Bounds, Conclusion, Measured
-from deploy.analyze.trials import Described
 from deploy.local.data_directory import LauncherError
 from deploy.local.endings import EXIT_NOT_BEGUN
 from executor.configuration.load import load_model_config
@@ -121,14 +120,13 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("answered_per_s", [0.0, 1.0])
 def test_a_given_configuration_that_serves_nothing_ends_the_search(tmp_path: Path, answered_per_s: float) -> None:
     """One of which some steps fail may be mended by another setting."""
-    described = Described({"name": "m", "max_batch_size": 4}, ())
-    notes = Notes(Circumstances("", "", 1), described.config, [])
+    notes = Notes(Circumstances("", "", 1), {"name": "m", "max_batch_size": 4}, [])
 
     def measure(*_: object) -> list[Measured]:
         return [Measured(answered_per_s, problem="2 steps failed")]
 
     mesh: Any = SimpleNamespace(measure=measure)
-    search = Search(mesh, described, [], LoadPlan(1, 1, 0.0, 1.0), Bounds(), 2, tmp_path, notes)
+    search = Search(mesh, [], LoadPlan(1, 1, 0.0, 1.0), Bounds(), 2, tmp_path, notes)
 
     if answered_per_s:
         assert Conclusion(search.start, complete=False) == search.run(print)

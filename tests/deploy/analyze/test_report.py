@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 
+from deploy.analyze.inputs import Input
 from deploy.analyze.load import AnswerTimes, summary
 from deploy.analyze.notes import Circumstances, CurvePoint, Notes, measurement, read_notes, write_notes
 from deploy.analyze.plots import nice
@@ -21,7 +22,7 @@ HERE = Circumstances("abc", "load", 2)
 
 
 def notes(*extra: Setting) -> Notes:
-    made = Notes(HERE, {"name": "m"}, [])
+    made = Notes(HERE, {"name": "m"}, [Input("X", "FP32", (1, -1))])
     made.trials = [
         measurement(START, "the given configuration", Measured(1000, 1, 4, 100 << 20, 0.02)),
         measurement(BEST, "size 4 -> 8", Measured(1500, 1, 6, 110 << 20, 0.04)),
@@ -77,6 +78,7 @@ def test_notes_outlive_their_process_and_belong_to_their_circumstances(tmp_path:
 
     assert known is not None
     assert [START, BEST, BROKEN] == list(known.found)
+    assert notes().inputs == known.inputs
     assert notes().found == known.found
     with pytest.raises(click.UsageError, match="another model, load or machine"):
         read_notes(tmp_path / "new", Circumstances("other", "load", 2))
