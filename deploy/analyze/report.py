@@ -27,40 +27,28 @@ class Analysis:
 
 def markdown(outcome: Analysis, notes: Notes) -> str:
     """The report of a finished run, in Markdown, with its plots linked."""
-    found = notes.found
-    lines = [f"# {outcome.model}: the configuration that serves most", "", *choice(outcome, notes), ""]
-    lines += ["## What was tried", "", outcome.load, "", outcome.ending, "", "![all trials](trials.svg)", ""]
-    lines += trial_table(outcome, notes)
-    lines += [
-        "",
-        "## Each knob around the choice",
-        "",
-        "All other knobs are as chosen.",
-        "",
-        *knob_table(outcome, found),
-    ]
+    parts = [f"# {outcome.model}: the configuration that serves most", *choice(outcome, notes)]
+    parts += ["## What was tried", outcome.load, outcome.ending, "![all trials](trials.svg)"]
+    parts += [trial_table(outcome, notes), "## Each knob around the choice", "All other knobs are as chosen."]
+    parts.append(knob_table(outcome, notes.found))
     if notes.curve:
-        lines += ["", "## Throughput and latency by the number of callers", "", "![the curve](curve.svg)", ""]
-        lines += curve_table(outcome, notes.curve)
-    lines += [
-        "",
-        "The chosen configuration is `config.pbtxt` beside this page; the measurements are `measurements.json`.",
-    ]
-    return "\n".join([*lines, ""])
+        parts += ["## Throughput and latency by the number of callers", "![the curve](curve.svg)"]
+        parts.append(curve_table(outcome, notes.curve))
+    files = "The chosen configuration is `config.pbtxt` beside this page; the measurements are `measurements.json`."
+    parts += [f"{files}\n"]
+    return "\n\n".join(parts)
 
 
 def choice(outcome: Analysis, notes: Notes) -> list[str]:
+    """What was chosen and why, in paragraphs."""
     found, again = notes.found, by_setting(notes.again)
     given, best = found[outcome.start], found[outcome.best]
     noise = noise_of(given, best)
     rows = [("given", outcome.start, given), ("chosen", outcome.best, best)]
     rows += [(f"{name}, again", setting, again[setting]) for name, setting, _ in rows if setting in again]
-    lines = table(
-        ["", "setting", "steps/s", "p50 ms", "p99 ms", "memory MiB"],
-        [[name, said(setting), *figures(one)] for name, setting, one in rows],
-    )
+    parts = [table(["", "setting", *FIGURES], [[name, said(setting), *figures(one)] for name, setting, one in rows])]
     if best.problem:
-        return [*lines, "", f"**Nothing that was tried works**: {best.problem}"]
+        return [*parts, f"**Nothing that was tried works**: {best.problem}"]
     if outcome.start == outcome.best:
         why = f"The given configuration stays: nothing that was tried is better by more than the noise ({noise:.0%})."
     elif given.problem:
@@ -70,14 +58,14 @@ def choice(outcome: Analysis, notes: Notes) -> list[str]:
         why = (
             f"Changed: {change(outcome.start, outcome.best)}. Throughput {gain:+.0%}; below {noise:.0%} it were noise."
         )
-    lines += ["", why]
+    parts.append(why)
     if said_bounds := bounds_text(outcome.bounds):
         kept = "keeps" if not outcome.bounds.excess(best) else "**does not keep**"
-        lines += ["", f"The choice {kept} the bounds: {said_bounds}."]
+        parts.append(f"The choice {kept} the bounds: {said_bounds}.")
     if dict(outcome.best).get("checkpoint_interval", 1) != dict(outcome.start).get("checkpoint_interval", 1):
         price = "the next owner runs the steps since the last checkpoint again."
-        lines += ["", f"A larger `checkpoint_interval` makes takeovers longer: {price}"]
-    return lines
+        parts.append(f"A larger `checkpoint_interval` makes takeovers longer: {price}")
+    return parts
 
 
 def bounds_text(bounds: Bounds) -> str:
@@ -87,20 +75,20 @@ def bounds_text(bounds: Bounds) -> str:
     return ", ".join(parts)
 
 
-def trial_table(outcome: Analysis, notes: Notes) -> list[str]:
+def trial_table(outcome: Analysis, notes: Notes) -> str:
     rows: list[list[str]] = []
-    for number, (one, found) in enumerate(zip(notes.trials, notes.found.values(), strict=True), 1):
-        if found.problem:
-            verdict = found.problem.replace("|", "/").replace("\n", " ")
-        elif outcome.bounds.excess(found):
+    for number, one in enumerate(notes.trials, 1):
+        if one.problem:
+            verdict = one.problem.replace("|", "/").replace("\n", " ")
+        elif outcome.bounds.excess(one):
             verdict = "beyond the bounds"
         else:
             verdict = "chosen" if tuple(one.setting.items()) == outcome.best else ""
-        rows.append([str(number), one.why, *figures(found), f"{found.noise:.0%}", verdict])
-    return table(["trial", "what", "steps/s", "p50 ms", "p99 ms", "memory MiB", "noise", ""], rows)
+        rows.append([str(number), one.why, *figures(one), f"{one.noise:.0%}", verdict])
+    return table(["trial", "what", *FIGURES, "noise", ""], rows)
 
 
-def knob_table(outcome: Analysis, found: Mapping[Setting, Measured]) -> list[str]:
+def knob_table(outcome: Analysis, found: Mapping[Setting, Measured]) -> str:
     """The trials that differ from the choice in one knob."""
     rows: list[list[str]] = []
     for knob in outcome.knobs:
@@ -109,20 +97,16 @@ def knob_table(outcome: Analysis, found: Mapping[Setting, Measured]) -> list[str
             if setting in found:
                 mark = " (chosen)" if setting == outcome.best else ""
                 rows.append([f"{knob.name}: {knob.meaning}", f"{value}{mark}", *figures(found[setting])])
-    return table(["knob", "value", "steps/s", "p50 ms", "p99 ms", "memory MiB"], rows)
+    return table(["knob", "value", *FIGURES], rows)
 
 
-def curve_table(outcome: Analysis, curve: Sequence[CurvePoint]) -> list[str]:
+def curve_table(outcome: Analysis, curve: Sequence[CurvePoint]) -> str:
     """The given and the chosen setting by callers."""
     names = {outcome.start: "given", outcome.best: "chosen"}
+    settings = [names.get(tuple(one.setting.items()), "") for one in curve]
     rows = [
-        [
-            names.get(tuple(one.setting.items()), ""),
-            str(one.concurrency),
-            f"{one.steps_per_s:,.0f}",
-            f"{one.p99_ms:.2f}",
-        ]
-        for one in curve
+        [setting, str(one.concurrency), f"{one.steps_per_s:,.0f}", f"{one.p99_ms:.2f}"]
+        for setting, one in zip(settings, curve, strict=True)
     ]
     return table(["setting", "callers", "steps/s", "p99 ms"], rows)
 
@@ -157,12 +141,16 @@ def said(setting: Setting) -> str:
     return ", ".join(f"{name} {value}" for name, value in setting)
 
 
+FIGURES = ("steps/s", "p50 ms", "p99 ms", "memory MiB")
+
+
 def figures(found: Measured) -> list[str]:
+    """A measurement in the columns of `FIGURES`."""
     if found.problem:
-        return [""] * 4
+        return [""] * len(FIGURES)
     memory = f"{found.memory_bytes / MIB:,.0f}"
     return [f"{found.steps_per_s:,.0f}", f"{found.p50_ms:.2f}", f"{found.p99_ms:.2f}", memory]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
