@@ -28,6 +28,7 @@ BUSY_GATEWAYS = 4
 MODULES = {"console": "deploy.console"}
 """Modules of services that are not packages of their own."""
 CONSOLE_TOKEN, CONSOLE_CONTROL = variable_name("console_token"), variable_name("console_control")
+NO_PORTS: Mapping[str, int] = {}
 SAMPLE_MODELS = Path(__file__).parents[1] / "models"
 
 
@@ -65,23 +66,32 @@ def plan(
     umask    umask of the services
     control  socket of this launcher, for the console
     """
-    plans = [server_plan(settings, server)] if server else []
     redis_url = socket_url(server) if server else settings.redis_url
-    environment = {**inherited_environment(), **environment_of(mesh_settings(settings, redis_url))}
-    gateways = gateway_ports(settings)
+    agreed = {**inherited_environment(), **environment_of(mesh_settings(settings, redis_url))}
+    plans = [server_plan(settings, server)] if server else []
+
+    def add(
+        name: str, flags: Sequence[str], ports: Mapping[str, int] = NO_PORTS, environment: Mapping[str, str] = agreed
+    ) -> None:
+        service = name.partition("-")[0]
+        state = child_state(settings.data_dir, service, name, ports)
+        plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
+
+    for number in range(1, settings.schedulers + 1):
+        add(f"scheduler-{number}", [f"--name=scheduler-{number}"])
     models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
-    for service, count in (("scheduler", settings.schedulers), ("executor", settings.executors)):
-        for number in range(1, count + 1):
-            state = child_state(settings.data_dir, service, f"{service}-{number}")
-            flags = [f"--name={state.name}", *(models if service == "executor" else [])]
-            plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
-    shares = {**shares_of_memory(len(gateways)), **environment}
-    plans.extend(
-        gateway_plan(settings, number, ports, commands, shares, umask) for number, ports in enumerate(gateways, 1)
-    )
+    for number in range(1, settings.executors + 1):
+        add(f"executor-{number}", [f"--name=executor-{number}", *models])
+    gateways = gateway_ports(settings)
+    for number, ports in enumerate(gateways, 1):
+        flags = [f"--name=gateway-{number}", f"--host={settings.host}"]
+        flags += [f"--{name.replace('_', '-')}={port}" for name, port in ports.items()]
+        flags += ["--reuse-port"] if settings.share_ports and len(gateways) > 1 else []
+        add(f"gateway-{number}", flags, ports, {**shares_of_memory(len(gateways)), **agreed})
     if settings.console:
-        private = {**environment, CONSOLE_TOKEN: settings.console_token, CONSOLE_CONTROL: str(control)}
-        plans.append(console_plan(settings, commands, private, umask))
+        port = settings.console_port or held_port(settings.host)
+        private = {**agreed, CONSOLE_TOKEN: settings.console_token, CONSOLE_CONTROL: str(control)}
+        add("console", [f"--host={settings.host}", f"--console-port={port}"], {"http_port": port}, private)
     return plans
 
 
@@ -172,32 +182,6 @@ def shares_of_memory(gateways: int) -> dict[str, str]:
     return {variable_name("memory_max"): str(max(GATEWAY_MEMORY_MIN, available_bytes() // 2 // gateways))}
 
 
-def gateway_plan(
-    settings: UpSettings,
-    number: int,
-    ports: Mapping[str, int],
-    commands: ServiceCommand,
-    environment: Mapping[str, str],
-    umask: int,
-) -> ChildPlan:
-    """The gateway with that number, counted from 1."""
-    state = child_state(settings.data_dir, "gateway", f"gateway-{number}", ports)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in ports.items()]
-    if settings.share_ports and settings.gateways != 1:
-        flags.append("--reuse-port")
-    command = [*commands("gateway"), f"--name={state.name}", f"--host={settings.host}", *flags]
-    return ChildPlan(state, command, environment, umask)
-
-
-def console_plan(
-    settings: UpSettings, commands: ServiceCommand, environment: Mapping[str, str], umask: int
-) -> ChildPlan:
-    port = settings.console_port or held_port(settings.host)
-    state = child_state(settings.data_dir, "console", "console", {"http_port": port})
-    command = [*commands("console"), f"--host={settings.host}", f"--console-port={port}"]
-    return ChildPlan(state, command, environment, umask)
-
-
-def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
+def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] = NO_PORTS) -> ChildState:
     """The state of a child that does not run yet."""
-    return ChildState(name, service, 0, str(data_dir / "logs" / f"{name}.log"), **(ports or {}))
+    return ChildState(name, service, 0, str(data_dir / "logs" / f"{name}.log"), **ports)
