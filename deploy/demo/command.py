@@ -204,7 +204,6 @@ async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], K
     ids = [f"demo-{nonce}-{number}" for number in range(1, len(stage.texts) + 1)]
     screen = Screen([TextView(len(text)) for text in stage.texts])
     inputs = [[{"TEXT": np.frombuffer(piece, np.uint8)[None]} for piece in text] for text in stage.texts]
-    killed: list[KilledExecutor] = []
 
     def take(text: int, answer: StepOutputs) -> None:
         view = screen.views[text]
@@ -214,17 +213,9 @@ async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], K
         if line := view.plain_line(text + 1):
             screen.plain(line)
 
-    async def kill_one() -> None:
-        assert stage.mesh is not None
-        killed.append(await showing.kill_one(stage.mesh, ids, screen, "text"))
-
-    owners = asyncio.create_task(showing.show_owners(stage.mesh, ids, screen), name="owners")
-    try:
-        streams = Streams(stage.client, MODEL, inputs, ids, ("NEXT", "CONTINUATION"), stage.pace_s)
-        transcripts = await streams.run(screen, take, kill_one if kill else None)
-    finally:
-        owners.cancel()
-    return transcripts, killed[0] if killed else None
+    outputs = ("NEXT", "CONTINUATION")
+    streams = Streams(stage.client, MODEL, inputs, ids, outputs, stage.pace_s, stage.mesh, "text")
+    return await streams.run(screen, take, kill=kill)
 
 
 def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import click
 
 from deploy.local.data_directory import MeshState
-from shared.contract.ids import ExecutorId, SequenceId, sequence_id
+from shared.contract.ids import sequence_id
 from shared.contract.record import OWNER
 from shared.store.agreement import keys_of_mesh
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.reading import text_of
 from shared.store.redis_client import connect
 from shared.store.redis_py import REDIS_LOST
 
@@ -100,14 +101,11 @@ class LocalMesh:
 
     async def owners(self, correlation_ids: Sequence[str]) -> list[str]:
         """The name of the executor that holds each sequence; "" for one that has no owner at the moment."""
-        sequences = [sequence_id(self._model, "", given) for given in correlation_ids]
-        names = {m.registration.executor: m.registration.name for m in await self._membership.members()}
-        owners = await asyncio.gather(*(self._owner(sequence) for sequence in sequences))
-        return [names.get(owner, "") for owner in owners]
-
-    async def _owner(self, sequence: SequenceId) -> ExecutorId:
-        owner = await self._redis.hget(self._keys.sequence(sequence).record, OWNER)
-        return ExecutorId(owner.decode() if owner else "")
+        names = {str(m.registration.executor): m.registration.name for m in await self._membership.members()}
+        pipe = self._redis.pipeline(transaction=False)
+        for given in correlation_ids:
+            pipe.hget(self._keys.sequence(sequence_id(self._model, "", given)).record, OWNER)
+        return [names.get(text_of(owner or b""), "") for owner in await pipe.execute()]
 
     async def kill_one(self, correlation_ids: Sequence[str]) -> KilledExecutor:
         """Kills (SIGKILL) the executor that holds most of the sequences."""

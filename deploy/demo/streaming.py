@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, View, ViewT
+from deploy.demo.showing import kill_one, show_owners
 from deploy.demo.transcript import AnsweredPiece
 from seqmesh_client import AsyncClient, StepOutputs
 
@@ -24,6 +26,8 @@ class Streams:
     ids      of the sequences
     outputs  names of those that are compared
     pace_s   pause between an answer and the next step of the same sequence
+    mesh     whose executors are shown, and may be killed; None: it does not run on this machine
+    noun     what a sequence is called
     """
 
     client: AsyncClient
@@ -32,18 +36,17 @@ class Streams:
     ids: Sequence[str]
     outputs: Sequence[str]
     pace_s: float
+    mesh: LocalMesh | None
+    noun: str
 
     async def run(
-        self,
-        screen: Screen[ViewT],
-        take: Callable[[int, StepOutputs], None],
-        at_half: Callable[[], Awaitable[None]] | None = None,
-    ) -> list[list[AnsweredPiece]]:
-        """Streams all sequences at once; returns the answers of each.
+        self, screen: Screen[ViewT], take: Callable[[int, StepOutputs], None], *, kill: bool
+    ) -> tuple[list[list[AnsweredPiece]], KilledExecutor | None]:
+        """Streams all sequences at once; returns the answers of each, and the executor that was killed.
 
-        take     called with each answer and its sequence's index
-        at_half  called once, when half of all steps are answered; the streams go on meanwhile
-        raises   SeqmeshError
+        take    called with each answer and its sequence's index
+        kill    kills an executor when half of all steps are answered; the streams go on meanwhile
+        raises  SeqmeshError
         """
         answered, half = 0, asyncio.Event()
 
@@ -54,23 +57,27 @@ class Streams:
             if 2 * answered >= sum(map(len, self.inputs)):
                 half.set()
 
-        async def wait_for_half() -> None:
-            if at_half is not None:
-                await half.wait()
-                await at_half()
+        async def kill_at_half(mesh: LocalMesh) -> KilledExecutor:
+            await half.wait()
+            return await kill_one(mesh, self.ids, screen, self.noun)
 
+        killing: asyncio.Task[KilledExecutor] | None = None
+        owners = asyncio.create_task(show_owners(self.mesh, self.ids, screen), name="owners")
         try:
             async with asyncio.TaskGroup() as group:
                 ticker = group.create_task(keep_drawing(screen), name="screen")
-                halfway = group.create_task(wait_for_half(), name="half")
                 streams = [group.create_task(self._one(index, view, count)) for index, view in enumerate(screen.views)]
-                await asyncio.wait([*streams, halfway])
+                if kill and self.mesh is not None:
+                    killing = group.create_task(kill_at_half(self.mesh), name="kill")
+                await asyncio.wait([*streams, *([killing] if killing else [])])
                 ticker.cancel()
         except ExceptionGroup as failures:
             # When the mesh fails, all streams mostly fail with the same error: the first one is enough.
             raise failures.exceptions[0] from failures
+        finally:
+            owners.cancel()
         screen.refresh()
-        return [stream.result() for stream in streams]
+        return [stream.result() for stream in streams], killing.result() if killing else None
 
     async def _one(self, index: int, view: View, take: Callable[[int, StepOutputs], None]) -> list[AnsweredPiece]:
         answers: list[AnsweredPiece] = []

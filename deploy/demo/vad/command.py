@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -93,23 +92,12 @@ async def show(state: MeshState, hearing: Hearing) -> bool:
 
 async def run(client: AsyncClient, mesh: LocalMesh, hearing: Hearing) -> bool:
     """Streams the recordings, kills half way, and tells."""
-    ids = [f"recording-{secrets.token_hex(4)}-{number}" for number in range(1, len(hearing.recordings) + 1)]
     screen = Screen([RecordingView(len(pieces), plain=not shows(SPEECH + PAUSE)) for pieces in hearing.recordings])
-    killed: list[KilledExecutor] = []
-
-    async def kill_one() -> None:
-        killed.append(await showing.kill_one(mesh, ids, screen, "recording"))
-
     click.echo("an executor is killed half way\n" if hearing.kill else "nobody is killed, as you wish\n")
-    owners = asyncio.create_task(showing.show_owners(mesh, ids, screen), name="owners")
-    try:
-        at_half = kill_one if hearing.kill else None
-        answers = await heard(client, hearing.recordings, ids, screen, hearing.pace_s, at_half)
-    finally:
-        owners.cancel()
+    answers, victim = await heard(client, mesh, hearing.recordings, screen, hearing.pace_s, kill=hearing.kill)
     click.echo("")
-    if killed:
-        tell_takeover(killed[0], felt(answers, killed[0].held, killed[0].killed_s))
+    if victim is not None:
+        tell_takeover(victim, felt(answers, victim.held, victim.killed_s))
     return tell_verdict(hearing.alone, [view.probabilities for view in screen.views])
 
 

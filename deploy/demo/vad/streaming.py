@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import secrets
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen
 from deploy.demo.streaming import Streams
 from deploy.demo.transcript import AnsweredPiece
@@ -24,12 +26,13 @@ RATE = np.array([16_000], np.int64)
 
 async def heard(
     client: AsyncClient,
+    mesh: LocalMesh,
     recordings: Sequence[Pieces],
-    ids: Sequence[str],
     screen: Screen[RecordingView],
     pace_s: float,
-    at_half: Callable[[], Awaitable[None]] | None,
-) -> list[list[AnsweredPiece]]:
+    *,
+    kill: bool,
+) -> tuple[list[list[AnsweredPiece]], KilledExecutor | None]:
     """Streams all recordings at once (`Streams.run`); the views have the probabilities afterwards."""
 
     def take(number: int, answer: StepOutputs) -> None:
@@ -44,8 +47,10 @@ async def heard(
             owner = f" on {view.owner}" if (view := screen.views[number]).owner else ""
             screen.plain(f"  recording {number + 1}{owner}: speech {found}")
 
+    ids = [f"recording-{secrets.token_hex(4)}-{number}" for number in range(1, len(recordings) + 1)]
     inputs = [[{"input": piece, "sr": RATE} for piece in pieces] for pieces in recordings]
-    return await Streams(client, MODEL, inputs, ids, ("output",), pace_s).run(screen, take, at_half)
+    streams = Streams(client, MODEL, inputs, ids, ("output",), pace_s, mesh, "recording")
+    return await streams.run(screen, take, kill=kill)
 
 
 def heard_alone(recordings: Sequence[Pieces]) -> list[list[float]]:
