@@ -59,39 +59,29 @@ async def replay(
     steps: int | None,
     gateway: str,
     headers: tuple[str, ...],
-    root_cert: Path | None,
-    client_key: Path | None,
-    client_cert: Path | None,
     timeout: float,
     atol: float,
     rtol: float,
     as_json: bool,
-    **naming: bool | str,
+    version: str,
+    string: bool,
+    **tls: Any,
 ) -> None:
+    """tls: the files of `Target`"""
     # They take a while to import, and no other command of `seqmesh seq` needs them.
     from deploy.operate.replaying import Target, replayed  # noqa: PLC0415
 
     if (file is None) is not bool(model and correlation_id):
         raise click.ClickException("name a sequence by MODEL and ID, or an exported one by --file")
-    journal, address = await _found(settings, model, correlation_id, file, gateway, **naming)
+    journal, address = await _found(settings, model, correlation_id, file, gateway, version=version, string=string)
     wanted = chosen(journal, steps)
-    version, answers = await replayed(
-        Target(
-            address,
-            to_model or journal.model,
-            to_version,
-            metadata=[_header(text) for text in headers],
-            root_cert=root_cert,
-            client_key=client_key,
-            client_cert=client_cert,
-            timeout_s=timeout,
-        ),
-        wanted,
-    )
+    metadata = [_header(text) for text in headers]
+    target = Target(address, to_model or journal.model, to_version, metadata, timeout_s=timeout, **tls)
+    answering, answers = await replayed(target, wanted)
     before = [ReplayAnswer(one.reply.outputs, one.reply.error_code and one.reply.error) for one in wanted]
     comparison = compared(before, answers, Tolerance(atol, rtol))
     ran = f"model {journal.model} version {journal.version}"
-    now = f"model {to_model or journal.model} version {version or to_version or '(none)'}"
+    now = f"model {target.model} version {answering or to_version or '(none)'}"
     if as_json:
         click.echo(msgspec.json.encode({**msgspec.to_builtins(comparison), "before": ran, "now": now}))
     else:
@@ -101,7 +91,7 @@ async def replay(
 
 
 async def _found(
-    settings: OperatorSettings, model: str, correlation_id: str, file: Path | None, gateway: str, **naming: bool | str
+    settings: OperatorSettings, model: str, correlation_id: str, file: Path | None, gateway: str, **naming: Any
 ) -> tuple[Journal, str]:
     """The journal, and the address of a gateway. A file for a gateway that is given needs no mesh."""
     journal = None if file is None else await asyncio.to_thread(journal_in, file)
@@ -109,7 +99,7 @@ async def _found(
         return journal, _address(gateway)
     async with found_mesh(settings, None if journal else model) as mesh:
         if journal is None:
-            sequence = named(model, correlation_id, version=str(naming["version"]), string=bool(naming["string"]))
+            sequence = named(model, correlation_id, **naming)
             with told(id_text(correlation_id_of(sequence))):
                 journal = await mesh.sequences.journal(sequence)
         return journal, _address(gateway) if gateway else await gateway_of(mesh)
