@@ -43,13 +43,9 @@ class Actions:
 
     async def end(self, sequence: SequenceId) -> str:
         """Ends a sequence, as `seqmesh seq end`."""
-
-        async def act(mesh: OperatedMesh) -> str:
-            if said := await end_one(mesh, sequence):
-                return said
-            raise RequestError("the mesh knows no such sequence: it may have ended meanwhile", Code.NOT_FOUND)
-
-        return await self._carry_out(sequence, act)
+        if said := await self._carry_out(sequence, lambda mesh: end_one(mesh, sequence)):
+            return said
+        raise RequestError("the mesh knows no such sequence: it may have ended meanwhile", Code.NOT_FOUND)
 
     async def pause(self, sequence: SequenceId, seconds: int) -> str:
         """Pauses a sequence, or gives its pause a new end, as `seqmesh seq pause`."""
@@ -78,11 +74,8 @@ class Actions:
 
     async def serve_again(self, executor: str) -> str:
         """Takes a drain back, as `seqmesh drain --undo`."""
-
-        async def act(mesh: OperatedMesh) -> str:
-            return await drain.serve_again(mesh, executor) or "serves: it was not drained"
-
-        return await self._carry_out(executor, act)
+        said = await self._carry_out(executor, lambda mesh: drain.serve_again(mesh, executor))
+        return said or "serves: it was not drained"
 
     async def _carry_out(self, subject: str, act: Act) -> str:
         if self._count >= AT_ONCE_MAX:

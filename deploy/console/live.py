@@ -54,7 +54,7 @@ class Chart(msgspec.Struct, frozen=True):
 class Page:
     """One page that is open. watches: the sequence whose story it shows; charts: subject and range of its charts"""
 
-    def __init__(self, watches: SequenceId | None = None, charts: tuple[Subject, str] | None = None) -> None:
+    def __init__(self, watches: SequenceId | None, charts: tuple[Subject, str] | None) -> None:
         self.watches = watches
         self.charts = charts
         self._waiting: dict[str, bytes] = {}
@@ -112,7 +112,8 @@ class LiveMesh:
         if len(self._pages) >= PAGES_MAX:
             raise UnavailableError(f"{PAGES_MAX} pages of this console are open, and no more are served: close one")
         page = Page(watches, charts)
-        page.put("begin", encode(self._begin()))
+        begin = Begin(self._events.lines, round(READ_EVERY_S * 1000), bool(self._killable), self._release)
+        page.put("begin", encode(begin))
         if charts is not None:
             page.put("chart", encode(Chart(RANGES[charts[1]], self._history.points(*charts))))
         page.heard = self._events.last
@@ -190,14 +191,6 @@ class LiveMesh:
             self._problem = text
         for page in self._pages:
             page.put("problem", encode({"text": text}))
-
-    def _begin(self) -> Begin:
-        return Begin(
-            events=self._events.lines,
-            every_ms=round(READ_EVERY_S * 1000),
-            can_kill=bool(self._killable),
-            release=self._release,
-        )
 
 
 def as_server_sent(messages: Sequence[tuple[str, bytes]]) -> bytes:
