@@ -94,7 +94,6 @@ class LibraryPlayer(Player):
     def _begin(self, step: int) -> dict[str, np.ndarray]:
         self._sent_max = max(self._sent_max, step)
         self._open.append(Sent(step, self._clock.now(), asyncio.get_running_loop().create_future()))
-        self._score.attempts += 1
         if step in self.script.hang_ups and step not in self._hung_up:
             self._hung_up.add(step)
             asyncio.get_running_loop().call_later(self._chance.uniform(0, 0.02), self.hang_up)

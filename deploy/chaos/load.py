@@ -53,12 +53,12 @@ class Sent:
 
 @dataclass(slots=True)
 class Score:
-    """Counts of the run so far. answered_s: when the last step was answered."""
+    """Counts of the run so far. answered_s: when the last step was answered; wrong: sequences with wrong answers"""
 
     answered: int = 0
     answered_s: float = 0.0
     sequences: int = 0
-    attempts: int = 0
+    wrong: int = 0
 
 
 class Player:
@@ -166,7 +166,6 @@ class Player:
         sent = Sent(step, self._clock.now(), session.send(self.script, step))
         sent.answer.add_done_callback(lambda _: self._stamp(sent))
         self._open.append(sent)
-        self._score.attempts += 1
 
     def _stamp(self, sent: Sent) -> None:
         sent.done_s = self._clock.now()

@@ -49,58 +49,62 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
     await check_served(mesh.gateways)
     protocols = protocols_of(mesh)
     steps_max = max(SHORTEST_LONGEST, plan.steps // LONGEST_SHARE)
-    wrong = 0
+    gateways = [Gateway(addresses) for addresses in mesh.gateways]
+    libraries = libraries_for(mesh.gateways)
 
     def make(index: int) -> Script:
         return script(plan.seed, index, run=plan.run, steps_max=steps_max, protocols=protocols)
-
-    def keep(told: SequenceHistory) -> None:
-        nonlocal wrong
-        wrong += len(answer_findings(told, Strikes(director.strikes)))
-        add(told)
-
-    gateways = [Gateway(addresses) for addresses in mesh.gateways]
-    libraries = libraries_for(mesh.gateways)
 
     def player(script: Script, clock: Clock, score: Score) -> Player:
         if script.protocol == "client":
             return LibraryPlayer(script, libraries[script.index % len(libraries)], clock, score, plan.seed)
         return Player(script, gateways, clock, score, plan.seed)
 
+    def keep(told: SequenceHistory) -> None:
+        load.score.wrong += len(answer_findings(told, Strikes(director.strikes)))
+        add(told)
+
     load = ClientLoad(player, Clock(), make, keep)
     director = Director(mesh, load, plan, protocols[-1])
-    stop, hurry = asyncio.Event(), asyncio.Event()
     with history_file(out / "history.jsonl.gz") as add:
-        for expected in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(expected, asked_to_stop, stop, hurry)
-        clients = [asyncio.create_task(load.client(), name="client") for _ in range(plan.clients)]
-        directing = asyncio.create_task(director.direct(), name="director")
         try:
-            told_s = 0.0
-            while not (reason := reason_to_end(plan, load, directing, clients, stop)):
-                if load.clock.now() - told_s >= TELL_EVERY_S:
-                    told_s = load.clock.now()
-                    click.echo(progress(load, director, wrong), err=True)
-                await asyncio.sleep(LOOK_EVERY_S)
-            click.echo(f"{reason}; the sequences under way are ended", err=True)
-            directing.cancel()
-            await asyncio.gather(directing, return_exceptions=True)
-            load.stop()
-            hanging = await drained(clients, hurry)
-            seconds = load.clock.now()
+            return await played(director)
         finally:
-            for task in (*clients, directing):
-                task.cancel()
-            await asyncio.gather(*clients, directing, return_exceptions=True)
             for client in (*gateways, *libraries):
                 await client.close()
+
+
+async def played(director: Director) -> ChaosRun:
+    """Clients and director to their end, or until the user stops them. Raises what has ended one of them."""
+    load, stop, hurry = director.load, asyncio.Event(), asyncio.Event()
+    for expected in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(expected, asked_to_stop, stop, hurry)
+    clients = [asyncio.create_task(load.client(), name="client") for _ in range(director.plan.clients)]
+    directing = asyncio.create_task(director.direct(), name="director")
+    try:
+        told_s = 0.0
+        while not (reason := reason_to_end(director, directing, clients, stop)):
+            if load.clock.now() - told_s >= TELL_EVERY_S:
+                told_s = load.clock.now()
+                click.echo(progress(director), err=True)
+            await asyncio.sleep(LOOK_EVERY_S)
+        click.echo(f"{reason}; the sequences under way are ended", err=True)
+        directing.cancel()
+        await asyncio.gather(directing, return_exceptions=True)
+        load.stop()
+        hanging = await drained(clients, hurry)
+        seconds = load.clock.now()
+    finally:
+        for task in (*clients, directing):
+            task.cancel()
+        await asyncio.gather(*clients, directing, return_exceptions=True)
     failures = list(director.failures)
     if hanging and not hurry.is_set():
         failures.append(f"{len(hanging)} clients did not come to an end within {DRAIN_S:.0f} s")
     for client in clients:
         if client not in hanging and not client.cancelled() and (error := client.exception()):
             raise error
-    return ChaosRun(round(seconds, 3), director.strikes, failures, await mesh.refused_commits())
+    return ChaosRun(round(seconds, 3), director.strikes, failures, await director.mesh.refused_commits())
 
 
 async def check_served(gateways: Sequence[GatewayAddresses]) -> None:
@@ -134,13 +138,10 @@ async def drained(clients: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -
 
 
 def reason_to_end(
-    plan: ChaosPlan,
-    load: ClientLoad,
-    directing: asyncio.Task[None],
-    clients: Sequence[asyncio.Task[None]],
-    stop: asyncio.Event,
+    director: Director, directing: asyncio.Task[None], clients: Sequence[asyncio.Task[None]], stop: asyncio.Event
 ) -> str:
     """Why the run must end now; "" while it goes on. Raises what has ended the director."""
+    plan, load = director.plan, director.load
     if directing.done() and (error := directing.exception()):
         raise error
     if any(client.done() for client in clients):
@@ -154,11 +155,11 @@ def reason_to_end(
     return "stopped" if stop.is_set() else ""
 
 
-def progress(load: ClientLoad, director: Director, wrong: int) -> str:
-    now, score = load.clock.now(), load.score
+def progress(director: Director) -> str:
+    now, score = director.load.clock.now(), director.load.score
     going_on = [strike.kind for strike in director.strikes if strike.end_s == float("inf")]
     return (
         f"[{now:5.0f} s] {score.answered} steps ({score.answered / max(now, 1):.0f}/s), {score.sequences} sequences, "
-        f"{len(director.strikes)}/{len(director.plan.faults)} faults, {wrong} sequences with wrong answers"
+        f"{len(director.strikes)}/{len(director.plan.faults)} faults, {score.wrong} sequences with wrong answers"
         + (f"; now {', '.join(going_on)}" if going_on else "")
     )
