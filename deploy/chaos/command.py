@@ -23,7 +23,7 @@ from deploy.chaos.checker import Sort
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
 from deploy.chaos.given_mesh import given_mesh, order_of
-from deploy.chaos.history import Strike, read_history
+from deploy.chaos.history import ChaosRun, Strike, read_history
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import own_mesh
@@ -180,10 +180,7 @@ def chaos(
     if check is not None:
         sys.exit(check_again(check))
     given = gateways_of(http, grpc)
-    if not given and (pids or fault_command):
-        raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
-    if gone := [str(pid) for named in (pids or {}).values() for pid in named if not is_running(pid)]:
-        raise click.UsageError(f"--pids: no process has the id {', '.join(gone)}")
+    check_victims(given, pids or {}, fault_command or "")
     if given and (sentinels or cluster):
         option = "--sentinels" if sentinels else "--cluster"
         raise click.UsageError(f"{option} is for a private mesh: leave it out, or --http and --grpc")
@@ -206,15 +203,29 @@ def chaos(
             run=run_name(),
         )
         done = uvloop.run(run(plan, mesh, out))
+    sys.exit(reported(plan, done, {**mesh.about, "versions": versions()}, out))
+
+
+def check_victims(
+    gateways: Sequence[GatewayAddresses], pids: Mapping[Victim, Sequence[int]], fault_command: str
+) -> None:
+    """Raises click.UsageError for victims of no mesh of the user's, and for those that are not there."""
+    if not gateways and (pids or fault_command):
+        raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
+    if gone := [str(pid) for named in pids.values() for pid in named if not is_running(pid)]:
+        raise click.UsageError(f"--pids: no process has the id {', '.join(gone)}")
+
+
+def reported(plan: ChaosPlan, done: ChaosRun, about: Mapping[str, str], out: Path) -> int:
+    """Judges a run, and writes and prints the report. Returns the exit code."""
     judgement = judge(read_history(out / "history.jsonl.gz"), done.strikes)
-    about = {**mesh.about, "versions": versions()}
-    report = report_of(judgement, plan, done, command=command_again(seed), about=about)
+    report = report_of(judgement, plan, done, command=command_again(plan.seed), about=about)
     document = Document(report, list(plan.faults), list(done.strikes))
     (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
     (out / "report.md").write_text(markdown(report))
     click.echo(markdown(report))
     click.echo(f"written: {out}/report.json, report.md, history.jsonl.gz")
-    sys.exit(report.exit_code)
+    return report.exit_code
 
 
 def gateways_of(http: Sequence[str] | None, grpc: Sequence[str] | None) -> list[GatewayAddresses]:
