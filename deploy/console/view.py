@@ -143,7 +143,7 @@ def mesh_view(
         at_ms=now.at_ms,
         took_ms=round(now.took_ms, 2),
         executors=tuple(_executor(one, now, killable) for one in now.executors),
-        drained=tuple(sorted(now.drained - _shown(now))),
+        drained=tuple(sorted(now.drained.difference(*(one.names for one in now.executors)))),
         models=tuple(_models(now, moments)),
         sequences=tuple(
             sequence_view(one, stories.of(one.sequence)) for one in now.sequences if one.state in OPEN_STATES
@@ -152,11 +152,6 @@ def mesh_view(
         point=moments[MESH].point,
         batches=tuple(sorted((size, count) for size, count in batches.items() if count)),
     )
-
-
-def _shown(now: Snapshot) -> set[str]:
-    """Names and ids of the executors that pages show, in whatever state."""
-    return {who for one in now.executors for who in (one.registration.name, one.registration.executor)}
 
 
 def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> ExecutorView:
@@ -188,7 +183,7 @@ def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> 
         pid=registration.pid,
         state=one.state,
         started_ms=registration.started_ms,
-        drained=not now.drained.isdisjoint((registration.name, registration.executor)),
+        drained=not now.drained.isdisjoint(one.names),
         killable=registration.name in killable and one.member.alive,
         cpu=round(machine.cpu_utilization, 3) if machine is not None else NO_NUMBER,
         memory=_share(machine.memory_used, machine.memory_total) if machine is not None else NO_NUMBER,

@@ -195,23 +195,17 @@ def condition(ones: Iterable[ExecutorHolding]) -> str:
 
 def state(one: ExecutorHolding, drained: Collection[str]) -> str:
     """The executor's state in a word; `asked` while it has not seen the request to drain."""
-    is_asked = one.registration.name in drained or one.registration.executor in drained
-    return "asked" if is_asked and one.state == "serving" else one.state
+    return "asked" if one.state == "serving" and not one.names.isdisjoint(drained) else one.state
 
 
 def lines_of(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> list[ListedExecutor]:
     """A line for each executor; then one for each drained name whose executor is gone or holds nothing."""
-    wanted = set(drained)
-    in_use = [
-        one
-        for one in known
-        if one.total or one.member.usable or not wanted & {one.registration.name, one.registration.executor}
-    ]
+    in_use = [one for one in known if one.total or one.member.usable or one.names.isdisjoint(drained)]
     lines = [
         ListedExecutor(one.registration.name, one.registration.executor, state(one, drained), dict(one.sequences))
         for one in in_use
     ]
-    usable = {who for one in in_use for who in (one.registration.name, one.registration.executor)}
+    usable = {name for one in in_use for name in one.names}
     return lines + [ListedExecutor(name, "", "drained", {}) for name in drained if name not in usable]
 
 

@@ -49,6 +49,11 @@ class ExecutorHolding:
         return self.member.registration
 
     @property
+    def names(self) -> set[str]:
+        """Its name and its id: an operator may drain it by either."""
+        return {self.registration.name, self.registration.executor}
+
+    @property
     def total(self) -> int:
         return sum(self.sequences.values())
 
