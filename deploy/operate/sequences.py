@@ -13,10 +13,10 @@ from typing import Any
 import click
 import msgspec
 
-from deploy.operate import move, pause, replay
+from deploy.operate import pause, replay
 from deploy.operate.completion import ID, IDS, MODEL
 from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named, told, unknown_executor
-from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.settings import JSON, OperatorSettings, operator_command
 from deploy.operate.texts import aligned, clock, counted, duration, id_text
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
 from shared.store.exported import from_file, to_file
@@ -45,6 +45,16 @@ cancelled, unless it is a START. ID is what the client calls the sequence. Endin
 \b
   seqmesh seq end running_sum 42
   seqmesh seq end running_sum customer-7 customer-8
+"""
+MOVE_HELP = """Moves a sequence to another executor, between two of its steps.
+
+ID is what the client calls the sequence. No caller notices, but for one step that takes a moment longer. The sequence
+must be one whose state the mesh holds. Without --to, any other executor with a free slot takes it. One that has given
+up its slot (model parameter virtual_slots) gets one with its next step anyway; with --to it gets one there at once.
+
+\b
+  seqmesh seq move running_sum 42
+  seqmesh seq move running_sum customer-7 --to executor-2
 """
 FORK_HELP = """Copies a sequence as it stands, under a new id.
 
@@ -118,9 +128,7 @@ async def show(settings: OperatorSettings, model: str, correlation_id: str, *, a
     if as_json:
         click.echo(msgspec.json.encode(msgspec.to_builtins(status) | msgspec.to_builtins(sizes)))
         return
-    lines = described(status, sizes, now_ms)
-    width = max(len(name) for name, _ in lines)
-    click.echo("\n".join(f"{name.ljust(width)}  {text}" for name, text in lines))
+    click.echo(aligned(described(status, sizes, now_ms)))
 
 
 async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
@@ -150,6 +158,13 @@ async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
         case EndCode.NOTHING:
             (status,) = await mesh.sequences.statuses([sequence])
             return "" if status is None or status.state in OPEN_STATES else f"was over already ({status.state})"
+
+
+async def move(settings: OperatorSettings, model: str, correlation_id: str, to: str, **naming: Any) -> None:
+    sequence = named(model, correlation_id, **naming)
+    async with found_mesh(settings, model) as mesh:
+        with told(id_text(correlation_id_of(sequence))):
+            click.echo(await mesh.sequences.move(sequence, to))
 
 
 async def fork(
@@ -276,9 +291,9 @@ def expected_wait(one: SequenceStatus) -> str:
     return f"about {duration(one.wait_ms)} more, probably {between}"
 
 
+TO = click.Option(["--to"], default="", metavar="EXECUTOR", help="Name or id of the executor that is to take it.")
 NEW_ID = click.Argument(["new_id"], metavar="NEW_ID")
 FILE = click.Argument(["file"], type=click.Path(dir_okay=False, path_type=Path))
-JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")
 LIST_OPTIONS = [
     click.Option(
         ["--state", "states"], type=click.Choice(OPEN_STATES), multiple=True, help="In this state. Repeatable."
@@ -307,7 +322,7 @@ command = click.Group(
     commands=[
         operator_command("ls", LIST_HELP, list_sequences, [MODEL, *LIST_OPTIONS, JSON]),
         operator_command("show", SHOW_HELP, show, [MODEL, ID, *NAMING, JSON]),
-        move.command,
+        operator_command("move", MOVE_HELP, move, [MODEL, ID, TO, *NAMING]),
         pause.pause_command,
         pause.resume_command,
         operator_command("end", END_HELP, end, [MODEL, IDS, *NAMING]),

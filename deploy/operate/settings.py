@@ -31,6 +31,9 @@ class OperatorSettings:
     data_dir: Path = setting(Path(".seqmesh"), help="Where `seqmesh up` keeps its data.", unit="dir")
 
 
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")
+
+
 def operator_command(
     name: str, help: str, run: Callable[..., Coroutine[Any, Any, None]], params: Sequence[click.Parameter]
 ) -> click.Command:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from deploy.operate.operating import found_mesh
-from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.settings import JSON, OperatorSettings, operator_command
 from deploy.operate.texts import aligned, counted
 from shared.contract.tenants import EVERY_OTHER, NO_LIMITS, TenantLimits, problem_of_name
 from shared.store.tenants import POLL_INTERVAL_S, StoredTenants
@@ -101,12 +101,7 @@ command = click.Group(
     "tenants",
     help=HELP,
     commands=[
-        operator_command(
-            "ls",
-            "What is set, and how many sequences each tenant has.",
-            list_tenants,
-            [click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")],
-        ),
+        operator_command("ls", "What is set, and how many sequences each tenant has.", list_tenants, [JSON]),
         operator_command(
             "set",
             SET_HELP,
