@@ -87,23 +87,20 @@ class Catalog:
 
         Raises RequestError or UnavailableError with Triton's words.
         """
-        requested = check_version_text(version)
-        records, offered = self.offer
-        record, versions = records.get(model), offered.get(model, ())
-        if record is not None and versions:
-            if not requested:
-                return record, versions[-1]
-            if requested in versions:
-                return record, requested
-        raise self._lookup_error(model, requested)
+        record, versions = self._looked_up(model, version, *self.offer)
+        return record, versions[-1]
 
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
         """A loaded model and its READY versions; only the requested version, if there is one. Raises like `find`."""
+        return self._looked_up(model, version, self.view.records, self.view.ready)
+
+    def _looked_up(
+        self, model: str, version: str, records: Mapping[str, ModelRecord], versions: Mapping[str, tuple[str, ...]]
+    ) -> tuple[ModelRecord, tuple[str, ...]]:
         requested = check_version_text(version)
-        record = self.view.records.get(model)
-        versions = self.view.ready.get(model, ())
-        if record is not None and versions and (not requested or requested in versions):
-            return record, (requested,) if requested else versions
+        record, found = records.get(model), versions.get(model, ())
+        if record is not None and found and (not requested or requested in found):
+            return record, (requested,) if requested else found
         raise self._lookup_error(model, requested)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
