@@ -40,11 +40,8 @@ class DeclaredTensor(msgspec.Struct, frozen=True):
         return (-1, *self.dims) if self.batched else self.dims
 
 
-NOTHING_FAILED: Mapping[str, str] = {}
-
-
 def unavailable_ensembles(
-    records: Mapping[str, ModelRecord], served: Versions, failed: Mapping[str, str] = NOTHING_FAILED
+    records: Mapping[str, ModelRecord], served: Versions, failed: Mapping[str, str]
 ) -> dict[str, str]:
     """Ensembles that cannot be served now -> why. Of ensembles that are not loaded nothing is said.
 

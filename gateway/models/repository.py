@@ -90,7 +90,7 @@ class RepositoryControl:
         """
         first: LoadError | None = None
         tried = {model}
-        while missing := self._missing_steps(model) - tried:
+        while missing := self._steps(model) - self._loaded() - tried:
             tried |= missing
             for step in sorted(missing):
                 try:
@@ -101,9 +101,6 @@ class RepositoryControl:
 
     def _steps(self, model: str) -> set[str]:
         return models_below(model, self._catalog.view.records)
-
-    def _missing_steps(self, model: str) -> set[str]:
-        return self._steps(model) - self._loaded()
 
     def _loaded(self) -> set[str]:
         """What executors have loaded; an ensemble also while a model of its steps is missing."""

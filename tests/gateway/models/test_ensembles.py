@@ -47,7 +47,7 @@ def step(inner: str, given: str = "I", made: str = "O", *, version: str = "") ->
 
 def problem(*records: ModelRecord, name: str = "e", served: Mapping[str, tuple[str, ...]] | None = None) -> str:
     found = {record.config.name: record for record in records}
-    return unavailable_ensembles(found, dict.fromkeys(found, ("1",)) | dict(served or {})).get(name, "")
+    return unavailable_ensembles(found, dict.fromkeys(found, ("1",)) | dict(served or {}), {}).get(name, "")
 
 
 CHAIN = model("e", steps=(step("a", "I", "mid"), step("b", "mid", "O")))
