@@ -24,7 +24,9 @@ Config = Mapping[str, Any]
 
 def setting_of(config: Config) -> Setting:
     """The knobs' values in a configuration."""
-    values: dict[str, int | str] = {"instances": instances_of(config)}
+    # Of all groups together.
+    instances = sum(max(1, int(group.get("count", 0))) for group in groups_of(config))
+    values: dict[str, int | str] = {"instances": instances}
     if int(config.get("max_batch_size", 0)) > 0:
         values = {"max_batch_size": int(config["max_batch_size"]), **values}
     batching = config.get("sequence_batching")
@@ -35,7 +37,8 @@ def setting_of(config: Config) -> Setting:
         candidates = int(part(batching, OLDEST).get("max_candidate_sequences", 0))
         values["candidates"] = candidates or max(1, int(config.get("max_batch_size", 0)))
         if batching.get("state"):
-            values["checkpoint_interval"] = int(parameter(config, "checkpoint_interval", "1"))
+            interval = part(part(config, "parameters"), "checkpoint_interval")
+            values["checkpoint_interval"] = int(interval.get("string_value", 1))
     elif config.get("dynamic_batching") is not None:
         values["delay_us"] = int(config["dynamic_batching"].get("max_queue_delay_microseconds", 0))
     return tuple(values.items())
@@ -120,19 +123,9 @@ def can_change_strategy(config: Config) -> bool:
     return bool(batching.get("state")) and "CONTROL_SEQUENCE_READY" in kinds and not has_own_strategy
 
 
-def instances_of(config: Config) -> int:
-    """Instances of an executor, of all groups together."""
-    return sum(max(1, int(group.get("count", 0))) for group in groups_of(config))
-
-
 def groups_of(config: Config) -> list[dict[str, Any]]:
     """The instance groups; where there is none, one that says nothing."""
     return config.get("instance_group") or [{}]
-
-
-def parameter(config: Config, name: str, default: str) -> str:
-    """The text of a model parameter, `default` where the configuration has none."""
-    return str(part(part(config, "parameters"), name).get("string_value", default))
 
 
 def powers(last: int) -> tuple[int, ...]:
