@@ -128,6 +128,36 @@ def request_families(models: Sequence[Shown], exemplars: Exemplars) -> list[Fami
     return [family for each in (whole, phases, sizes) for family in each.families]
 
 
+Labelled = Sequence[tuple[Mapping[str, str], float]]
+SEQUENCE_COUNTERS: Sequence[tuple[str, str, Callable[[Shown], Labelled]]] = (
+    (
+        "seqmesh_steps_total",
+        "Steps that were made final, by outcome",
+        lambda each: _by(each, "outcome", STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
+    ),
+    (
+        "seqmesh_steps_repeated_total",
+        "Retries of accepted steps: answered from store (repeated), or with the first attempt (joined)",
+        lambda each: _by(each, "how", REPEATED_STEPS, REPEATED),
+    ),
+    (
+        "seqmesh_steps_replayed_total",
+        "Steps that ran again for their state alone, behind a checkpoint",
+        lambda each: _one(each, REPLAYED_STEPS),
+    ),
+    (
+        "seqmesh_checkpoints_total",
+        "Steps that were committed with a checkpoint",
+        lambda each: _one(each, CHECKPOINTS),
+    ),
+    (
+        "seqmesh_checkpoint_bytes_total",
+        "Bytes of these checkpoints; how long they took: the phase checkpoint",
+        lambda each: _one(each, CHECKPOINT_BYTES),
+    ),
+)
+
+
 def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Family]:
     """What became of sequences and their steps; nothing where no model has sequences. led: models with a leader"""
     models = [each for each in models if each.record.config.sequence_batching is not None]
@@ -148,41 +178,9 @@ def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Famil
             lambda each: [({}, each.line.begun[each.version])],
         ),
         _ended(models),
-        _counter(
-            models,
-            "seqmesh_steps_total",
-            "Steps that were made final, by outcome",
-            lambda each: _by(each, "outcome", STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
-        ),
-        _counter(
-            models,
-            "seqmesh_steps_repeated_total",
-            "Retries of accepted steps: answered from store (repeated), or with the first attempt (joined)",
-            lambda each: _by(each, "how", REPEATED_STEPS, REPEATED),
-        ),
-        _counter(
-            models,
-            "seqmesh_steps_replayed_total",
-            "Steps that ran again for their state alone, behind a checkpoint",
-            lambda each: [({}, each.statistics.counts.get(REPLAYED_STEPS, 0))],
-        ),
-        _counter(
-            models,
-            "seqmesh_checkpoints_total",
-            "Steps that were committed with a checkpoint",
-            lambda each: [({}, each.statistics.counts.get(CHECKPOINTS, 0))],
-        ),
-        _counter(
-            models,
-            "seqmesh_checkpoint_bytes_total",
-            "Bytes of these checkpoints; how long they took: the phase checkpoint",
-            lambda each: [({}, each.statistics.counts.get(CHECKPOINT_BYTES, 0))],
-        ),
+        *(_counter(models, *one) for one in SEQUENCE_COUNTERS),
         *_slot_waits(models),
     ]
-
-
-Labelled = Sequence[tuple[Mapping[str, str], float]]
 
 
 def _counter(models: Sequence[Shown], name: str, text: str, of: Callable[[Shown], Labelled]) -> Family:
@@ -211,6 +209,10 @@ def _ended(models: Sequence[Shown]) -> Family:
 
 def _by(each: Shown, label: str, field: str, values: Sequence[str]) -> Labelled:
     return [({label: value}, each.statistics.counts.get(f"{field}{value}", 0)) for value in values]
+
+
+def _one(each: Shown, field: str) -> Labelled:
+    return [({}, each.statistics.counts.get(field, 0))]
 
 
 def _slot_waits(models: Sequence[Shown]) -> list[Family]:
