@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -141,33 +140,19 @@ async def show(
     url: str, running: MeshState | None, texts: list[tuple[bytes, ...]], pace_s: float, *, kill: bool
 ) -> bool:
     """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
+    words = sum(map(len, texts))
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(showing.client_of(url))
         mesh = await stack.enter_async_context(joined(running, MODEL)) if running is not None else None
         await refuse_drained(mesh)
         await showing.await_model(url, MODEL)
-        return await both_runs(Stage(client, texts, pace_s, mesh), url, kill=kill)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What both runs share. texts: the pieces of each text."""
-
-    client: AsyncClient
-    texts: list[tuple[bytes, ...]]
-    pace_s: float
-    mesh: LocalMesh | None
-
-
-async def both_runs(stage: Stage, url: str, *, kill: bool) -> bool:
-    """Runs, compares, tells; whether all answers were equal."""
-    words = sum(map(len, stage.texts))
-    click.echo(f"{len(stage.texts)} texts of together {words} words, streamed at once to {MODEL} at {url}\n")
-    mercy = await reason_for_mercy(stage.mesh) if kill else "as you wish"
-    click.echo("first run, undisturbed: the text so far, and how the model thinks it goes on")
-    undisturbed, _ = await run(stage, kill=False)
-    click.echo(f"\nsecond run: nobody is killed ({mercy})" if mercy else "\nsecond run: an executor is killed half way")
-    disturbed, victim = await run(stage, kill=not mercy)
+        click.echo(f"{len(texts)} texts of together {words} words, streamed at once to {MODEL} at {url}\n")
+        mercy = await reason_for_mercy(mesh) if kill else "as you wish"
+        click.echo("first run, undisturbed: the text so far, and how the model thinks it goes on")
+        undisturbed, _ = await run(client, mesh, texts, pace_s, kill=False)
+        happens = f"nobody is killed ({mercy})" if mercy else "an executor is killed half way"
+        click.echo(f"\nsecond run: {happens}")
+        disturbed, victim = await run(client, mesh, texts, pace_s, kill=not mercy)
     click.echo("")
     if victim is not None:
         tell_takeover(victim, felt(disturbed, victim.held, victim.killed_s))
@@ -198,23 +183,25 @@ async def reason_for_mercy(mesh: LocalMesh | None) -> str:
     return ""
 
 
-async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], KilledExecutor | None]:
+async def run(
+    client: AsyncClient, mesh: LocalMesh | None, texts: list[tuple[bytes, ...]], pace_s: float, *, kill: bool
+) -> tuple[list[list[AnsweredPiece]], KilledExecutor | None]:
     """Streams all texts once, as new sequences. Returns each text's answers, and the executor that was killed."""
     nonce = secrets.token_hex(4)
-    ids = [f"demo-{nonce}-{number}" for number in range(1, len(stage.texts) + 1)]
-    screen = Screen([TextView(len(text)) for text in stage.texts])
-    inputs = [[{"TEXT": np.frombuffer(piece, np.uint8)[None]} for piece in text] for text in stage.texts]
+    ids = [f"demo-{nonce}-{number}" for number in range(1, len(texts) + 1)]
+    screen = Screen([TextView(len(text)) for text in texts])
+    inputs = [[{"TEXT": np.frombuffer(piece, np.uint8)[None]} for piece in text] for text in texts]
 
     def take(text: int, answer: StepOutputs) -> None:
         view = screen.views[text]
-        view.text += stage.texts[text][view.answered].decode()
+        view.text += texts[text][view.answered].decode()
         view.continuation = answer["CONTINUATION"].tobytes().decode(errors="replace")
         view.answered += 1
         if line := view.plain_line(text + 1):
             screen.plain(line)
 
     outputs = ("NEXT", "CONTINUATION")
-    streams = Streams(stage.client, MODEL, inputs, ids, outputs, stage.pace_s, stage.mesh, "text")
+    streams = Streams(client, MODEL, inputs, ids, outputs, pace_s, mesh, "text")
     return await streams.run(screen, take, kill=kill)
 
 

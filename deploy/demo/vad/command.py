@@ -6,13 +6,12 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from deploy.demo import showing
-from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
+from deploy.demo.local_mesh import KilledExecutor, joined
 from deploy.demo.screen import Screen
 from deploy.demo.transcript import FeltTakeover, felt
 from deploy.demo.vad.model_folder import MODEL, write_repository
@@ -25,7 +24,6 @@ from deploy.local.data_directory import MeshState
 from deploy.local.endings import terminated_as_interrupted
 from deploy.local.private_mesh import private_mesh
 from deploy.local.terminal import styled
-from seqmesh_client import AsyncClient
 
 HELP = """Speech and pauses, found in recordings while an executor is killed.
 
@@ -68,37 +66,27 @@ def vad(count: int, pace_ms: int, seed: int, *, kill: bool) -> None:
     with terminated_as_interrupted(), tempfile.TemporaryDirectory(prefix="seqmesh-vad-") as directory:
         repository = write_repository(Path(directory))
         with private_mesh(executors=2, models=(repository,)) as mesh:
-            same = asyncio.run(show(mesh, Hearing(pieces, alone, pace_ms / 1000, kill)))
+            same = asyncio.run(show(mesh, pieces, alone, pace_ms / 1000, kill=kill))
     sys.exit(0 if same else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Hearing:
-    """What is to be heard, and how. alone: the probabilities that onnxruntime finds by itself"""
+async def show(
+    state: MeshState, recordings: Sequence[Pieces], alone: Sequence[Sequence[float]], pace_s: float, *, kill: bool
+) -> bool:
+    """The run on that mesh, and the verdict: whether all segments are those that onnxruntime finds alone.
 
-    recordings: Sequence[Pieces]
-    alone: Sequence[Sequence[float]]
-    pace_s: float
-    kill: bool
-
-
-async def show(state: MeshState, hearing: Hearing) -> bool:
-    """The run on that mesh, and the verdict: whether all segments are those that onnxruntime finds alone."""
+    alone  the probabilities that onnxruntime finds by itself
+    """
+    screen = Screen([RecordingView(len(pieces), plain=not shows(SPEECH + PAUSE)) for pieces in recordings])
     async with showing.client_of(state.grpc_address) as client, joined(state, MODEL) as mesh:
         if not await mesh.executors_ready():
             raise click.ClickException("the executors do not become ready: look at their logs with `seqmesh up`")
-        return await run(client, mesh, hearing)
-
-
-async def run(client: AsyncClient, mesh: LocalMesh, hearing: Hearing) -> bool:
-    """Streams the recordings, kills half way, and tells."""
-    screen = Screen([RecordingView(len(pieces), plain=not shows(SPEECH + PAUSE)) for pieces in hearing.recordings])
-    click.echo("an executor is killed half way\n" if hearing.kill else "nobody is killed, as you wish\n")
-    answers, victim = await heard(client, mesh, hearing.recordings, screen, hearing.pace_s, kill=hearing.kill)
+        click.echo("an executor is killed half way\n" if kill else "nobody is killed, as you wish\n")
+        answers, victim = await heard(client, mesh, recordings, screen, pace_s, kill=kill)
     click.echo("")
     if victim is not None:
         tell_takeover(victim, felt(answers, victim.held, victim.killed_s))
-    return tell_verdict(hearing.alone, [view.probabilities for view in screen.views])
+    return tell_verdict(alone, [view.probabilities for view in screen.views])
 
 
 def shows(characters: str) -> bool:
