@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,10 +42,6 @@ NO_ANSWERS = frozenset(
 """Statuses of requests that no model has answered."""
 
 
-class ReplayError(click.ClickException):
-    """The mesh does not take the steps, and why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where the steps go.
@@ -75,61 +72,52 @@ class Target:
 
 
 async def replayed(target: Target, steps: Sequence[JournaledStep]) -> tuple[str, list[ReplayAnswer]]:
-    """Runs the steps as a sequence of its own, and ends it. Raises ReplayError if the mesh does not take them.
+    """Runs the steps as a sequence of its own, and ends it. Raises click.ClickException if the mesh does not take them.
 
     Returns the version that answered, and its answers: one for each step, or fewer if a step failed in this run alone.
     """
-    run = _Run(target, _new_id(steps[0].request.correlation_id))
+    identity, version, answers = _new_id(steps[0].request.correlation_id), "", list[ReplayAnswer]()
+    last_open: Any = None
     async with target.channel() as channel:
-        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        infer = partial(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer, metadata=target.metadata)
         try:
             for number, step in enumerate(steps, 1):
-                answer = await run.send(infer, number, step)
-                if bool(answer.error) != bool(step.reply.error_code):
+                request = request_of(target, identity, number, step)
+                last_open = last_open if step.has_end else request
+                try:
+                    response = await infer(request, timeout=target.timeout_s)
+                except grpc.aio.AioRpcError as error:
+                    answers.append(_failure(number, error))
+                else:
+                    answers.append(answer_of(response))
+                    version = response.model_version
+                if step.has_end:
+                    last_open = None
+                if bool(answers[-1].error) != bool(step.reply.error_code):
                     break
         finally:
-            await run.end(infer)
-    return run.version, run.answers
+            if last_open is not None:
+                await _end(infer, last_open)
+    return version, answers
 
 
-class _Run:
-    def __init__(self, target: Target, correlation_id: CorrelationId) -> None:
-        self._target = target
-        self._id = correlation_id
-        self._open: Any = None
-        self.version = ""
-        self.answers: list[ReplayAnswer] = []
+def _failure(number: int, error: grpc.aio.AioRpcError) -> ReplayAnswer:
+    """The answer of a step that failed. Raises click.ClickException for one that no model has answered."""
+    status = error.code().name
+    if status in NO_ANSWERS:
+        raise click.ClickException(f"step {number} is not taken ({status}): {error.details()}") from error
+    return ReplayAnswer(error=error.details() or status)
 
-    async def send(self, infer: Any, number: int, step: JournaledStep) -> ReplayAnswer:
-        target = self._target
-        request = request_of(target, self._id, number, step)
-        if not step.has_end:
-            self._open = request
-        try:
-            response = await infer(request, timeout=target.timeout_s, metadata=target.metadata)
-        except grpc.aio.AioRpcError as error:
-            if error.code().name in NO_ANSWERS:
-                raise ReplayError(f"step {number} is not taken ({error.code().name}): {error.details()}") from error
-            answer = ReplayAnswer(error=error.details() or error.code().name)
-        else:
-            answer, self.version = answer_of(response), response.model_version
-        if step.has_end:
-            self._open = None
-        self.answers.append(answer)
-        return answer
 
-    async def end(self, infer: Any) -> None:
-        """Ends the sequence, if its last step has not: with the inputs of that step. Nobody hears the answer."""
-        if self._open is None:
-            return
-        request = self._open
-        request.id = ""
-        for name in ("sequence_start", "sequence_step"):
-            request.parameters.pop(name, None)
-        request.parameters["sequence_end"].bool_param = True
-        # One that has failed at its START, or was lost, is over.
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await infer(request, timeout=END_S, metadata=self._target.metadata)
+async def _end(infer: Callable[..., Any], request: Any) -> None:
+    """Ends the sequence with the inputs of its last step, whose request this is. Nobody hears the answer."""
+    request.id = ""
+    for name in ("sequence_start", "sequence_step"):
+        request.parameters.pop(name, None)
+    request.parameters["sequence_end"].bool_param = True
+    # One that has failed at its START, or was lost, is over.
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await infer(request, timeout=END_S)
 
 
 def _new_id(like: CorrelationId) -> CorrelationId:
