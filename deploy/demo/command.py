@@ -85,7 +85,8 @@ def demo(
         except ValueError as wrong:
             raise click.BadParameter(f"{wrong} of a gateway's gRPC", param_hint="--url") from wrong
     running = None if private else running_mesh(data_dir)
-    if running is not None and kill and not url and executors_of(running) < 2:
+    executors = [] if running is None else [child for child in running.children if child.service == "executor"]
+    if running is not None and kill and not url and len(executors) < 2:
         click.echo(f"the mesh in {data_dir} has one executor only: nobody could take its texts over")
         running = None
     with terminated_as_interrupted(), target(url, running) as (address, mesh):
@@ -122,10 +123,6 @@ def running_mesh(data_dir: Path) -> MeshState | None:
     if not mesh.ready:
         raise LauncherError(f"the mesh in {data_dir} is not ready yet: try again in a moment")
     return mesh
-
-
-def executors_of(mesh: MeshState) -> int:
-    return sum(child.service == "executor" for child in mesh.children)
 
 
 def is_gateway_of(mesh: MeshState, url: str) -> bool:

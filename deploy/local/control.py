@@ -35,17 +35,13 @@ class ControlReply(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-_request = msgspec.json.Decoder(ControlRequest)
-_reply = msgspec.json.Decoder(ControlReply)
-
-
 @asynccontextmanager
 async def control_served(path: Path, executors: Sequence[str], kill: Callable[[str], str]) -> AsyncGenerator[None]:
     """Listens for the block. kill: called with an executor's name; returns why it was not killed, "" if it was"""
 
     def reply_to(line: bytes) -> ControlReply:
         try:
-            request = _request.decode(line)
+            request = msgspec.json.decode(line, type=ControlRequest)
         except msgspec.MsgspecError as error:
             return ControlReply(error=f"this is no request: {error}")
         return ControlReply(tuple(executors), kill(request.kill) if request.kill else "")
@@ -88,7 +84,7 @@ async def _asked(path: Path, request: ControlRequest) -> ControlReply:
             reader, writer = await asyncio.open_unix_connection(path, limit=LINE_BYTES_MAX)
             try:
                 writer.write(msgspec.json.encode(request) + b"\n")
-                return _reply.decode(await reader.readline())
+                return msgspec.json.decode(await reader.readline(), type=ControlReply)
             finally:
                 writer.close()
     except (OSError, ValueError, msgspec.MsgspecError) as error:

@@ -323,12 +323,13 @@ class Launcher:
     def _ready_text(self) -> str:
         """Where the mesh is found: one line, which a program may read; on a terminal a line for each place."""
         host, gateways = reachable(self._settings.host), self._of("gateway")
-        # Those who share their ports are one place.
-        scheme = http_scheme()
+        # Gateways take their settings from this process's environment.
+        scheme = "https" if os.environ.get(variable_name("http_server_cert")) else "http"
         addresses = [
             f"{scheme}://{authority(host, gateway.http_port)}, grpc {authority(host, gateway.grpc_port)}"
             for gateway in gateways
         ]
+        # Those who share their ports are one place.
         where = "; ".join(dict.fromkeys(addresses))
         if self._settings.share_ports and len(gateways) > 1:
             where += f" ({len(gateways)} gateways)"
@@ -362,11 +363,6 @@ def next_command(program: Path, settings: UpSettings) -> str:
     is_default = settings.data_dir == UpSettings().data_dir
     words = [called, "doctor" if settings.models else "demo"]
     return shlex.join(words if is_default else [*words, "--data-dir", str(settings.data_dir)])
-
-
-def http_scheme() -> str:
-    """That of the gateways' HTTP port. Gateways take their settings from this process's environment."""
-    return "https" if os.environ.get(variable_name("http_server_cert")) else "http"
 
 
 def now_ms() -> int:

@@ -346,7 +346,7 @@ class Resharding:
         read = await pipe.execute()
         entries = sorted(
             (
-                entry_of(shard, id, fields)
+                StartsEntry(entry_key(id), shard, SequenceId(text_of(fields.get(b"q", b""))), fields)
                 for shard, stream in zip(shards, read[::2], strict=True)
                 for id, fields in stream
             ),
@@ -472,10 +472,6 @@ def summed(to: Mapping[bytes, bytes], of: Mapping[bytes, bytes]) -> dict[bytes, 
         else:
             sums[field] = value
     return sums
-
-
-def entry_of(shard: int, id: bytes, fields: Mapping[bytes, bytes]) -> StartsEntry:
-    return StartsEntry(entry_key(id), shard, SequenceId(text_of(fields.get(b"q", b""))), fields)
 
 
 def moved_entries(to: Keyspace, entries: Iterable[StartsEntry], records: Records) -> list[MovedEntry]:
