@@ -165,8 +165,7 @@ class Resharding:
         for model in sorted({one.rest for one in found if one.kind in ("starts", "line", "deadlines")}):
             self._tell(f"the sequences of '{model}' are divided")
             await self._divide_line(model, found)
-            await self._divide_deadlines(model, found)
-        await self._divide_tenants(found)
+        await self._divide_sets(found)
         await self._add_up(found)
         await self._remove(await self._keys())
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -390,31 +389,26 @@ class Resharding:
                 records[sequence] = dict(zip(names, values, strict=True))
         return records
 
-    async def _divide_deadlines(self, model: str, found: Iterable[ShardKey]) -> None:
+    async def _divide_sets(self, found: Iterable[ShardKey]) -> None:
+        """The deadlines of each model's sequences, and the sequences of each tenant."""
         for one in found:
-            if one.kind != "deadlines" or one.rest != model:
-                continue
-            for part in parts(await self._redis.zrange(one.name, 0, -1, withscores=True)):
+            members: list[tuple[bytes, float | None]] = []
+            if one.kind == "deadlines":
+                members = await self._redis.zrange(one.name, 0, -1, withscores=True)
+            elif one.kind == "tenant":
+                members = [(member, None) for member in sorted(await self._redis.smembers(one.name))]
+            for part in parts(members):
                 gained, left = (self._redis.pipeline(transaction=False) for _ in range(2))
                 for member, score in part:
-                    shard = self._to.shard_of(SequenceId(text_of(member)))
-                    if shard != one.shard:
-                        gained.zadd(self._to.deadlines(shard, model), {member: score})
-                        left.zrem(one.name, member)
-                await gained.execute()
-                await left.execute()
-
-    async def _divide_tenants(self, found: Iterable[ShardKey]) -> None:
-        for one in found:
-            if one.kind != "tenant":
-                continue
-            for part in parts(sorted(await self._redis.smembers(one.name))):
-                gained, left = (self._redis.pipeline(transaction=False) for _ in range(2))
-                for member in part:
-                    shard = self._to.shard_of(SequenceId(text_of(member)))
-                    if shard != one.shard:
-                        gained.sadd(self._to.tenant(shard, one.rest), member)
+                    now = self._named(self._to.shard_of(SequenceId(text_of(member))), one.kind, one.rest)
+                    if now == one.name:
+                        continue
+                    if score is None:
+                        gained.sadd(now, member)
                         left.srem(one.name, member)
+                    else:
+                        gained.zadd(now, {member: score})
+                        left.zrem(one.name, member)
                 await gained.execute()
                 await left.execute()
 
