@@ -160,7 +160,7 @@ class AsyncSequence(OneSequence):
         conversation = self._conversation
         with self._turn():
             await self._run(conversation.drain())
-            await self._add(inputs, outputs, timeout, last=last)
+            await self._run(conversation.give(inputs, outputs, timeout, last=last))
             return await self._run(conversation.outcome())
 
     async def steps(
@@ -205,7 +205,7 @@ class AsyncSequence(OneSequence):
                             item, reading = reading.result(), None
                             at_end = item is None
                             if item is not None:
-                                await self._add(item[0], outputs, timeout, last=item[1])
+                                await self._run(conversation.give(item[0], outputs, timeout, last=item[1]))
                     answering.result()
                     answering = None
                     # Taken here and not in the task: a caller that is cancelled meanwhile has not had the answer.
@@ -227,7 +227,7 @@ class AsyncSequence(OneSequence):
         conversation = self._conversation
         with self._turn():
             await self._run(conversation.drain())
-            await self._add(inputs, outputs, timeout, last=last)
+            await self._run(conversation.give(inputs, outputs, timeout, last=last))
         over, passed_over = False, conversation.passed_over
         while not over:
             with self._turn(passed_over):
@@ -255,9 +255,6 @@ class AsyncSequence(OneSequence):
                 await self._run(self._conversation.leave())
         finally:
             self.hang_up()
-
-    async def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
-        await self._run(self._conversation.give(inputs, outputs, timeout, last=last))
 
     async def _run(self, program: Program[ResultT]) -> ResultT:
         """Fulfils a program's wishes to its end."""

@@ -198,7 +198,7 @@ class BlockingSequence(OneSequence):
         conversation = self._conversation
         with self._turn():
             self._run(conversation.drain())
-            self._add(inputs, outputs, timeout, last=last)
+            self._run(conversation.give(inputs, outputs, timeout, last=last))
             return self._run(conversation.outcome())
 
     def steps(
@@ -224,7 +224,7 @@ class BlockingSequence(OneSequence):
                     item = next(items, None)
                     at_end = item is None
                     if item is not None:
-                        self._add(item[0], outputs, timeout, last=item[1])
+                        self._run(conversation.give(item[0], outputs, timeout, last=item[1]))
                 if not conversation.delivery.open:
                     return
                 answer = self._run(conversation.outcome())
@@ -237,7 +237,7 @@ class BlockingSequence(OneSequence):
         conversation = self._conversation
         with self._turn():
             self._run(conversation.drain())
-            self._add(inputs, outputs, timeout, last=last)
+            self._run(conversation.give(inputs, outputs, timeout, last=last))
         over, passed_over = False, conversation.passed_over
         while not over:
             with self._turn(passed_over):
@@ -259,9 +259,6 @@ class BlockingSequence(OneSequence):
                 self._run(self._conversation.leave())
         finally:
             self.hang_up()
-
-    def _add(self, inputs: Inputs, outputs: Sequence[str], timeout: float | None, *, last: bool) -> None:
-        self._run(self._conversation.give(inputs, outputs, timeout, last=last))
 
     def _run(self, program: Program[ResultT]) -> ResultT:
         """Fulfils a program's wishes to its end."""
