@@ -37,7 +37,6 @@ TIMES = {"request": REQUEST_TIME, **{phase.value: phase_field(phase) for phase i
 """What is measured of a request: its name in a chart -> the distribution's name."""
 
 BUCKET_MAX = (1 << 32) - 1
-Percentiles = tuple[float, float, float]
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -65,7 +64,7 @@ class ChartPoint(msgspec.Struct, frozen=True):
     fill: float = NO_NUMBER
     live: int = 0
     waiting: int = 0
-    times: Mapping[str, Percentiles] = {}
+    times: Mapping[str, tuple[float, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +190,8 @@ def _buckets(counts: Iterable[int]) -> Sequence[int]:
     return array("I", [min(count, BUCKET_MAX) for count in counts])
 
 
-def percentiles_ms(buckets: Sequence[int]) -> Percentiles:
-    """The percentiles of times that were counted by bucket; within a bucket they are taken as spread evenly.
+def percentiles_ms(buckets: Sequence[int]) -> tuple[float, ...]:
+    """`PERCENTILES` of times that were counted by bucket; within a bucket they are taken as spread evenly.
 
     Of times beyond the last bound it is only known that they are: they count as that bound, 10 s.
     """
@@ -204,8 +203,7 @@ def percentiles_ms(buckets: Sequence[int]) -> Percentiles:
         low, high = BOUNDS_MS[bucket], BOUNDS_MS[min(bucket + 1, len(BOUNDS_MS) - 1)]
         return round(low + (high - low) * (wanted - (upto[bucket] - buckets[bucket])) / buckets[bucket], 3)
 
-    p50, p95, p99 = (at(share) for share in PERCENTILES)
-    return p50, p95, p99
+    return tuple(at(share) for share in PERCENTILES)
 
 
 def _ratio(part: float, whole: float, nothing: float = NO_NUMBER) -> float:
