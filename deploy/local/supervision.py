@@ -152,7 +152,7 @@ class Supervision:
             case MeshEvent.BEGIN:
                 return self._begin(now_ms)
             case MeshEvent.SERVER_READY:
-                return [] if self.stopping else self._start_all(Status.WAITING, now_ms)
+                return [] if self.stopping else self._start_waiting(now_ms)
             case MeshEvent.MESH_READY:
                 self._was_ready = True
                 return []
@@ -166,11 +166,11 @@ class Supervision:
     def _begin(self, now_ms: int) -> list[Action]:
         servers = [child for child in self._children.values() if child.service == SERVER]
         if not servers:
-            return self._start_all(Status.WAITING, now_ms)
+            return self._start_waiting(now_ms)
         return [self._start(child, now_ms) for child in servers]
 
-    def _start_all(self, status: Status, now_ms: int) -> list[Action]:
-        return [self._start(child, now_ms) for child in self._children.values() if child.status is status]
+    def _start_waiting(self, now_ms: int) -> list[Action]:
+        return [self._start(child, now_ms) for child in self._children.values() if child.status is Status.WAITING]
 
     def _start(self, child: Child, now_ms: int) -> Action:
         child.status = Status.RUNNING
