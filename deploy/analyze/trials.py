@@ -10,8 +10,8 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +80,15 @@ class TrialMesh:
         """Why the copy is not served, as if it was the model that was given."""
         return reason_of(error.message).replace(str(self._folder), str(self._given))
 
-    @contextmanager
-    def _running(self, config: Config | None) -> Generator[MeshState]:
+    def _running(self, config: Config | None) -> AbstractContextManager[MeshState]:
+        """A mesh for a block. config: of the copy; None: the given one"""
         if config is not None:
             (self._folder / "config.pbtxt").write_text(text_of(config))
         data = self._workspace / "mesh"
         shutil.rmtree(data, ignore_errors=True)
         # A model that cannot be loaded ends the mesh at once.
         settings = {"SEQMESH_EXIT_ON_ERROR": "true"}
-        with private_mesh(executors=1, models=(self._folder.parent,), settings=settings, data_dir=data) as mesh:
-            yield mesh
+        return private_mesh(executors=1, models=(self._folder.parent,), settings=settings, data_dir=data)
 
 
 def text_of(config: Config) -> str:
