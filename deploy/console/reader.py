@@ -130,8 +130,7 @@ class MeshReader:
         # One that has left its slot is followed until it is over: it moves, or is paged.
         names = [*held, *sorted(self._followed - held)][:FOLLOWED_MAX]
         self._followed = held
-        more = [name for name in watched if name not in names]
-        asked = [*names, *more]
+        asked = list(dict.fromkeys([*names, *watched]))
         found = dict(zip(asked, await mesh.sequences.statuses(asked), strict=True)) if asked else {}
         statuses = [one for name in names if (one := found[name]) is not None]
         self._followed |= {one.sequence for one in statuses if one.state in OPEN_STATES}
