@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from gateway.models.catalog import Place
 from gateway.models.exposition import Family, ShownExemplar, bound_text
-from gateway.models.metric_families import Shown
+from gateway.models.metric_families import Labelled, Shown, counter
 from gateway.models.observation import EXECUTOR_STATES, Observed, each_model
 from gateway.models.redis_figures import CommandUse, RedisFigures
 from shared.contract.tenants import EVERY_OTHER
@@ -128,7 +128,6 @@ def request_families(models: Sequence[Shown], exemplars: Exemplars) -> list[Fami
     return [family for each in (whole, phases, sizes) for family in each.families]
 
 
-Labelled = Sequence[tuple[Mapping[str, str], float]]
 SEQUENCE_COUNTERS: Sequence[tuple[str, str, Callable[[Shown], Labelled]]] = (
     (
         "seqmesh_steps_total",
@@ -171,26 +170,21 @@ def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Famil
             "1 while a scheduler leads the model: gives its sequences slots, ends idle ones, takes over",
             [Sample("", {"model": model}, value) for model, value in leaders.items()],
         ),
-        _counter(
+        counter(
             models,
             "seqmesh_sequences_started_total",
             "Sequences that began",
             lambda each: [({}, each.line.begun[each.version])],
         ),
         _ended(models),
-        *(_counter(models, *one) for one in SEQUENCE_COUNTERS),
+        *(counter(models, *one) for one in SEQUENCE_COUNTERS),
         *_slot_waits(models),
     ]
 
 
-def _counter(models: Sequence[Shown], name: str, text: str, of: Callable[[Shown], Labelled]) -> Family:
-    samples = [Sample("", {**each.labels, **labels}, value) for each in models for labels, value in of(each)]
-    return Family(name, "counter", text, samples)
-
-
 def _ended(models: Sequence[Shown]) -> Family:
     """Sequences are lost with a version that is replaced: what was lost is told of versions that are gone, too."""
-    served = _counter(
+    served = counter(
         models,
         "seqmesh_sequences_ended_total",
         "Sequences that are over, by reason; lost: also of versions that are served no more",

@@ -89,6 +89,7 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
     return families
 
 
+Labelled = Sequence[tuple[Mapping[str, str], float]]
 Text = tuple[str, str, str, Callable[[Shown], float]]
 """A family with one sample per model version: name, kind, help text, value."""
 
@@ -243,14 +244,18 @@ def _families_of(models: Sequence[Shown], texts: Iterable[Text]) -> list[Family]
     return [_family(models, *text) for text in texts] if models else []
 
 
+def counter(models: Sequence[Shown], name: str, text: str, of: Callable[[Shown], Labelled]) -> Family:
+    """A counter with several samples of a version. of: further labels of each, and its value"""
+    samples = [Sample("", {**each.labels, **labels}, value) for each in models for labels, value in of(each)]
+    return Family(name, "counter", text, samples)
+
+
 def _failures(models: Sequence[Shown]) -> Family:
-    samples = [
-        Sample("", {**each.labels, "reason": reason}, count)
-        for each in models
-        for reason, count in each.statistics.failures.items()
-    ]
-    return Family(
-        "nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", samples
+    return counter(
+        models,
+        "nv_inference_request_failure",
+        "Number of failed inference requests, all batch sizes",
+        lambda each: [({"reason": reason}, count) for reason, count in each.statistics.failures.items()],
     )
 
 
@@ -308,12 +313,12 @@ def _occupancies(models: Sequence[Shown]) -> list[Family]:
 
 
 def _takeovers(models: Sequence[Shown]) -> Family:
-    samples = [
-        Sample("", {**each.labels, "cause": cause}, each.line.taken_over[each.version, cause])
-        for each in models
-        for cause in TAKEOVER_CAUSES
-    ]
-    return Family("seqmesh_takeovers_total", "counter", "Times that a sequence was taken over from its owner", samples)
+    return counter(
+        models,
+        "seqmesh_takeovers_total",
+        "Times that a sequence was taken over from its owner",
+        lambda each: [({"cause": cause}, each.line.taken_over[each.version, cause]) for cause in TAKEOVER_CAUSES],
+    )
 
 
 def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
