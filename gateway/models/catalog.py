@@ -208,25 +208,9 @@ class Catalog:
     def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
         now = self._clock()
         records = with_decoupled_ensembles(records)
-        was_blind = self._refreshed_at is None or now - self._refreshed_at > STALE_S
         live = [member for member in members if member.alive]
         repository = merged_index(live)
-        self._extend(now, live)
-        if was_blind:
-            # When these executors died is not known. Count it as now, so that their sequences get the whole grace. A
-            # Redis that answered nobody for longer than their leases has them all register anew.
-            self._extend(now, [member for member in members if not member.alive])
-        # A living executor says that these were unloaded: their grace ends at once.
-        unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
-        # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
-        seen = self._unserved_since.keys() | offers_of(self.view.members) | offers_of(members)
-        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
-        gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
-        self._served_until = {
-            served: until
-            for served, until in self._served_until.items()
-            if until > now and served not in unloaded and served[0] not in gone
-        }
+        self._note_offers(now, members, live, repository)
         failed = _failures(repository)
         offered = _by_model(self._served_until)
         # An ensemble takes requests as long as its steps' models do: also while their executors have just died.
@@ -247,6 +231,28 @@ class Catalog:
             records, ready, tuple(members), repository, unready | _unready_ensembles(records, unready)
         )
         self._refreshed_at = now
+
+    def _note_offers(
+        self, now: float, members: Sequence[Member], live: Sequence[Member], repository: Sequence[RepositoryEntry]
+    ) -> None:
+        """Notes until when requests for each version are accepted, and since when nobody serves it."""
+        was_blind = self._refreshed_at is None or now - self._refreshed_at > STALE_S
+        self._extend(now, live)
+        if was_blind:
+            # When these executors died is not known. Count it as now, so that their sequences get the whole grace. A
+            # Redis that answered nobody for longer than their leases has them all register anew.
+            self._extend(now, [member for member in members if not member.alive])
+        # A living executor says that these were unloaded: their grace ends at once.
+        unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
+        # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
+        seen = self._unserved_since.keys() | offers_of(self.view.members) | offers_of(members)
+        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
+        gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
+        self._served_until = {
+            served: until
+            for served, until in self._served_until.items()
+            if until > now and served not in unloaded and served[0] not in gone
+        }
 
     def _tell(self, refused: Mapping[str, str], offered: Collection[str]) -> None:
         """Logs which ensembles begin, and cease, to be refused: no executor knows of it."""
