@@ -237,11 +237,10 @@ class Catalog:
     ) -> None:
         """Notes until when requests for each version are accepted, and since when nobody serves it."""
         was_blind = self._refreshed_at is None or now - self._refreshed_at > STALE_S
-        self._extend(now, live)
-        if was_blind:
-            # When these executors died is not known. Count it as now, so that their sequences get the whole grace. A
-            # Redis that answered nobody for longer than their leases has them all register anew.
-            self._extend(now, [member for member in members if not member.alive])
+        # When executors died is not known then. Count it as now, so that their sequences get the whole grace. A Redis
+        # that answered nobody for longer than their leases has them all register anew.
+        offers = sorted(offers_of(members if was_blind else live))
+        self._served_until |= dict.fromkeys(offers, now + ABSENCE_GRACE_S)
         # A living executor says that these were unloaded: their grace ends at once.
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
         # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
@@ -262,11 +261,6 @@ class Catalog:
                 logs.warning("ensemble not served", model=name, cause=problem)
         for name in sorted((before.keys() - refused.keys()) & set(offered)):
             logs.notice("ensemble served again", model=name)
-
-    def _extend(self, now: float, members: Sequence[Member]) -> None:
-        for member in members:
-            for served in member.registration.models:
-                self._served_until[served.model, served.version] = now + ABSENCE_GRACE_S
 
 
 def _by_model(versions: Mapping[Place, float] | Sequence[Place]) -> dict[str, tuple[str, ...]]:
