@@ -66,7 +66,9 @@ class LibraryPlayer(Player):
                 await self._quiet(step)
                 self._settle(await sequence.step(self._begin(step), last=self.script.ends))
         except StepRefused as error:
-            self._fail(RefusedError(error.text, error.reason, error.last_step, error.code))
+            head = self._open.popleft()
+            head.answer.set_exception(RefusedError(error.text, error.reason, error.last_step, error.code))
+            self._note(head, AttemptOutcome.LEFT)
         except NoAnswer:
             self._note(self._open.popleft(), AttemptOutcome.LATE)
 
@@ -105,8 +107,3 @@ class LibraryPlayer(Player):
         head.answer.set_result(FoldState(fold, length))
         self._note(head, AttemptOutcome.LEFT)
         self._progress.set()
-
-    def _fail(self, error: RefusedError) -> None:
-        head = self._open.popleft()
-        head.answer.set_exception(error)
-        self._note(head, AttemptOutcome.LEFT)
