@@ -135,8 +135,7 @@ class Search:
             f"{plan.concurrency} callers, each with one step outstanding, over gRPC from this machine; {plan.rounds} "
             f"rounds of {plan.window_s:g} s after {plan.warmup_s:g} s of warm-up, of which the medians count. One "
             f"gateway, one scheduler, one executor and an embedded server on {os.cpu_count()} cores, started anew for "
-            "each trial. "
-            "Memory is what the executor has resident, and the model's on GPUs."
+            "each trial. Memory is what the executor has resident, and the model's on GPUs."
         )
         outcome = Analysis(model, self.start, verdict.best, self.knobs, self.bounds, ending, load)
         (self.output / "report.md").write_text(markdown(outcome, self.notes))
