@@ -2,8 +2,8 @@
 hangs.
 
 Who waits for an import that has taken `LIMIT_S` goes on without it: what that import has added to `sys.path` and
-`sys.modules` is taken away. Should it go on by itself, it may find the files of another model, or none. So its load
-fails, whatever became of it.
+`sys.modules` is taken away. Should it go on by itself, it finds the files of no model any more, and may meet what
+another one has imported. So its load fails, whatever became of it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LIMIT_S = 300.0
 log = logging.getLogger(__name__)
 
 
-class Turn:
+class ImportTurn:
     """Imports of which each holds up the next. next: the turn of the others, once one of its imports was given up"""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.next: Turn | None = None
+        self.next: ImportTurn | None = None
         self._guard = threading.Lock()
         self._until = math.inf
         self._name = ""
@@ -56,16 +56,16 @@ class Turn:
         with self._guard:
             if self.next is None and self._until <= time.monotonic():
                 log.warning("the import of %s has taken %g s: others go on without it", self._name, LIMIT_S)
+                self.next = ImportTurn()
                 self._leave()
-                self.next = Turn()
 
 
 class ImportTurns:
     def __init__(self) -> None:
-        self._latest = Turn()
+        self._latest = ImportTurn()
 
     @contextmanager
-    def alone(self) -> Generator[Turn]:
+    def alone(self) -> Generator[ImportTurn]:
         """Within the block no other thread is in such a block, but one whose import was given up."""
         turn = self._entered()
         try:
@@ -73,7 +73,7 @@ class ImportTurns:
         finally:
             turn.lock.release()
 
-    def _entered(self) -> Turn:
+    def _entered(self) -> ImportTurn:
         turn = self._latest
         while True:
             if turn.next is not None:

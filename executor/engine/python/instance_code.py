@@ -27,14 +27,16 @@ class InstanceCode:
     model_dir  what `get_model_dir` returns
     adopts     whether the modules that are imported now are the instance's own: while `model.py` is imported. What a
                method imports later, all instances share
+    given_up   whether its import was, though it may go on: what it finds now may be another model's
     """
 
-    __slots__ = ("_modules", "adopts", "model", "model_dir", "name")
+    __slots__ = ("_modules", "adopts", "given_up", "model", "model_dir", "name")
 
     def __init__(self, model: str, version: str, model_dir: str) -> None:
         self.model = model
         self.model_dir = model_dir
         self.adopts = False
+        self.given_up = False
         # A class that TorchScript compiles takes the name of its module over, which must be made of words.
         self.name = MODULE_PREFIX + re.sub("[^0-9a-zA-Z_]", "_", f"{model}_{version}")
         """The name of `model.py`."""

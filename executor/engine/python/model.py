@@ -31,7 +31,7 @@ from typing import Any
 from executor.configuration.absence import absence
 from executor.engine.error_texts import class_and_text
 from executor.engine.python import triton_python_backend_utils
-from executor.engine.python.import_turns import LIMIT_S, ImportTurns, Turn
+from executor.engine.python.import_turns import LIMIT_S, ImportTurn, ImportTurns
 from executor.engine.python.instance_code import MODULE_PREFIX, InstanceCode, current_code
 from executor.engine.python.model_metrics import forget_families
 from shared.contract.errors import LoadError
@@ -70,8 +70,10 @@ class SiblingLoader(SourceLoader):
     """Of the files beside a `model.py`: those that it imports belong to its instance."""
 
     def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
         code = current_code.get(None)
+        if code is not None and code.given_up:
+            raise ImportError("the import of this model was given up")
+        super().exec_module(module)
         if code is not None and code.adopts:
             code.adopt(module, f"{code.name}.{self.name}")
 
@@ -89,7 +91,7 @@ def import_model_class(path: Path, code: InstanceCode) -> type[Any]:
     """The class `TritonPythonModel` of a freshly executed `model.py`. Raises LoadError with the model's own error."""
     with _turns.alone() as turn:
         try:
-            with _importing_from(path.parent, turn), called(code):
+            with _importing_from(path.parent, code, turn), called(code):
                 module = _executed(path, code)
         finally:
             if turn.next is not None:
@@ -197,7 +199,7 @@ def _executed(path: Path, code: InstanceCode) -> ModuleType:
 
 
 @contextmanager
-def _importing_from(directory: Path, turn: Turn) -> Generator[None]:
+def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Generator[None]:
     """Puts the directory first on `sys.path`. The siblings that are imported meanwhile belong to this import alone."""
     sys.modules[INTERFACE_NAME] = triton_python_backend_utils
     importlib.invalidate_caches()
@@ -210,6 +212,7 @@ def _importing_from(directory: Path, turn: Turn) -> Generator[None]:
         sys.path_hooks.insert(0, _finder)
 
     def leave() -> None:
+        code.given_up = turn.next is not None
         _leave_path(directory)
         _importing[str(directory)] -= 1
         if _importing[str(directory)] == 0:

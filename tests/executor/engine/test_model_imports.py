@@ -78,9 +78,20 @@ import parts, slow
 slow.begun.set()
 slow.go_on.wait(20)
 slow.order.append(parts.name)
-import late
+try:
+    import late
+finally:
+    slow.met.set()
 class TritonPythonModel:
     name = parts.name
+"""
+MEETING = """
+import slow
+slow.go_on.set()
+slow.met.wait(20)
+import late
+class TritonPythonModel:
+    of = late.Late.__module__
 """
 QUICK = """
 import parts, slow
@@ -95,9 +106,9 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Two models, whose files are called alike. The import of `a` waits for `go_on`."""
     for name, code in (("a", SLOW), ("b", QUICK)):
         (folder := tmp_path / name / "1").mkdir(parents=True)
-        for file, text in (("model.py", code), ("parts.py", f"name = '{name}'"), ("late.py", "")):
+        for file, text in (("model.py", code), ("parts.py", f"name = '{name}'"), ("late.py", "class Late: ...")):
             (folder / file).write_text(text)
-    slow = SimpleNamespace(begun=threading.Event(), go_on=threading.Event(), order=[])
+    slow = SimpleNamespace(begun=threading.Event(), go_on=threading.Event(), met=threading.Event(), order=[])
     monkeypatch.setitem(sys.modules, "slow", slow)
     return slow
 
@@ -143,6 +154,23 @@ def test_an_import_that_hangs_is_given_up_by_the_next_one_and_leaves_it_nothing(
     assert "a" == again.name
     forget(code, tmp_path / "a" / "1")
     assert path == sys.path
+
+
+def test_an_import_that_was_given_up_and_goes_on_takes_no_file_of_the_next_one(
+    tmp_path: Path, slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file belongs to the instance that runs it first."""
+    monkeypatch.setattr(import_turns, "LIMIT_S", 0.0)
+    (tmp_path / "b" / "1" / "model.py").write_text(MEETING)
+    with ThreadPoolExecutor() as pool:
+        hanging = importing(pool, tmp_path, "a")
+        assert slow.begun.wait(20)
+        monkeypatch.setattr(import_turns, "LIMIT_S", 300.0)  # else the end of the first gives the next one up
+        imported, code = another(tmp_path / "b" / "1")
+
+    assert f"{code.name}.late" == imported.of
+    assert isinstance(hanging.exception(), LoadError)
+    forget(code, tmp_path / "b" / "1")
 
 
 def test_the_end_of_a_model_searches_no_path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
