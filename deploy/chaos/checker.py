@@ -24,7 +24,7 @@ from itertools import pairwise
 import msgspec
 
 from deploy.chaos import fold
-from deploy.chaos.faults import KINDS, Victim
+from deploy.chaos.faults import KINDS, OF_REDIS, Victim
 from deploy.chaos.fold import FoldState
 from deploy.chaos.history import Attempt, AttemptOutcome, SequenceHistory, Strike
 from deploy.chaos.models import variant
@@ -79,11 +79,9 @@ class Strikes:
 
 TRANSPORT = frozenset({Victim.GATEWAY, Victim.CLIENT_LINKS, Victim.CLIENTS})
 """Victims whose faults may break a client's connection."""
-SERVICE = frozenset(
-    {Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS, Victim.REDIS_LINKS, Victim.REPLICA}
-)
+SERVICE = frozenset({Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS_LINKS, *OF_REDIS})
 """Victims whose faults may make a gateway refuse steps as unavailable for a while."""
-UNSURE = frozenset({Victim.REDIS, Victim.REDIS_LINKS, Victim.GATEWAY, Victim.REPLICA})
+UNSURE = frozenset({Victim.GATEWAY, Victim.REDIS_LINKS, *OF_REDIS})
 """Victims whose faults may leave a gateway in doubt whether a step was accepted."""
 CROWD = frozenset({Victim.SLOTS})
 FORGETTING = frozenset({Victim.REPLICA})

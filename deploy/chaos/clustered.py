@@ -97,6 +97,12 @@ class ClusteredRedis:
         self.caught_up(primary)
         primary.send(sent)
 
+    def lose(self, primary: Node) -> None:
+        """Kills a primary and its replica, which has every write that it has acknowledged: nobody takes its place."""
+        replica = next(one for one in self.nodes if one.info("master_port") == primary.port)
+        self.strike(primary)
+        replica.kill()
+
     def caught_up(self, primary: Node) -> None:
         """Waits until the replica of a primary has all that the primary has."""
 

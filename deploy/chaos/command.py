@@ -62,7 +62,7 @@ SENTINELS_HELP = """Give the private mesh a primary, two replicas and three Sent
 With the fault promote-replica a replica takes over that lacks the last writes; clients must be told which steps are
 gone."""
 CLUSTER_HELP = """Give the private mesh a Redis Cluster of three primaries with a replica each. Faults of Redis hit one
-primary after the other."""
+primary after the other. With the fault lose-node none takes its place; sequences at other nodes go on meanwhile."""
 EPILOG = "\b\nFaults:\n" + "\n".join(
     textwrap.fill(kind.meaning, 78, initial_indent=f"  {kind.name:20} ", subsequent_indent=" " * 23)
     for kind in KINDS.values()

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from deploy.chaos.faults import KINDS, PROCESSES, Act, ChaosPlan, Fault, FaultKind, Victim
+from deploy.chaos.faults import KINDS, OF_REDIS, PROCESSES, Act, ChaosPlan, Fault, FaultKind, Victim
 from deploy.chaos.history import Strike
 from deploy.chaos.links import REDIS, gateway_link
 from deploy.chaos.load import ClientLoad
@@ -80,7 +80,7 @@ class Director:
 
     async def _carry_out(self, fault: Fault, kind: FaultKind, strike: Strike) -> None:
         match kind.victim:
-            case victim if victim in PROCESSES or victim is Victim.REPLICA:
+            case victim if victim in PROCESSES or victim in OF_REDIS:
                 strike.note = pick(fault, self.mesh.names(victim))
                 await self.mesh.strike(victim, strike.note, kind.act, fault.seconds)
             case Victim.REDIS_LINKS:

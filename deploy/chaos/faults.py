@@ -29,6 +29,7 @@ class Act(StrEnum):
     DROP = "drop"
     FILL = "fill"
     PROMOTE = "promote"
+    LOSE = "lose"
 
 
 class Victim(StrEnum):
@@ -39,12 +40,14 @@ class Victim(StrEnum):
     EXECUTOR = "executor"
     REDIS = "redis"
     REPLICA = "replica"
+    NODE = "node"
     REDIS_LINKS = "redis-links"
     CLIENT_LINKS = "client-links"
     CLIENTS = "clients"
     SLOTS = "slots"
 
 
+OF_REDIS = (Victim.REDIS, Victim.REPLICA, Victim.NODE)
 PROCESSES = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS)
 
 
@@ -70,6 +73,7 @@ KINDS: Mapping[str, FaultKind] = {
     for kind in (
         *(FaultKind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
         FaultKind(Act.PROMOTE, Victim.REPLICA, "Redis' primary gets SIGKILL, and its replicas lack the last writes"),
+        FaultKind(Act.LOSE, Victim.NODE, "a node of a Cluster gets SIGKILL with its replica, and both come back later"),
         FaultKind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),
         FaultKind(
             Act.STRAND, Victim.REDIS_LINKS, "connections of one or of all services to Redis go silent, then get RST"
@@ -145,6 +149,8 @@ def lasting_s(chance: random.Random, act: Act, lease_s: float) -> float:
     match act:
         case Act.FREEZE | Act.STALL | Act.STRAND:
             return chance.uniform(1.3, 2.5) * lease_s
+        case Act.LOSE:
+            return chance.uniform(2.0, 4.0) * lease_s
         case Act.BLINK:
             return chance.uniform(0.1, 0.6) * lease_s
         case Act.SLOW | Act.FILL | Act.PROMOTE:

@@ -19,7 +19,7 @@ import click
 from redis.exceptions import RedisError
 
 from deploy.chaos.clients import GatewayAddresses
-from deploy.chaos.faults import Act, Victim
+from deploy.chaos.faults import OF_REDIS, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, TargetMesh, strike_process
 from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
@@ -120,12 +120,12 @@ class OwnMesh(TargetMesh):
         }
 
     def names(self, victim: Victim) -> Sequence[str]:
-        if victim in (Victim.REDIS, Victim.REPLICA):
+        if victim in OF_REDIS:
             return ["redis"]
         return [child.name for child in self._children(victim)]
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
-        if victim in (Victim.REDIS, Victim.REPLICA):
+        if victim in OF_REDIS:
             await self._redis.strike(act, seconds)
             return
         pid = await self._new_pid(name, 0)

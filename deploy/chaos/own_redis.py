@@ -95,7 +95,7 @@ class OwnServer(OwnRedis[ReplicatedRedis]):
     kept = "one server, append-only file, appendfsync always"
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(ReplicatedRedis(directory, replicas=0), Victim.REPLICA)
+        super().__init__(ReplicatedRedis(directory, replicas=0), Victim.REPLICA, Victim.NODE)
 
     def url_for_services(self, links: Links) -> str:
         server = self._servers.primary()
@@ -127,7 +127,7 @@ class OwnFailover(OwnRedis[ReplicatedRedis]):
 
     def __init__(self, directory: Path, *, down_after_ms: int) -> None:
         servers = ReplicatedRedis(directory, replicas=2, min_replicas=1, down_after_ms=down_after_ms)
-        super().__init__(servers, Victim.REDIS_LINKS)
+        super().__init__(servers, Victim.REDIS_LINKS, Victim.NODE)
 
     def _strike(self, act: Act, seconds: float) -> None:
         if act is Act.PROMOTE:
@@ -158,5 +158,9 @@ class OwnCluster(OwnRedis[ClusteredRedis]):
     def _strike(self, act: Act, seconds: float) -> None:
         struck = self.primaries[self._struck % PRIMARIES]
         self._struck += 1
-        self._strike_primary(struck, act, seconds)
+        if act is Act.LOSE:
+            self._servers.lose(struck)
+            time.sleep(seconds)
+        else:
+            self._strike_primary(struck, act, seconds)
         self._servers.revive()

@@ -81,6 +81,16 @@ async def test_a_primary_of_a_cluster_is_replaced_and_comes_back_as_a_replica(tm
             assert await client.ping()
 
 
+async def test_a_node_of_a_cluster_is_lost_and_comes_back_in_its_place(tmp_path: Path) -> None:
+    with OwnCluster(tmp_path, node_timeout_ms=1000) as cluster:
+        before = primaries_of(cluster)
+        await cluster.strike(Act.LOSE, 2.0)
+
+        async with connect(cluster.url) as client:
+            assert 3 == len(primaries_of(cluster)) == len(before)
+            assert await client.ping()
+
+
 def primaries_of(cluster: OwnCluster) -> set[int]:
     return {node.port for node in cluster.primaries}
 
@@ -92,6 +102,6 @@ def process_of(server: OwnServer) -> int:
 
 def test_faults_are_those_that_this_redis_can_take(tmp_path: Path) -> None:
     links = {name for name in KINDS if name.endswith("redis-links")}
-    assert set(KINDS) - {"promote-replica"} == set(OwnServer(tmp_path).kinds)
-    assert set(KINDS) - links == set(OwnFailover(tmp_path, down_after_ms=1000).kinds)
+    assert set(KINDS) - {"promote-replica", "lose-node"} == set(OwnServer(tmp_path).kinds)
+    assert set(KINDS) - links - {"lose-node"} == set(OwnFailover(tmp_path, down_after_ms=1000).kinds)
     assert set(KINDS) - links - {"promote-replica"} == set(OwnCluster(tmp_path, node_timeout_ms=1000).kinds)
