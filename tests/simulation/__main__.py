@@ -122,9 +122,9 @@ def find_mutants(jobs: int, seeds: Iterable[int], play: Play) -> int:
     missed = 0
     with multiprocessing.Pool(jobs) as pool:
         for mutant in MUTANTS:
-            if not mutant.edits if play is fuzz else mutant.scripts_only:
+            if mutant.varied or not mutant.edits if play is fuzz else mutant.scripts_only:
                 continue
-            shown_by = partial(drilled, mutant.late) if mutant.late else play
+            shown_by = partial(drilled, mutant.late) if mutant.late else varied if mutant.varied else play
             found = first_failing(pool.imap(partial(run_mutant, mutant.name, play=shown_by), seeds))
             missed += found is None
             print(f"{mutant.name}: {describe(mutant, found)}", flush=True)

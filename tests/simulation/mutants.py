@@ -48,6 +48,7 @@ class Mutant:
     """One fault. story: what goes wrong with it; code: what stands in the place of what.
 
     scripts_only  only random calls of the scripts are to find it: whole meshes hardly ever come into that situation
+    varied        only the meshes of `--vary` are to find it
     late          only the drill of that name is to find it: its answers are right, and late
     """
 
@@ -56,6 +57,7 @@ class Mutant:
     edits: tuple[Edit, ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scripts_only: bool = False
+    varied: bool = False
     late: str = ""
 
     @contextmanager
@@ -304,6 +306,12 @@ MUTANTS = (
             Edit(name, r"leave_tenant\(keys.record, sid\)\n  (?=redis.call\('ZREM', keys.deadlines)")
             for name in ("commit", "expire")
         ),
+    ),
+    Mutant(
+        "untried",
+        "a suspected sequence is given up though it was never tried alone: it lay beside the one that ends its owners",
+        (Edit("reclaim", r"if suspicion\(got\[1\], step\) and got\[2\] ~= epoch then return end"),),
+        varied=True,
     ),
     Mutant(
         "inbox first",

@@ -151,6 +151,13 @@ def test_an_answer_of_a_decoupled_model_that_its_client_hears_twice_is_found() -
     assert [] == simulate_answers(found.seed).violations
 
 
+@pytest.mark.parametrize(("fault", "seed"), [("untried", 6)])
+def test_a_fault_that_only_varied_meshes_show_is_found(fault: str, seed: int) -> None:
+    """The seed is the first that finds it."""
+    assert run_mutant(fault, seed, play=varied).violations
+    assert [] == varied(seed).violations
+
+
 async def test_the_idle_time_of_a_copy_begins_when_it_is_made_however_late_the_operator_hears_of_it() -> None:
     """Else a copy whose operator was frozen would have expired too early, seemingly."""
     story, keys, origin, copy = Story(), Keyspace("sim", 1), SequenceId("fold||i1"), SequenceId("fold||i2")
