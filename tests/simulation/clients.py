@@ -26,7 +26,7 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
 from tests.simulation.ledger import Ledger
-from tests.simulation.model import DEADLY, FAILURE, INPUT, NAME, STATELESS, before_last, fold, number, value_of
+from tests.simulation.model import DEADLY, FAILURE, INPUT, NAME, PASS, STATELESS, before_last, fold, number, value_of
 from tests.simulation.story import Story
 
 
@@ -61,6 +61,8 @@ class Habit:
                all steps are answered (by the number 1 alone the mesh would not know it from the START before)
     deadly     the share of inputs that end whoever runs them
     tenant     in whose name it asks
+    iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
+               numbers, some have no id: the gateway makes one
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
@@ -76,8 +78,10 @@ class Habit:
     bold: bool = False
     deadly: float = 0.0
     tenant: str = ""
+    iterative: bool = False
 
 
+PASSES_MAX, NAMELESS = 4, 0.5
 AGAIN, RESTARTS = 0.5, 0.1
 """Of bold clients: how often the next sequence has the id of the last one, and how often a START comes in between."""
 
@@ -171,7 +175,7 @@ class Sequence:
 
     async def run(self) -> bool:
         """From START to END, or until it is left; whether it has ended."""
-        steps = self._chance.randint(1, self._habit.steps_max)
+        steps = 1 if self._habit.iterative else self._chance.randint(1, self._habit.steps_max)
         ends = self._chance.random() >= self._habit.leaves
         at = 0
         while at < steps:
@@ -196,14 +200,17 @@ class Sequence:
 
     def _step(self, index: int, *, first: bool, last: bool) -> InferCall:
         value, habit = self._unique * 1000 + index, self._habit
+        if habit.iterative:
+            value += self._chance.randrange(PASSES_MAX) * PASS
         if (index or habit.bold) and self._chance.random() < habit.fails:
             value = -value
         elif habit.deadly and self._chance.random() < habit.deadly:
             value, self._is_deadly = value + DEADLY, True
         style = habit.style
+        is_nameless = habit.iterative and style is not Style.NUMBERED and self._chance.random() < NAMELESS
         return InferCall(
             NAME,
-            correlation_id=self._id,
+            correlation_id=0 if is_nameless else self._id,
             start=first,
             end=last,
             request_id=f"r{value}" if style is Style.NAMED else "",
@@ -274,8 +281,8 @@ class Sequence:
             self._client._ledger.given_up.update(value_of(call.inputs[0]) for call in calls)
 
     def _check(self, call: InferCall, answer: Answer) -> None:
-        value, got = value_of(call.inputs[0]), value_of(answer.message.outputs[0])
-        story = self._client._story
+        value, outputs = value_of(call.inputs[0]), answer.message.outputs
+        got, story = value_of(outputs[0]) if outputs else None, self._client._story
         expected = fold(self._state, value)
         story.tell(f"sequence {self._id}: {value} is answered")
         if value < 0:

@@ -236,6 +236,8 @@ class Ledger:
     def _accept(self, step: Submission, outcome: Submitted, value: int) -> None:
         self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} as {outcome.step}")
         life = self._lives.setdefault((step.sequence, outcome.birth.encode()), Life())
+        if step.flags & StepFlag.ALONE and sum(name == step.sequence for name, _ in self._lives) > 1:
+            self.story.violate(f"{step.sequence}: request {value} is its own sequence, and has begun twice")
         if outcome.step in life.inputs:
             self.story.violate(f"{step.sequence}: step {outcome.step} was given twice")
         if step.flags & StepFlag.START or outcome.step == 1:
@@ -282,7 +284,7 @@ class Ledger:
                 if step.entry and step.outcome in (StepOutcome.DONE, StepOutcome.FAILED):
                     ran[step.sequence] = step
         for step in ran.values():
-            if not step.flags & StepFlag.STREAMED:
+            if not step.flags & (StepFlag.STREAMED | StepFlag.ALONE):
                 self._check_journal(step, heads[step.sequence].get(b"bn", b""))
 
     def _check_journal(self, step: StepCommit, birth: bytes) -> None:

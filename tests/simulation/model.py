@@ -42,19 +42,42 @@ MODULUS = (1 << 61) - 1
 ANSWERS = 5
 JOURNAL_STEPS = 12
 DEADLY = 500
+PASS = 10**9
+"""What an input has more for each further pass that an iterative model makes over it."""
 FAILURE = "the model was told to fail"
 SILENCE_S = 0.08
 """Between two answers of a decoupled model, on the average."""
 
 
 def fold(state: int, value: int) -> int:
-    """The state after one more input; it is the output, too."""
+    """The state after one more input, and all passes over it; it is the output, too."""
+    for _ in range(passes_of(value)):
+        state = folded(state, value)
+    return state
+
+
+def folded(state: int, value: int) -> int:
+    """The state after one pass."""
     return (state * 1_000_003 + value + 1) % MODULUS
+
+
+def passes_of(value: int) -> int:
+    """How many passes the model makes over this input."""
+    return 1 + abs(value) // PASS
+
+
+def kept(terms: tuple[int, ...], value: int) -> tuple[int, ...]:
+    """A state that grows is a sum. These of its terms stay with this input: the last two may give way."""
+    return terms[:-2] if value % 3 == 0 else terms
 
 
 def number(name: str, value: int, shape: tuple[int, ...] = (1, 1)) -> Tensor:
     """A tensor of one number."""
-    return Tensor(name, "INT64", shape, struct.pack("<q", value))
+    return numbers(name, (value,), shape)
+
+
+def numbers(name: str, values: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    return Tensor(name, "INT64", shape, struct.pack(f"<{len(values)}q", *values))
 
 
 def value_of(tensor: Tensor) -> int:
@@ -68,8 +91,10 @@ def is_deadly(value: int) -> bool:
 
 
 def before_last(state: int, value: int) -> list[int]:
-    """What a decoupled model says before its last answer. state: after the input"""
-    return [(state + number) % MODULUS for number in range(1, abs(value) % ANSWERS + 1)]
+    """What a decoupled model says before its last answer: the number of each pass but the last, and in that pass
+    numbers beyond the state. state: after the input
+    """
+    return [*range(1, passes_of(value)), *((state + number) % MODULUS for number in range(1, abs(value) % ANSWERS + 1))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +108,8 @@ class Shape:
     spare     slots of each instance that are kept free for others, if they do
     computes  it does nothing but compute: some of its batches run on the event loop (`ChancePace`)
     decoupled  it has up to ANSWERS answers to each input
+    iterative  each input is a sequence, and it makes as many passes over the input as that says (`passes_of`)
+    grows      its state has another term with almost each input; only if declared
     """
 
     slots: int = 2
@@ -96,18 +123,24 @@ class Shape:
     spare: int = 0
     computes: bool = False
     decoupled: bool = False
+    iterative: bool = False
+    grows: bool = False
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def survives(self) -> bool:
-        """Whether no sequence is lost with its executor. No run of a client has as many steps as a journal."""
-        return self.declared or self.log_steps >= JOURNAL_STEPS
+        """Whether no sequence is lost with its executor. No run of a client has as many steps as a journal. An
+        iterative model needs no state from before a step.
+        """
+        return self.declared or self.log_steps >= JOURNAL_STEPS or self.iterative
 
     def config(self) -> ModelConfig:
         """As a model's configuration says it."""
         strategy = Direct() if self.direct else Oldest(self.slots)
-        states = (StateSpec(STATE_IN, STATE_OUT, "INT64", (1,)),) if self.declared else ()
+        dims = (-1,) if self.grows else (1,)
+        state = StateSpec(STATE_IN, STATE_OUT, "INT64", dims, same_buffer=self.grows, growable=self.grows)
+        states = (state,) if self.declared else ()
         log = {"sequence_recovery": "replay", "sequence_log_steps": str(self.log_steps)}
         return ModelConfig(
             NAME,
@@ -116,7 +149,9 @@ class Shape:
             self.rows or self.slots,
             (TensorSpec(INPUT, "INT64", (1,)),),
             (TensorSpec(OUTPUT, "INT64", (1,)),),
-            sequence_batching=SequenceBatching(strategy, int(self.idle_s * 1e6), states=states),
+            sequence_batching=SequenceBatching(
+                strategy, int(self.idle_s * 1e6), states=states, iterative=self.iterative
+            ),
             instance_groups=(InstanceGroup(NAME, count=self.instances),),
             parameters={
                 "checkpoint_interval": str(self.interval),
@@ -136,11 +171,15 @@ class Shape:
 
 
 class FoldEngine:
-    """One instance of it (an `executor.engine.base.Engine`). It fails on negative inputs; its state stays then."""
+    """One instance of it (an `executor.engine.base.Engine`). It fails on negative inputs; its state stays then. A state
+    is the sum of its terms.
+    """
 
-    def __init__(self, *, only_computes: bool = False) -> None:
+    def __init__(self, *, only_computes: bool = False, grows: bool = False) -> None:
         self.only_computes = only_computes
-        self._states: dict[int, int] = {}
+        self._grows = grows
+        self._states: dict[int, tuple[int, ...]] = {}
+        self._passes: dict[int | None, int] = {}
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         results = [self._run(row, wanted) for row, wanted in zip(rows, want_state, strict=True)]
@@ -152,22 +191,37 @@ class FoldEngine:
         value = value_of(row.inputs[INPUT])
         if is_deadly(value):
             crash()
-        before = 0 if row.start or row.slot is None else self._states.get(row.slot, 0)
-        state = before if value < 0 else fold(before, value)
-        states = {STATE_IN: number(STATE_IN, state, (1,))} if wanted else {}
+        terms = () if row.start or row.slot is None else self._states.get(row.slot, ())
+        if value >= 0:
+            state, terms = folded(sum(terms) % MODULUS, value), kept(terms, value) if self._grows else ()
+            terms = (*terms, (state - sum(terms)) % MODULUS)
+        state = sum(terms) % MODULUS
+        passes = 1 + (0 if row.start else self._passes.get(row.slot, 0))
+        self._passes[row.slot] = passes % passes_of(value)
+        if passes < passes_of(value) and not (row.answers and row.answers.is_cancelled):
+            self._keep(row.slot, terms)
+            if row.answers is not None:
+                row.answers.send(RowResult((number(OUTPUT, passes),)))
+            return RowResult((), again=True)
+        states = {STATE_IN: numbers(STATE_IN, terms, (len(terms),))} if wanted else {}
         last = RowError(Code.INTERNAL, FAILURE) if value < 0 else RowResult((number(OUTPUT, state),), states)
         if row.answers is not None:
-            self._say(row.slot, row.answers, before_last(state, value), last, state)
+            self._say(row.slot, row.answers, before_last(state, value)[passes - 1 :], last, terms)
             return RowResult((), open=True)
-        self._keep(row.slot, state)
+        self._keep(row.slot, terms)
         return last
 
-    def _keep(self, slot: int | None, state: int) -> None:
+    def _keep(self, slot: int | None, terms: tuple[int, ...]) -> None:
         if slot is not None:
-            self._states[slot] = state
+            self._states[slot] = terms
 
     def _say(
-        self, slot: int | None, answers: Answers, before: list[int], last: RowResult | RowError, state: int
+        self,
+        slot: int | None,
+        answers: Answers,
+        before: list[int],
+        last: RowResult | RowError,
+        terms: tuple[int, ...],
     ) -> None:
         """Gives the answers one by one, the next one after a while. Stops when nobody listens any more."""
         if answers.is_cancelled:
@@ -177,13 +231,13 @@ class FoldEngine:
             # As often as not the next answers come at once, and travel together.
             silence_s = random.choice((0.0, 1.0)) * random.expovariate(1 / SILENCE_S)
             loop = asyncio.get_running_loop()
-            loop.call_later(silence_s, self._say, slot, answers, before[1:], last, state)
+            loop.call_later(silence_s, self._say, slot, answers, before[1:], last, terms)
         else:
-            answers.end(last, lambda: self._keep(slot, state))
+            answers.end(last, lambda: self._keep(slot, terms))
 
     def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
         for slot, one in zip(slots, states, strict=True):
-            self._states[slot] = value_of(one[STATE_IN])
+            self._states[slot] = tuple(value for (value,) in struct.iter_unpack("<q", one[STATE_IN].raw))
 
     def describe_state(self, slot: int) -> str:
         return str(self._states.get(slot))
@@ -193,6 +247,7 @@ class FoldEngine:
 
     def close(self) -> None:
         self._states.clear()
+        self._passes.clear()
 
 
 class ChancePace(Pace):
@@ -229,8 +284,9 @@ class FoldRepository(ModelRepository):
         config = shape.config() if name == NAME else shape.stateless()
         load = ModelLoad(name, "1", generation)
         workers = [
-            EngineWorker(FoldEngine(only_computes=shape.computes), name, f"{name}_{index}", InstanceIndex(index))
+            EngineWorker(engine, name, f"{name}_{index}", InstanceIndex(index))
             for index in range(shape.instances)
+            for engine in [FoldEngine(only_computes=shape.computes, grows=shape.grows)]
         ]
         slots = shape.slots if name == NAME else 0
         # As `ModelRepository._state_mark`.

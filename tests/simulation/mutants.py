@@ -7,12 +7,17 @@ mutant is used, so that none of them goes blind when the script changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from executor.core.actions import BatchMember
+from executor.core.decide import conclude
+from executor.core.state import OwnedSequence, OwnedSequences
+from executor.sequences.open_steps import OpenSteps
+from executor.workers.open_rows import OpenRow
 from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
 from scheduler.core.decide import LOOK_MS_MAX
@@ -114,6 +119,28 @@ def handed_on(self: PendingRequest, message: ReplyMessage, take: Callable[[Answe
     else:
         self._end(message)
     return message.more
+
+
+def taken_for_unchanged(before: Sized, after: Sized) -> int:
+    """In the place of `written_states.leading_equal`: a state that grows is taken for one that changes nowhere else."""
+    return min(len(before), len(after))
+
+
+def opened_with_each_pass(
+    self: OpenSteps, member: BatchMember, opened: Callable[..., OpenRow[BatchMember]] = OpenSteps._opened
+) -> OpenRow[BatchMember]:
+    """In the place of `OpenSteps._opened`."""
+    self._by_sequence.pop(member.owned.sequence, None)
+    return opened(self, member)
+
+
+def concluded_in_the_midst(
+    state: OwnedSequences, owned: OwnedSequence, conclude: Callable[..., None] = conclude
+) -> None:
+    """In the place of `decide.conclude`: the next step of the sequence goes on with the passes of this one."""
+    passes = owned.passes
+    conclude(state, owned)
+    owned.passes = passes
 
 
 FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate", "pause", "lay_out", "recall")
@@ -311,6 +338,24 @@ MUTANTS = (
         "untried",
         "a suspected sequence is given up though it was never tried alone: it lay beside the one that ends its owners",
         (Edit("reclaim", r"if suspicion\(got\[1\], step\) and got\[2\] ~= epoch then return end"),),
+        varied=True,
+    ),
+    Mutant(
+        "grown alone",
+        "of a state that has grown only what is behind its former end is written, though it has changed before it",
+        code={"executor.sequences.written_states.leading_equal": taken_for_unchanged},
+        varied=True,
+    ),
+    Mutant(
+        "numbered by pass",
+        "the answers of each pass of an iterative decoupled model are counted from one",
+        code={"executor.sequences.open_steps.OpenSteps._opened": opened_with_each_pass},
+        varied=True,
+    ),
+    Mutant(
+        "passes kept",
+        "the next request of a sequence to an iterative model goes on with the passes of the one before it",
+        code={"executor.core.decide.conclude": concluded_in_the_midst},
         varied=True,
     ),
     Mutant(

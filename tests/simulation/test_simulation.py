@@ -151,9 +151,11 @@ def test_an_answer_of_a_decoupled_model_that_its_client_hears_twice_is_found() -
     assert [] == simulate_answers(found.seed).violations
 
 
-@pytest.mark.parametrize(("fault", "seed"), [("untried", 6)])
+@pytest.mark.parametrize(
+    ("fault", "seed"), [("untried", 6), ("grown alone", 46), ("numbered by pass", 12), ("passes kept", 59)]
+)
 def test_a_fault_that_only_varied_meshes_show_is_found(fault: str, seed: int) -> None:
-    """The seed is the first that finds it."""
+    """The seed is the first one that finds it."""
     assert run_mutant(fault, seed, play=varied).violations
     assert [] == varied(seed).violations
 

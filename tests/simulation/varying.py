@@ -6,7 +6,8 @@
               executor, and clients with many such inputs beside clients with none: only so do neighbours of such a
               sequence lose every owner with it
     models    whose states are made anew by a takeover from the steps since START, and decoupled ones; a load with
-              another content has other slots, instances and checkpoints
+              another content has other slots, instances and checkpoints. Iterative ones, whose passes begin anew where
+              they are taken over, and whose callers leave between two of them; states that grow, and shrink
     operator  drains executors
 
 `python -m tests.simulation --vary --seeds 1000`
@@ -23,6 +24,7 @@ from shared.contract.tenants import TenantLimits
 from shared.store.membership import Membership
 from shared.store.sequence_status import SequenceStatus
 from shared.store.sequences import Sequences
+from tests.simulation.clients import Style
 from tests.simulation.model import Shape, content_of
 from tests.simulation.operator import Verb
 from tests.simulation.reloading import ReloadedWorld
@@ -31,6 +33,8 @@ from tests.simulation.world import Plan, Result, plan_of, play
 
 TENANTS = {"few": TenantLimits(live_max=2), "many": TenantLimits(share=3)}
 DEADLY = 0.01
+ITERATIVE, LEAVES = 0.25, 0.2
+"""The share of meshes whose model is iterative, and how often a plain client of these leaves."""
 DEADLY_BESIDE, BESIDE = 0.1, 0.25
 """The share of inputs that end an executor, of every other client of so many meshes."""
 
@@ -57,8 +61,9 @@ class VariedWorld(ReloadedWorld):
 
     def _verbs(self) -> list[Verb]:
         verbs = [*super()._verbs(), self._drain, self._undrain]
-        # A copy is told from its origin by its one answer.
-        return [verb for verb in verbs if verb != self._copy] if self.plan.shape.decoupled else verbs
+        # A copy is told from its origin by its one answer. One of an iterative model is over, or has no step yet.
+        is_copied = not (self.plan.shape.decoupled or self.plan.shape.iterative)
+        return verbs if is_copied else [verb for verb in verbs if verb != self._copy]
 
     async def _do_something(self, sequences: Sequences) -> None:
         if self._calm:
@@ -90,4 +95,8 @@ def varied(seed: int) -> Result:
     if random.Random(f"beside {seed}").random() < BESIDE:
         habits = [replace(habit, deadly=index % 2 * DEADLY_BESIDE) for index, habit in enumerate(habits)]
         plan = replace(plan, executors=1)
+    chance = random.Random(f"model {seed}")
+    shape = replace(shape, iterative=chance.random() < ITERATIVE, grows=shape.declared and chance.random() < 0.5)
+    if shape.iterative:
+        habits = [replace(one, iterative=True, cancels=LEAVES if one.style is Style.PLAIN else 0.0) for one in habits]
     return play(seed, replace(plan, shape=shape, habits=habits), VariedWorld)

@@ -624,6 +624,8 @@ async def _run(make: Callable[[], World]) -> World:
         # What it finds is another thing in each process, and its end would be an event here.
         patch("executor.models.repository.gc", Mock()),
         patch("executor.models.loader.EngineThread", VirtualThread),
+        # States that grow have a few numbers here, and several parts all the same.
+        patch("shared.contract.state_fields.PART_BYTES", 16),
         patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("executor.workers.worker.Pace", ChancePace),
         patch("gateway.service._opened", nullcontext),
