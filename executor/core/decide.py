@@ -234,7 +234,7 @@ def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[Ex
     """Makes the next step of a sequence ready, if it is here. Steps that are not run are answered without the model."""
     answers: list[StepAnswer] = []
     told: list[ExecutorAction] = []
-    while (queued := owned.head) is not None and not (state.one_by_one and owned.awaits_commit):
+    while (queued := owned.head) is not None and not (state.runs_one_by_one(owned) and owned.awaits_commit):
         if owned.head_is_cancelled:
             is_given_up = queued.step.given_up
             answers += answer_unrun(
@@ -429,7 +429,7 @@ def steps_final(state: OwnedSequences, event: StepsFinal, now_us: int) -> list[E
         if owned is not None and owned.epoch == epoch:
             owned.committed = max(owned.committed, step)
             state.rest(owned)
-            if state.one_by_one:
+            if state.runs_one_by_one(owned):
                 actions += advance(state, owned, now_us)
     return actions
 

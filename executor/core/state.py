@@ -235,6 +235,8 @@ class OwnedSequences:
     by_phase   number of sequences in each phase
     one_by_one  a step begins only when the step before it is final: its answers leave before its commit (decoupled
                models)
+    careful    sequences for which that holds while they are here, because owners were lost with one of their steps: if
+               the step behind it ends this owner too, its commit must not be lost, or that loss would count for it
     slots, spare  number of slots here, and how many of them are to be free; spare is 0 where none is kept free
     idle       where slots are kept free: sequences that can leave at no cost, because the mesh holds their states and
                they have no step. The least recently used comes first
@@ -253,6 +255,7 @@ class OwnedSequences:
         one_by_one: bool = False,
     ) -> None:
         self.one_by_one = one_by_one
+        self.careful: set[SequenceId] = set()
         self.recovery = recovery
         self.ready = ready
         self.mark = mark
@@ -310,6 +313,10 @@ class OwnedSequences:
         """
         return bool(self.idle) and 2 * (self.slots - len(self.by_id)) < self.spare
 
+    def runs_one_by_one(self, owned: OwnedSequence) -> bool:
+        """Whether a step of the sequence begins only when the step before it is final."""
+        return self.one_by_one or owned.sequence in self.careful
+
     def get(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
         """The sequence, if it is owned here in that epoch."""
         owned = self.by_id.get(sequence)
@@ -357,6 +364,8 @@ class OwnedSequences:
             self.fetch(owned)
         self.queued += 1
         self.queued_bytes += len(queued.step.message)
+        if queued.step.suspicion or queued.step.given_up:
+            self.careful.add(owned.sequence)
 
     def take_out(self, owned: OwnedSequence, step: StepNumber) -> None:
         """A step is concluded, or was before."""
@@ -389,6 +398,7 @@ class OwnedSequences:
     def drop(self, owned: OwnedSequence) -> None:
         """Forgets a sequence. Its ready step leaves its slot, if it had got the slot."""
         del self.by_id[owned.sequence]
+        self.careful.discard(owned.sequence)
         self.to_fetch.pop(owned.sequence, None)
         self.awaited.pop(owned.sequence, None)
         self.idle.pop(owned.sequence, None)

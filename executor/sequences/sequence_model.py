@@ -332,10 +332,10 @@ class SequenceModel:
             if code is CommitCode.REFUSED:
                 logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
             self._act(decide(self.state, OwnershipOver(step.sequence, step.epoch), monotonic_us()))
-        if self.state.one_by_one or len(kept) < len(outcomes):
+        if self.state.one_by_one or self.state.careful or len(kept) < len(outcomes):
             self.look()
         elif self.state.is_crowded:
-            # A step that is final makes no other step ready, so no instance is woken.
+            # A step that is final makes no other step ready here, so no instance is woken.
             self.leave_due.set()
 
     def forget_all(self) -> None:

@@ -29,6 +29,7 @@ def step(
     slot: int = 0,
     message: bytes = b"",
     cancelled: bool = False,
+    given_up: bool = False,
     suspicion: int = 0,
 ) -> QueuedStep:
     """A step as it comes from the inbox."""
@@ -46,6 +47,7 @@ def step(
         token=str(number),
         message=message,
         cancelled=cancelled,
+        given_up=given_up,
         suspicion=suspicion,
     )
     return QueuedStep(inbox, MESSAGE, 0, None)

@@ -32,6 +32,7 @@ from tests.executor.core.owner import SEQUENCE, Owner, coming, found, step
 START, END = StepFlag.START, StepFlag.END
 OTHER = SequenceId("m||i8")
 RAN, VOID, CANCELLED = HowAnswered.RAN, HowAnswered.VOID, HowAnswered.CANCELLED
+GIVEN_UP = HowAnswered.GIVEN_UP
 
 
 def queued(*numbers: int) -> Owner:
@@ -628,6 +629,20 @@ class TestSuspects:
         owner.restore(found(checkpointed=4, committed=4), OTHER)
 
         assert [5] == owner.run_all()
+
+    def test_the_step_behind_one_with_which_owners_were_lost_begins_when_that_is_final(self) -> None:
+        """If the step behind it ends this owner as well, that must not count for the first one once more."""
+        tried, given_up = Owner(), Owner()
+        for number in (1, 2):
+            tried.take(step(number, flags=START if number == 1 else StepFlag.NONE, suspicion=2))
+            given_up.take(step(number, flags=START, given_up=number == 1))
+        tried.take(SuspectTried(tried.owned()))
+
+        assert [1] == tried.run_all()
+        assert ([], [(1, GIVEN_UP)]) == (given_up.run_all(), given_up.answered)
+        for owner in (tried, given_up):
+            owner.take(StepsFinal([(SEQUENCE, Epoch(1), StepNumber(1))]))
+            assert [2] == owner.run_all()
 
     def test_a_trial_of_a_sequence_that_has_gone_does_nothing(self) -> None:
         owner = Owner()

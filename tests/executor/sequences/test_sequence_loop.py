@@ -29,7 +29,16 @@ from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.first_batch import FirstBatch
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, Reason
-from shared.contract.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
+from shared.contract.ids import (
+    CorrelationId,
+    Epoch,
+    ExecutorId,
+    InstanceIndex,
+    SlotIndex,
+    StepNumber,
+    correlation_id_of,
+    sequence_id,
+)
 from shared.contract.messages import (
     InboxCancelled,
     InboxExpired,
@@ -603,6 +612,29 @@ class TestSuspects:
             await until(lambda: on.commits.outcome(1, 3) is not None and on.commits.outcome(1, 4) is not None)
             on.model.committed(on.commits.steps, [CommitCode.COMMITTED] * len(on.commits.steps), 0, 0)
             await until(lambda: not on.model.state.suspects)
+
+    async def test_the_step_behind_a_tried_one_runs_as_soon_as_that_is_final(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with stage(config(Oldest(4))) as on, trials(on):
+            sent: list[StepCommit] = []
+
+            def put(_: SequenceModel, steps: Sequence[StepCommit]) -> Taken:
+                sent.extend(steps)
+                return []
+
+            monkeypatch.setattr(on.commits, "put", put)
+            on.step(1, START, suspicion=2)
+            on.step(2, suspicion=2)
+            on.engines[0].let_go(2)
+            await until(lambda: bool(sent))
+            on.step(1, START, correlation_id=8, slot=1)
+            await until(lambda: len(sent) == 2)
+            assert [7, 8] == [correlation_id_of(commit.sequence) for commit in sent]
+
+            on.engines[0].let_go()
+            on.model.committed(sent[:1], [CommitCode.COMMITTED], 0, 0)
+            await until(lambda: len(sent) == 3)
 
 
 @asynccontextmanager
