@@ -25,6 +25,8 @@ from msgspec.structs import replace
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
+from shared.contract.messages import decode_reply
+from shared.store.work_scripts import TOO_LATE
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import DEADLY, FAILURE, INPUT, NAME, PASS, STATELESS, before_last, fold, number, value_of
 from tests.simulation.story import Story
@@ -61,6 +63,7 @@ class Habit:
                all steps are answered (by the number 1 alone the mesh would not know it from the START before)
     deadly     the share of inputs that end whoever runs them
     tenant     in whose name it asks
+    hurries    the share of steps with a timeout
     iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
                numbers, some have no id: the gateway makes one
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
@@ -78,10 +81,12 @@ class Habit:
     bold: bool = False
     deadly: float = 0.0
     tenant: str = ""
+    hurries: float = 0.0
     iterative: bool = False
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
+TIMEOUTS_US = 300_000, 1_000_000, 3_000_000
 AGAIN, RESTARTS = 0.5, 0.1
 """Of bold clients: how often the next sequence has the id of the last one, and how often a START comes in between."""
 
@@ -217,7 +222,11 @@ class Sequence:
             expected_step=index + 1 if style is Style.NUMBERED else None,
             inputs=(number(INPUT, value),),
             tenant=habit.tenant,
+            timeout_us=self._timeout_us() if habit.hurries else 0,
         )
+
+    def _timeout_us(self) -> int:
+        return self._chance.choice(TIMEOUTS_US) if self._chance.random() < self._habit.hurries else 0
 
     async def _perform(self, calls: list[InferCall]) -> None:
         """Sends steps until each is answered. Raises GivenUpError."""
@@ -265,6 +274,9 @@ class Sequence:
             except MeshError as error:
                 if isinstance(error, UnavailableError) or _reason(error) == Reason.QUOTA:
                     self._client._story.tell(f"sequence {self._id}: {error.message}")
+                    if call.start:
+                        # What came for the steps behind it is of the run before, by their numbers.
+                        self._had.clear()
                     self._let_go(calls[index:], answers[index:])
                     return calls[index:]
                 self._refused(call, error)
@@ -358,6 +370,8 @@ class Asker:
                 got = value_of((await answer).message.outputs[0])
         except (LostError, TimeoutError, UnavailableError) as error:
             self._story.tell(f"{place}: {error!r}")
+            if had and str(error) == decode_reply(TOO_LATE).error:
+                self._story.violate(f"{place}: is refused as too late, although it has answers: {had}")
             return False
         if got != state:
             self._story.violate(f"{place} is answered with {got} instead of {state}")

@@ -11,6 +11,7 @@ scripts: it makes its own.
     one slot             no two live sequences in one place
     a slot kept          where idle sequences do not give up their slots, none does
     journals             hold what the model ran since START, with its answers, and lack nothing that they have room for
+    timeouts             end sequences that wait for their first slot, and none before its time
     no early end         a sequence expires only after its idle time, and is remembered for its tombstone's
 """
 
@@ -23,6 +24,7 @@ from math import inf
 from typing import Any
 from unittest.mock import patch
 
+from scheduler.core.expiry import TIMEOUT_MESSAGE
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
 from shared.contract.record import LOST
@@ -55,7 +57,7 @@ Record = dict[bytes, bytes]
 @dataclass
 class Life:
     """A sequence from its START to its end: one birth. state: None when there is none, states: behind each step; start:
-    the latest START.
+    the latest START; due: when it may be refused because it has waited for too long.
     """
 
     inputs: dict[int, tuple[int, StepFlag]] = field(default_factory=dict[int, tuple[int, StepFlag]])
@@ -64,6 +66,7 @@ class Life:
     committed: int = 0
     quiet_since: float = 0.0
     over_at: float | None = None
+    due: float = inf
     states: dict[int, int | None] = field(default_factory=dict[int, int | None])
 
 
@@ -249,6 +252,8 @@ class Ledger:
             self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
         self._accepted[value] = run
         life.inputs[outcome.step] = (value, StepFlag(step.flags))
+        if step.timeout_us:
+            life.due = min(life.due, self._now_s() + step.timeout_us / 1e6)
 
     def _answered(
         self, executor: str, steps: Sequence[StepAnswers], records: Sequence[Record], written: Sequence[bool]
@@ -406,6 +411,9 @@ class Ledger:
             if steps >= 0 and life is not None:
                 self.story.tell(f"reject {one.sequence}: {steps}")
                 life.over_at = -inf
+                is_late = record.get(b"st") == b"w" and self._now_s() > life.due - IDLE_SLACK_S
+                if not is_late and decode_reply(one.reply).error == TIMEOUT_MESSAGE:
+                    self.story.violate(f"{one.sequence}: is refused as late, but it has had a slot, or has time left")
 
     def _check_idle(self, sequence: SequenceId, record: Record) -> float:
         """Returns how long it has been idle, s."""

@@ -25,9 +25,11 @@ from shared.contract.ids import InstanceIndex
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import (
     Direct,
+    DynamicBatching,
     InstanceGroup,
     ModelConfig,
     Oldest,
+    QueuePolicy,
     SequenceBatching,
     StateSpec,
     TensorSpec,
@@ -67,8 +69,8 @@ def passes_of(value: int) -> int:
 
 
 def kept(terms: tuple[int, ...], value: int) -> tuple[int, ...]:
-    """A state that grows is a sum. These of its terms stay with this input: the last two may give way."""
-    return terms[:-2] if value % 3 == 0 else terms
+    """A state that grows is a sum. These of its terms stay with this input: the last one or two may give way."""
+    return terms[: len(terms) - (0, 0, 1, 2)[value % 4]]
 
 
 def number(name: str, value: int, shape: tuple[int, ...] = (1, 1)) -> Tensor:
@@ -109,7 +111,9 @@ class Shape:
     computes  it does nothing but compute: some of its batches run on the event loop (`ChancePace`)
     decoupled  it has up to ANSWERS answers to each input
     iterative  each input is a sequence, and it makes as many passes over the input as that says (`passes_of`)
-    grows      its state has another term with almost each input; only if declared
+    grows      its state has another term with most inputs; only if declared
+    delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
+    patience_us  how long a request without a state may wait in its queue; 0: for ever
     """
 
     slots: int = 2
@@ -125,6 +129,9 @@ class Shape:
     decoupled: bool = False
     iterative: bool = False
     grows: bool = False
+    delay_us: int = 0
+    in_order: bool = False
+    patience_us: int = 0
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -137,7 +144,8 @@ class Shape:
 
     def config(self) -> ModelConfig:
         """As a model's configuration says it."""
-        strategy = Direct() if self.direct else Oldest(self.slots)
+        direct = Direct(self.delay_us, 1.0 if self.delay_us else 0.0)
+        strategy = direct if self.direct else Oldest(self.slots, (), self.delay_us, self.in_order)
         dims = (-1,) if self.grows else (1,)
         state = StateSpec(STATE_IN, STATE_OUT, "INT64", dims, same_buffer=self.grows, growable=self.grows)
         states = (state,) if self.declared else ()
@@ -167,7 +175,18 @@ class Shape:
         """The configuration of the model without a state."""
         tensors = (TensorSpec(INPUT, "INT64", (1,)),), (TensorSpec(OUTPUT, "INT64", (1,)),)
         groups = (InstanceGroup(STATELESS, count=self.instances),)
-        return ModelConfig(STATELESS, "simulated", "", self.slots, *tensors, instance_groups=groups, decoupled=True)
+        policy = QueuePolicy(default_timeout_us=self.patience_us)
+        batching = DynamicBatching(max_queue_delay_us=self.delay_us, default_queue_policy=policy)
+        return ModelConfig(
+            STATELESS,
+            "simulated",
+            "",
+            self.slots,
+            *tensors,
+            dynamic_batching=batching if self.patience_us or self.delay_us else None,
+            instance_groups=groups,
+            decoupled=True,
+        )
 
 
 class FoldEngine:

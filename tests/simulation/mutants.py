@@ -20,6 +20,7 @@ from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
 from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
+from scheduler.core.backlog import Entry
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
 from scheduler.core.slots import InstanceSlots
@@ -132,6 +133,11 @@ def opened_with_each_pass(
     """In the place of `OpenSteps._opened`."""
     self._by_sequence.pop(member.owned.sequence, None)
     return opened(self, member)
+
+
+def due_at_once(entry: Entry, _timeout_us: int) -> int:
+    """In the place of `expiry.deadline_ms`."""
+    return entry.ms
 
 
 def concluded_in_the_midst(
@@ -356,6 +362,18 @@ MUTANTS = (
         "passes kept",
         "the next request of a sequence to an iterative model goes on with the passes of the one before it",
         code={"executor.core.decide.conclude": concluded_in_the_midst},
+        varied=True,
+    ),
+    Mutant(
+        "impatient",
+        "a sequence whose step has a timeout is refused at once when it waits for a slot",
+        code={"scheduler.core.expiry.deadline_ms": due_at_once},
+        varied=True,
+    ),
+    Mutant(
+        "late in the midst",
+        "a stateless request whose timeout ends is refused though an executor runs it",
+        (Edit("work_withdraw", r"if meta and not is_held\n[^\n]* then", "if meta then"),),
         varied=True,
     ),
     Mutant(

@@ -8,6 +8,8 @@
     models    whose states are made anew by a takeover from the steps since START, and decoupled ones; a load with
               another content has other slots, instances and checkpoints. Iterative ones, whose passes begin anew where
               they are taken over, and whose callers leave between two of them; states that grow, and shrink
+    times     steps with a timeout, stateless requests with one of their model's; batches that wait for more rows, and
+              answers in the order of their steps
     operator  drains executors
 
 `python -m tests.simulation --vary --seeds 1000`
@@ -96,7 +98,16 @@ def varied(seed: int) -> Result:
         habits = [replace(habit, deadly=index % 2 * DEADLY_BESIDE) for index, habit in enumerate(habits)]
         plan = replace(plan, executors=1)
     chance = random.Random(f"model {seed}")
-    shape = replace(shape, iterative=chance.random() < ITERATIVE, grows=shape.declared and chance.random() < 0.5)
+    shape = replace(
+        shape,
+        iterative=chance.random() < ITERATIVE,
+        grows=shape.declared and chance.random() < 0.5,
+        delay_us=(delay_us := chance.choice((0, 0, 50_000, 300_000))),
+        in_order=chance.random() < 0.3,
+        # Else a request never comes into a batch.
+        patience_us=chance.choice((0, delay_us + 20_000, delay_us + 200_000)),
+    )
+    habits = [replace(habit, hurries=chance.choice((0.0, 0.5))) for habit in habits]
     if shape.iterative:
         habits = [replace(one, iterative=True, cancels=LEAVES if one.style is Style.PLAIN else 0.0) for one in habits]
     return play(seed, replace(plan, shape=shape, habits=habits), VariedWorld)
