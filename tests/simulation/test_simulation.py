@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -134,6 +135,14 @@ def test_the_same_seed_tells_the_same_story_in_another_process() -> None:
 def test_a_seed_tells_the_same_story_behind_others() -> None:
     """Else one that fails among many could not be shown again. This one told another one."""
     assert reloaded(1500043).digest == reloaded(1500043).digest
+
+
+def test_a_story_does_not_tell_how_much_this_machine_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor of this one stands still, and says how much its process has computed meanwhile."""
+    monkeypatch.setattr("time.process_time", itertools.count().__next__)
+    lines = varied(3310007).lines
+
+    assert [True] == ["cpu_seconds=0.0" in line for line in lines if "stood still" in line]
 
 
 def test_sequences_that_give_up_slots_which_they_should_keep_are_found() -> None:

@@ -236,6 +236,8 @@ def virtual_world(seed: int, *, compute_s: Callable[[random.Random], float]) -> 
             (time, "monotonic", _monotonic_s),
             (time, "monotonic_ns", lambda: int(_monotonic_s() * 1e9)),
             (time, "perf_counter_ns", lambda: int(_monotonic_s() * 1e9)),
+            # What this machine has computed is another thing each time, and a log line tells it.
+            (time, "process_time", lambda: 0.0),
             (secrets, "token_hex", lambda size=4: random.randbytes(size).hex()),
             (secrets, "token_bytes", random.randbytes),
             (uuid, "uuid4", lambda: uuid.UUID(int=random.getrandbits(128), version=4)),
