@@ -15,6 +15,7 @@ from errno import ECONNABORTED
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from gateway.ports.handshakes import shake_hands
 from gateway.ports.listening import quieten
 from gateway.ports.seats import Seat, Share, client_of
 from gateway.ports.turns import LoopTurns
@@ -85,10 +86,11 @@ class PortServer(ABC, Generic[C]):
         self._shares = shares
         self._tls = tls
         self._first_s = first_s
-        self._times = {} if tls is None else {"ssl_handshake_timeout": first_s, "ssl_shutdown_timeout": end_s}
+        self._end_s = end_s
         self._open: dict[asyncio.Task[None], C | None] = {}
         self._leaving_max = leaving_max
         self._turns = LoopTurns()
+        self._handshakes = LoopTurns()
         self._leaving: dict[C, None] = {}
         """Connections that have lost their seats and are not closed yet, the oldest first."""
         self._left_at: float | None = None
@@ -222,8 +224,10 @@ class PortServer(ABC, Generic[C]):
 
     async def _opened(self, accepted: socket.socket, protocol: asyncio.Protocol) -> asyncio.Transport:
         """The connection's transport. `asyncio.start_server` has no place for a bound."""
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls, **self._times)
+        if self._tls is not None:
+            async with asyncio.timeout(self._first_s):
+                return await shake_hands(accepted, protocol, self._tls, self._handshakes, self._end_s)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, accepted)
         return transport
 
     async def _check(self) -> None:
