@@ -34,6 +34,7 @@ from gateway.models.metric_families import (
     unreadable_families,
 )
 from gateway.models.observation import Observation, Observed
+from gateway.models.shared_reads import SharedReads
 from gateway.models.statistics import Statistics
 from shared.contract.errors import MeshError
 from shared.contract.messages import ModelRecord
@@ -88,8 +89,13 @@ class Metrics:
         self._config = config
         self._process: Any = CollectorRegistry()
         ProcessCollector(registry=self._process)
+        self._pages = SharedReads(self._made)
 
     async def render(self, *, openmetrics: bool = False) -> bytes:
+        """The page; those who ask at the same time get the same one."""
+        return await self._pages.get(openmetrics)
+
+    async def _made(self, openmetrics: bool) -> bytes:  # noqa: FBT001  it is the key of the page
         """The page in Prometheus' text format, or in OpenMetrics, which has exemplars. Without the mesh,
         `seqmesh_gateway_mesh_up` is 0, and it has this gateway's metrics and what Redis tells of itself, if it does: a
         server that refuses writes says why.

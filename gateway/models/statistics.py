@@ -5,8 +5,11 @@ Source: triton-spec 5.7.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.models.catalog import Catalog
 from gateway.models.observation import Observation, memory_of
+from gateway.models.shared_reads import SharedReads
 from gateway.models.versions import check_version_text
 from shared.contract.errors import RequestError
 from shared.statistics.meter import OF_MESH
@@ -22,6 +25,7 @@ class Statistics:
         self._tallies = tallies
         self._catalog = catalog
         self._observation = observation
+        self._reads = SharedReads(self._read)
 
     async def read(self, model: str = "", version: str = "") -> list[ModelStatistics]:
         """Statistics of one READY version, of all READY versions of a model, or of all models; by name and version.
@@ -31,8 +35,9 @@ class Statistics:
         raises  RequestError for a model or version that is not READY, UnavailableError without Redis
         """
         loads = self._loads(model, check_version_text(version))
-        if not loads:
-            return []
+        return await self._reads.get(tuple(loads)) if loads else []
+
+    async def _read(self, loads: Sequence[ModelLoad]) -> list[ModelStatistics]:
         with redis_needed("statistics", "read"):
             counts = await self._tallies.read(loads)
             memory = memory_of(await self._observation.reports())

@@ -26,7 +26,7 @@ from shared.contract.messages import ModelRecord
 from shared.contract.model_config import ModelConfig
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import CustomFamily, ExecutorReport, HostReport, Sample
-from shared.statistics.tally import FailureReason, failure, packed
+from shared.statistics.tally import FailureReason, ModelLoad, failure, packed
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -76,6 +76,32 @@ async def test_requests_are_answered_while_a_page_is_made(
     other.cancel()
 
     assert [True, True] == waited
+
+
+async def test_those_who_ask_at_once_cost_as_much_as_one(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page takes tens of milliseconds: five hundred clients that asked for it kept the gateway from its steps."""
+    keys = Keyspace(key_prefix)
+    catalog = Catalog(Membership(redis, keys))
+    monkeypatch.setattr(catalog, "view", CatalogView(records={"m": RECORD}, ready={"m": ("1",)}))
+    observation = Observation(redis, keys, catalog)
+    tallies = Tallies(Scripts(redis, keys), keys)
+    statistics = Statistics(tallies, catalog, observation)
+    page = Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys))
+    asked = list[Sequence[ModelLoad]]()
+    read = tallies.read
+
+    async def noted(loads: Sequence[ModelLoad]) -> dict[ModelLoad, dict[str, int]]:
+        asked.append(loads)
+        return await read(loads)
+
+    monkeypatch.setattr(tallies, "read", noted)
+    await asyncio.gather(*(statistics.read("m") for _ in range(20)))
+    assert 1 == len(asked)
+    await asyncio.gather(*(page.render() for _ in range(20)))
+
+    assert 3 == len(asked), "those of the page's models, and of the mesh"
 
 
 async def test_statistics_survive_a_redis_without_memory(
