@@ -122,6 +122,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
                 "server": socket.getsockname()[:2],
             }
             while self._abort_at is None and (request := await self._next()) is not None:
+                await self._turns.entered(self._seat.client)
                 await self._serve(request)
                 if self._buffer:
                     # Of the clients that send ahead, one goes on in each turn of the loop, however many they are.

@@ -1,24 +1,35 @@
-"""Shares the event loop among connections that have more to do than fits in one turn of it."""
+"""Shares the event loop among connections that have more to do than fits in one turn of it, each or all together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 TURN_S = 0.002
 """How long a connection may take at a time. Handling a frame takes some 10 us, the dearest one some milliseconds."""
+ENTERING_MAX, ENTERING_S = 128, 0.008
+"""How many connections begin with what has come for them in one turn, and how long all of them may take. Of most, the
+work that follows takes some tenths of a millisecond."""
 
 
 class LoopTurns:
-    """The connections of a port that have something left to do. In each turn of the event loop one of them goes on, so
-    that any number of them takes from all others as much as one does."""
+    """The connections of a port that have something to do.
+
+    Of those that have something left to do, one goes on in each turn of the event loop, so that any number of them
+    takes from all others as much as one does. Of those for which something has come, some begin with it. The others
+    wait, and their clients take turns: one with thousands of connections does not keep another one waiting.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[], object]] = deque()
         self._number = 0
         self._is_counting = False
+        self._entered, self._enter_until = 0, 0.0
+        """How many have begun in this turn, and until when more may."""
+        self._entering: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
+        """Those that wait to begin, by client. The client whose turn it is comes first."""
 
     @property
     def number(self) -> int:
@@ -39,6 +50,42 @@ class LoopTurns:
         come = self._loop.create_future()
         self.wait(lambda: come.done() or come.set_result(None))
         await come
+
+    def enter(self, client: str, begin: Callable[[], object]) -> None:
+        """Something has come for a connection of this client: calls `begin`, at once or in a later turn of the loop."""
+        if not self._entered:
+            self._loop.call_soon(self._let_enter)
+            self._enter_until = self._loop.time() + ENTERING_S
+        if self._may_enter:
+            self._entered += 1
+            begin()
+        else:
+            self._entering.setdefault(client, deque()).append(begin)
+
+    async def entered(self, client: str) -> None:
+        """Returns when `enter` calls."""
+        come = self._loop.create_future()
+        self.enter(client, lambda: come.done() or come.set_result(None))
+        await come
+
+    @property
+    def _may_enter(self) -> bool:
+        return self._entered < ENTERING_MAX and self._loop.time() < self._enter_until
+
+    def _let_enter(self) -> None:
+        """Another turn has begun."""
+        self._entered, self._enter_until = 0, self._loop.time() + ENTERING_S
+        try:
+            while self._entering and self._may_enter:
+                client, waiting = self._entering.popitem(last=False)
+                begin = waiting.popleft()
+                if waiting:
+                    self._entering[client] = waiting
+                self._entered += 1
+                begin()
+        finally:
+            if self._entered:
+                self._loop.call_soon(self._let_enter)
 
     def _count(self) -> None:
         self._is_counting = False

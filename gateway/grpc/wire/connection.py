@@ -120,7 +120,7 @@ class GrpcConnection(asyncio.Protocol):
         }
         self._http2 = Http2()
         self._sending = Sending(self._transport, self._http2, self._pings, self._turns)
-        self._receiving = Receiving(self._transport, self._http2, self._turns, self._sending, hears)
+        self._receiving = Receiving(self._transport, self._http2, self._turns, self._seat.client, self._sending, hears)
         self.peer = peer_text(transport.get_extra_info("peername") or UNKNOWN)
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
@@ -129,7 +129,7 @@ class GrpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._end_at is None:
             self._pings.heard(self._now())
-            self._receiving.handle(data)
+            self._receiving.came(data)
 
     def eof_received(self) -> bool:
         return False

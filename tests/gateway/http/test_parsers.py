@@ -311,6 +311,29 @@ async def test_of_the_clients_that_send_ahead_one_is_served_in_a_turn_of_the_loo
     assert len(served) >= 20 * (20 - 1) // 2
 
 
+async def test_of_the_clients_that_send_at_one_moment_some_are_served_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    turns, served = LoopTurns(), set[int]()
+
+    async def counting(scope: Any, receive: Any, send: Any) -> None:
+        served.add(turns.number)
+        await app(scope, receive, send)
+
+    async with serving(counting, "llhttp") as port, asyncio.timeout(SOON_S):
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in connections:
+            writer.write(GET)
+        for reader, writer in connections:
+            await reader.readuntil(b"|")
+            await reader.readuntil(b"|")
+            writer.close()
+
+    # Two turns, one after the other, may be counted as one.
+    assert len(served) >= 20 // 2
+
+
 @pytest.mark.parametrize(
     ("chunk", "count"),
     [

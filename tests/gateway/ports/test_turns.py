@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import pytest
+
 from gateway.ports.turns import LoopTurns
+
+MANY = 1000
 
 
 async def test_one_connection_goes_on_in_each_turn_of_the_loop() -> None:
@@ -42,3 +46,65 @@ async def test_turns_of_the_loop_are_told_apart() -> None:
     await asyncio.sleep(0)
 
     assert first != turns.number
+
+
+async def test_clients_take_turns_in_which_connections_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with a thousand connections, for all of which something has come at once, keeps another one from little."""
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 2)
+    turns, begun = LoopTurns(), list[str]()
+    for number in range(MANY):
+        turns.enter("many", partial(begun.append, f"many {number}"))
+    assert ["many 0", "many 1"] == begun, "the others wait"
+
+    turns.enter("one", partial(begun.append, "one"))
+    await asyncio.sleep(0)
+    turns.enter("many", partial(begun.append, "late"))
+    assert ["many 2", "one"] == begun[2:]
+
+    await asyncio.sleep(0)
+    assert ["many 3", "many 4"] == begun[4:]
+    while len(begun) < MANY + 2:
+        await asyncio.sleep(0)
+    assert "late" == begun[-1]
+
+
+async def test_connections_that_take_long_to_begin_leave_the_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, begun = LoopTurns(), list[int]()
+    clock = iter(range(MANY))
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_S", 3)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: next(clock))
+    for number in range(9):
+        turns.enter("a", partial(begun.append, number))
+    assert [0, 1] == begun
+    await asyncio.sleep(0)
+    monkeypatch.undo()
+
+    assert [0, 1, 2, 3] == begun
+
+
+async def test_a_failure_is_that_of_its_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    turns, failures = LoopTurns(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context["exception"]))
+    failure = ValueError("one fails")
+
+    def fail() -> None:
+        raise failure
+
+    await turns.entered("a")
+    turns.enter("a", fail)
+    await turns.entered("a")
+    await turns.entered("b")
+
+    assert [failure] == failures
+
+
+async def test_who_does_not_wait_to_begin_any_more_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    turns = LoopTurns()
+    waiting = [asyncio.create_task(turns.entered("a")) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
+
+    assert [False, True, False] == [one.cancelled() for one in waiting]

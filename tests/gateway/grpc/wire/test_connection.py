@@ -24,6 +24,7 @@ from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import SPARE, RpcLimit
+from gateway.ports.turns import LoopTurns
 from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError
 from tests.gateway.cycles import nothing_stays
@@ -74,6 +75,28 @@ async def is_served(peer: Peer) -> bool:
     number = peer.call(LIVE)
     peer.say(number, b"")
     return await peer.status(number) == ("0", "")
+
+
+async def test_of_the_clients_that_send_at_one_moment_some_are_heard_in_a_turn_of_the_loop(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, heard = LoopTurns(), set[int]()
+    begins = GrpcConnection._begins
+
+    def noted(self: GrpcConnection, event: Any) -> None:
+        heard.add(turns.number)
+        begins(self, event)
+
+    monkeypatch.setattr(GrpcConnection, "_begins", noted)
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(peer_of(server.port)) for _ in range(20)]
+        assert all([await is_served(peer) for peer in peers])
+        heard.clear()
+        monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+        assert all(await asyncio.gather(*(is_served(peer) for peer in peers)))
+
+    # Two turns, one after the other, may be counted as one.
+    assert len(heard) >= len(peers) // 2
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
