@@ -192,8 +192,9 @@ async def _servers(
         settings=settings,
         unread=parts.unread,
     )
-    # In this order: messages that are on their way go before answers that are made.
-    parts.memory.reliefs += [grpc.relieve, http.relieve, parts.unread.relieve]
+    # In this order: messages that are on their way go before answers that are made. Connections come last, for their
+    # clients need others then.
+    parts.memory.reliefs += [grpc.relieve, http.relieve, parts.unread.relieve, grpc.relieve_idle, http.relieve_idle]
     await http.start(ports.http)
     metrics = HttpServer(
         Served(served.of_metrics, Share(descriptors.METRICS, of_one_client(descriptors.METRICS))),

@@ -18,6 +18,9 @@ would end one another's new connections."""
 IPV6_CLIENT_BITS = 64
 """Addresses with the same first 64 bits count as one client: a single machine may use all of them."""
 
+FEW = 64
+"""Connections of one client that wait and are left alone when memory is short: they take little of it, and the client
+may be about to use them."""
 OTHERS_PART = 8
 """An eighth of what a client could have is left to the others. No more of it: behind a proxy all clients are one."""
 
@@ -109,6 +112,13 @@ class Share:
                 seat.end()
                 return True
         return False
+
+    def relieve_memory(self, now: float, count: int) -> int:
+        """Ends so many connections that have waited, of the client that has most of them. Returns how many it ends."""
+        settled = Counter(seat.client for seat in self.waiting if seat.since <= now - SETTLED_S)
+        for client, most in settled.most_common(1):
+            return sum([self.relieve(now, client) for _ in range(min(count, most - FEW))])
+        return 0
 
 
 def of_one_client(most: int) -> int:

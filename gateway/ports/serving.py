@@ -29,6 +29,10 @@ CHECK_S = 1.0
 """Pause between two checks for clients that are too slow."""
 ACCEPT_PAUSE_S = 0.2
 """Pause after a connection could not be accepted because descriptors or memory ran out."""
+IDLE_BYTES = 32 << 10
+"""What a connection without a request may take: 16 KiB, and with TLS 62 KiB."""
+IDLE_AT_ONCE = 64
+"""So many of them are ended at once when memory is short: it shows only later how much that gives back."""
 TELL_S = 60.0
 """Shortest time between two log lines of one kind about connections."""
 
@@ -153,6 +157,14 @@ class PortServer(ABC, Generic[C]):
                 connection.see_off()
         await self._gone(max(0.0, grace_s - (time.monotonic() - begin)))
         await end([*self._loops, *self._open])
+
+    def relieve_idle(self, excess: int) -> int:
+        """Gives memory of connections without a request back. Returns how many bytes that is, as far as is known."""
+        wanted = min(IDLE_AT_ONCE, -(-excess // IDLE_BYTES))
+        ended = self._shares[0].relieve_memory(asyncio.get_running_loop().time(), wanted)
+        if ended:
+            self._tell("memory is short, idle connections are closed", connections=ended)
+        return ended * IDLE_BYTES
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
 from gateway.ports.seats import Seat, Share
+from gateway.ports.serving import IDLE_BYTES
 from gateway.rest.reply import send_bytes
 from gateway.settings import GatewaySettings, HttpParser
 from tests.gateway.cycles import nothing_stays
@@ -429,6 +430,41 @@ async def test_who_has_sent_ahead_loses_the_connection_when_memory_is_short() ->
     assert 0 == server.relieve(1 << 30)
     writer.close()
     others.close()
+    await server.stop(1.0, see_off_s=0.0)
+
+
+async def test_idle_connections_make_room_when_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thousands of them would have the gateway refuse what all others ask for."""
+    monkeypatch.setattr("gateway.ports.seats.SETTLED_S", 0.0)
+    monkeypatch.setattr("gateway.ports.seats.FEW", 0)
+    works, answer_now = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        works.set()
+        await answer_now.wait()
+        await hello(scope, receive, send)
+
+    server = HttpServer(Served(slow, Share(100, 100)))
+    await server.start(listen("127.0.0.1", 0))
+    connections = [await connected(server.port) for _ in range(4)]
+    asked, asker = connections.pop()
+    asker.write(REQUEST)
+    async with asyncio.timeout(SOON_S):
+        await works.wait()
+        given = 0
+        while given < 3 * IDLE_BYTES:
+            await asyncio.sleep(0)
+            given += server.relieve_idle(2 * IDLE_BYTES)
+        for reader, _ in connections:
+            assert b"" == await reader.read()
+        answer_now.set()
+        await asked.readuntil(b"hello")
+
+    assert ["memory is short, idle connections are closed"] == caplog.messages
+    for _, writer in (*connections, (asked, asker)):
+        writer.close()
     await server.stop(1.0, see_off_s=0.0)
 
 
