@@ -129,6 +129,7 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
     dispatch = _dispatch(settings, redis, keys, scripts, replies, gateway, tenants, catalog)
     orphans, notices = Orphans(scripts, keys, gateway), EnsembleNotices(scripts, keys)
     memory, unread = MemoryBound(settings.memory_max), UnreadAnswers(settings.max_bytes_unread)
+    budget = ByteBudget(settings.max_bytes_in_flight, memory)
     inference = Inference(
         catalog,
         dispatch,
@@ -138,7 +139,7 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
         orphans,
         notices,
         in_flight_max=settings.max_requests_in_flight,
-        budget=ByteBudget(settings.max_bytes_in_flight, memory),
+        budget=budget,
         unread=unread,
         request_bytes_max=await value_bytes_max(redis),
         timeout_ms=settings.request_timeout_ms,
@@ -151,7 +152,7 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
     return GatewayParts(
         inference=inference,
         catalog=catalog,
-        repository=RepositoryControl(redis, keys, catalog),
+        repository=RepositoryControl(redis, keys, catalog, budget),
         statistics=Statistics(Tallies(scripts, keys), catalog, observation),
         observation=observation,
         dispatch=dispatch,

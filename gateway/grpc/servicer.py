@@ -215,8 +215,9 @@ class InferenceServicer(_base):
     async def RepositoryModelLoad(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Returns when every executor has loaded the model."""
         refuse_repository_name(request)
-        config_json, files = load_parameters(request.parameters)
-        await self._repository.load(request.model_name, config_json=config_json, files=files)
+        model, (config_json, files) = request.model_name, load_parameters(request.parameters)
+        del request  # its files are in `files`, and the load may take minutes
+        await self._repository.load(model, config_json=config_json, files=files)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:

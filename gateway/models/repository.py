@@ -16,6 +16,8 @@ from pathlib import PurePosixPath
 
 from redis.exceptions import ResponseError
 
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.unread_answers import UNLIMITED
 from gateway.models.catalog import Catalog
 from gateway.models.ensembles import models_below
 from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
@@ -31,21 +33,35 @@ CONTROL_TIMEOUT_S = 300.0
 """Loading a large model takes minutes. A longer wait means that an executor hangs."""
 CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
+COPIES_AT_ONCE = 2
+"""How often what a client brings lies in memory until it is loaded: as it came, and as it goes to the executors."""
 
 
 class RepositoryControl:
     """Index, load and unload, for both protocols."""
 
-    def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, takes_overrides: bool = True) -> None:
-        """takes_overrides: clients may send configurations and files, that is, code of their own."""
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keyspace,
+        catalog: Catalog,
+        budget: ByteBudget | None = None,
+        *,
+        takes_overrides: bool = True,
+    ) -> None:
+        """What clients bring is counted in the budget until it is loaded; None: it is not bounded.
+
+        takes_overrides  clients may send configurations and files, that is, code of their own
+        """
         self._redis = redis
         self._keys = keys
         self._catalog = catalog
+        self._budget = budget or ByteBudget(UNLIMITED)
         self._takes_overrides = takes_overrides
 
     def without_overrides(self) -> RepositoryControl:
         """The same control for clients that may load only what lies in the repository."""
-        return RepositoryControl(self._redis, self._keys, self._catalog, takes_overrides=False)
+        return RepositoryControl(self._redis, self._keys, self._catalog, self._budget, takes_overrides=False)
 
     def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
         """Every model version that an executor knows of, by name and version."""
@@ -60,8 +76,9 @@ class RepositoryControl:
         config_json  replaces the repository's configuration; None: nothing does
         files        path below the model's directory -> content, replaces the repository's files; needs `config_json`
         raises       RequestError for a wrong name, an empty configuration, or overrides that this gateway does not
-                     take; UnavailableError when models are not loaded on request; LoadError with an executor's
-                     reason: the executors then still serve what they served before
+                     take; UnavailableError when models are not loaded on request, or the gateway has no room for
+                     the files; LoadError with an executor's reason: the executors then still serve what they served
+                     before
         """
         await self._check_mode()
         check_model_name(model)
@@ -72,7 +89,10 @@ class RepositoryControl:
                 Code.FORBIDDEN,
             )
         check_overrides(model, files or {}, config_json)
-        await self._load(model, config_json or "", files or {})
+        brought = len(config_json or "") + sum(map(len, (files or {}).values()))
+        with self._budget.reserve() as reservation:
+            reservation.hold(COPIES_AT_ONCE * brought)
+            await self._load(model, config_json or "", files or {})
         failure = await self._load_steps(model)
         lines = [line for line in self.index() if line.model == model]
         if not any(line.state == "READY" for line in lines):

@@ -85,6 +85,7 @@ class Models:
         parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
         # In a thread, because it decodes base64 files, which may be large.
         config_json, files = await asyncio.to_thread(load_parameters, parameters)
+        del parameters  # they are larger than the files, and the load may take minutes
         await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
         await send_bytes(send, 200, b"")
 

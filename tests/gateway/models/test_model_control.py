@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import redis as redis_py
 
+from gateway.bounds.byte_budget import ByteBudget
 from gateway.grpc import repository as grpc_repository
 from gateway.grpc.pb import pb
 from gateway.models import repository as module
@@ -115,6 +116,33 @@ async def test_an_ensemble_leaves_the_models_that_another_loaded_ensemble_has_in
     await control.unload("e", dependents=True)
 
     assert unloaded == done
+
+
+async def test_what_a_client_brings_counts_until_it_is_loaded(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load may take minutes, and many of them would have the gateway refuse everybody's requests."""
+    keys = Keyspace(key_prefix)
+    catalog = Catalog(Membership(redis, keys))
+    catalog.view = CatalogView(repository=(RepositoryEntry("m", "1", "READY"),))
+    budget = ByteBudget(1000)
+    control = RepositoryControl(redis, keys, catalog, budget)
+    taken: list[int] = []
+
+    async def mode(_: RepositoryControl) -> None: ...
+
+    async def load(_: RepositoryControl, *what: object) -> None:
+        del what
+        taken.append(budget.taken)
+        with pytest.raises(UnavailableError, match="the gateway has requests of 802 bytes in flight, of at most 1000"):
+            await control.load("other", config_json="{}", files={"1/model.py": bytes(200)})
+
+    monkeypatch.setattr(RepositoryControl, "_check_mode", mode)
+    monkeypatch.setattr(RepositoryControl, "_load", load)
+    await control.load("m", config_json="{}", files={"1/model.py": bytes(300), "1/weights": bytes(99)})
+
+    assert [802] == taken
+    assert 0 == budget.taken
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), redis_py.ResponseError("NOPERM no permissions")])
