@@ -22,7 +22,12 @@ from gateway.models.catalog import Catalog
 from gateway.models.ensembles import models_below
 from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
 from shared.contract.ids import entry_key
-from shared.contract.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
+from shared.contract.limits import (
+    CONTROL_BYTES_MAX,
+    CONTROL_FILES_MAX,
+    CONTROL_MESSAGE_BYTES_MAX,
+    CONTROL_STREAM_ENTRIES,
+)
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
 from shared.store.commands import Pipeline, Redis
 from shared.store.keyspace import Keyspace
@@ -261,13 +266,18 @@ def check_model_name(model: str) -> None:
 
 
 def check_overrides(model: str, files: Mapping[str, bytes], config_json: str | None) -> None:
-    """Refuses an empty configuration, files without one, and files that would lie outside the model's directory."""
+    """Refuses an empty configuration, files without one, too many, and those that would leave the model's directory."""
     if config_json == "":
         raise RequestError(f"failed to load '{model}', failed to parse model configuration JSON: 'config' is empty")
     if files and config_json is None:
         raise RequestError(
             f"failed to load '{model}', override files were provided, but the model config was not: a 'config' "
             "parameter must come with them"
+        )
+    if len(files) > CONTROL_FILES_MAX:
+        raise RequestError(
+            f"failed to load '{model}', {len(files)} override files exceed the mesh's limit of {CONTROL_FILES_MAX}: "
+            "put them into the repository"
         )
     for name in files:
         path = PurePosixPath(name)

@@ -33,6 +33,9 @@ CONTROL_STREAM_ENTRIES = 1_000
 CONTROL_MESSAGE_BYTES_MAX = 128 << 20
 """Bytes of one load request's configuration and override files: they travel through Redis, which holds them."""
 
+CONTROL_FILES_MAX = 4096
+"""Files of one load request: a gateway looks at each path, 5 us, and executors write each file."""
+
 CONTROL_BYTES_MAX = 512 << 20
 """Bytes of all models' override configurations and files that Redis holds for executors that start later."""
 

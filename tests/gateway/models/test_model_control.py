@@ -15,6 +15,7 @@ from gateway.models.repository import RepositoryControl, behind, check_model_nam
 from gateway.rest import models as rest_models
 from shared.contract.errors import RequestError, UnavailableError
 from shared.contract.ids import ExecutorId
+from shared.contract.limits import CONTROL_FILES_MAX
 from shared.contract.messages import ControlMessage, ExecutorRegistration, LoadFailure, RepositoryEntry, encode
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -74,6 +75,14 @@ def test_files_need_a_configuration() -> None:
     check_overrides("m", {}, None)
     with pytest.raises(RequestError, match="but the model config was not"):
         check_overrides("m", {"1/model.py": b""}, None)
+
+
+def test_a_load_request_brings_so_many_files_at_most() -> None:
+    """90,000 empty ones, which are 1 MiB, took the event loop half a second, and an executor many seconds."""
+    files = {f"1/{number}": b"" for number in range(CONTROL_FILES_MAX)}
+    check_overrides("m", files, "{}")
+    with pytest.raises(RequestError, match="4097 override files exceed the mesh's limit of 4096: put them into"):
+        check_overrides("m", files | {"1/more": b""}, "{}")
 
 
 def test_an_empty_configuration_is_one_that_was_given() -> None:
