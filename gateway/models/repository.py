@@ -20,6 +20,7 @@ from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.unread_answers import UNLIMITED
 from gateway.models.catalog import Catalog
 from gateway.models.ensembles import models_below
+from gateway.models.shared_reads import SharedReads
 from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
 from shared.contract.ids import entry_key
 from shared.contract.limits import (
@@ -63,6 +64,8 @@ class RepositoryControl:
         self._catalog = catalog
         self._budget = budget or ByteBudget(UNLIMITED)
         self._takes_overrides = takes_overrides
+        # Many loads may wait at once, and each looks ten times a second.
+        self._views = SharedReads[None, None](lambda _: catalog.refresh())
 
     def without_overrides(self) -> RepositoryControl:
         """The same control for clients that may load only what lies in the repository."""
@@ -199,7 +202,7 @@ class RepositoryControl:
     async def _check_mode(self) -> None:
         """Raises UnavailableError if an executor does not load on request. The first of all checks, as in Triton."""
         try:
-            await self._catalog.refresh()
+            await self._views.get(None)
         except LOST_OR_REFUSED as lost:
             raise UnavailableError(f"Redis cannot be read: {lost}; nothing was changed") from lost
         members = self._catalog.live_members()
@@ -244,7 +247,7 @@ class RepositoryControl:
         """Waits until every living executor has applied the message, and there is at least one. Returns them."""
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
         while True:
-            await self._catalog.refresh()
+            await self._views.get(None)
             members = [member for member in self._catalog.live_members() if member.usable]
             late = behind(members, entry)
             if members and not late:

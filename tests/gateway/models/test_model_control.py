@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 import redis as redis_py
@@ -152,6 +154,25 @@ async def test_what_a_client_brings_counts_until_it_is_loaded(
 
     assert [802] == taken
     assert 0 == budget.taken
+
+
+async def test_loads_that_wait_at_once_look_at_the_mesh_together(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them looks ten times a second, and a thousand had steps take ten times as long."""
+    keys = Keyspace(key_prefix)
+    catalog = Catalog(Membership(redis, keys))
+    control = RepositoryControl(redis, keys, catalog)
+    looks: list[int] = []
+
+    async def refresh(_: Catalog) -> None:
+        looks.append(len(looks))
+
+    monkeypatch.setattr(Catalog, "refresh", refresh)
+    refused = await asyncio.gather(*(control.load("m") for _ in range(20)), return_exceptions=True)
+
+    assert ["no executor is running that could load or unload a model"] * 20 == [str(error) for error in refused]
+    assert [0] == looks
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), redis_py.ResponseError("NOPERM no permissions")])
