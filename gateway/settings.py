@@ -249,8 +249,8 @@ class GatewaySettings(MetricsSettings):
     max_bytes_in_flight: int = setting(
         0,
         help="Bytes of requests, together: HTTP bodies that are being received, what decoding bodies and gRPC messages "
-        "takes, and the input tensors of requests that wait for an answer. Beyond it callers get 503 / UNAVAILABLE. "
-        "Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
+        "takes, and inputs, parameters and ids of requests that wait for an answer. Beyond it callers get 503 / "
+        "UNAVAILABLE. Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
         minimum=0,
     )

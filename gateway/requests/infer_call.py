@@ -17,6 +17,9 @@ from shared.contract.limits import CORRELATION_ID_CHARS_MAX
 from shared.contract.parameters import Parameter
 from shared.contract.tensors import Tensor
 
+PARAMETER_BYTES = 128
+"""Memory of a parameter beside its name and its text."""
+
 
 class EnsemblePart(msgspec.Struct, frozen=True):
     """What makes a step of an ensemble another step than one that a client sends to the same model.
@@ -88,7 +91,11 @@ class InferCall(msgspec.Struct, frozen=True):
 
 
 def input_bytes(call: InferCall) -> int:
-    return sum([len(tensor.raw) for tensor in call.inputs])
+    """Bytes of what a client may make as large as it likes: tensors, the request's id and parameters."""
+    size = len(call.request_id) + sum([len(tensor.raw) for tensor in call.inputs])
+    for name, value in call.parameters.items():
+        size += PARAMETER_BYTES + len(name) + (len(value) if isinstance(value, str) else 0)
+    return size
 
 
 def with_id(request_id: str, text: str) -> str:

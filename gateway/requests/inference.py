@@ -218,8 +218,8 @@ class Inference:
         """
         if size > self._request_bytes_max:
             raise RequestError(
-                f"the inputs of the request to model '{call.model}' have {size} bytes, and Redis, through which they "
-                f"go, takes no value beyond {self._request_bytes_max} (proto-max-bulk-len)"
+                f"the request to model '{call.model}' has {size} bytes, and Redis, through which it goes, takes no "
+                f"value beyond {self._request_bytes_max} (proto-max-bulk-len)"
             )
 
     def _enter(self, call: InferCall, caller: Caller, *, may_hold: bool = True) -> PendingRequest | None:

@@ -29,6 +29,25 @@ class BrokenError(Exception):
     """A defect of the gateway's own."""
 
 
+async def test_all_that_a_client_may_make_large_counts_until_the_answer(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> None:
+    """Else requests that wait, each with a long parameter, would fill the memory of the gateway, and of Redis."""
+    async with without_ports(gateway_settings, keys) as parts, asyncio.timeout(60):
+        plain = step(1, start=True, end=True)
+        budget, before = parts.inference.budget, parts.inference.budget.taken
+        for fields in ({}, {"request_id": "r" * 1000}, {"parameters": {"text": "t" * 1000}}):
+            answer = parts.inference.submit(msgspec.structs.replace(plain, **fields))
+            assert before + 1000 * bool(fields) <= budget.taken < before + 1000 * bool(fields) + 200
+            await answer
+            assert before == budget.taken
+
+        many = msgspec.structs.replace(plain, parameters={f"p{number}": 1 for number in range(1000)})
+        answer = parts.inference.submit(many)
+        assert before + 100_000 < budget.taken
+        await answer
+
+
 async def test_a_defect_harms_the_one_request_and_keeps_no_bytes(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -697,7 +697,7 @@ async def test_a_request_that_redis_does_not_take_harms_nobody(
         fits = parts.inference.submit(InferCall("echo", inputs=(fitting,)))
 
         assert isinstance(error := refused.exception(), RequestError)
-        assert f"have {1 << 20} bytes, and Redis" in str(error)
+        assert f"has {1 << 20} bytes, and Redis" in str(error)
         await asyncio.gather(beside, fits)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
