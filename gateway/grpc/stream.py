@@ -242,7 +242,7 @@ class InferStream:
             self._outstanding.append(outstanding)
         self._outstanding_bytes += outstanding.size
         if isinstance(answer, MeshError):
-            self._has_come(outstanding, 0)
+            self._has_come(outstanding, error_bytes(outstanding, answer))
         elif answer.done():
             self._answered(outstanding, answer)
         else:
@@ -257,11 +257,11 @@ class InferStream:
             # Kept until the part is written, with the request's own bytes.
             self._put(request, answer.exception() or answer.result(), is_last=True)
             return
-        has_failed = answer.exception() is not None
-        self._has_come(request, 0 if has_failed else answer.result().output_bytes)
+        error = answer.exception()
+        self._has_come(request, answer.result().output_bytes if error is None else error_bytes(request, error))
 
     def _has_come(self, request: Outstanding, size: int) -> None:
-        """An answer or error is there. size: bytes of the answer's tensors"""
+        """An answer or error is there. size: bytes of the answer's tensors, or of what the error says"""
         request.is_answered = True
         request.size += size
         self._outstanding_bytes += size
@@ -389,6 +389,11 @@ class InferStream:
         self._outstanding.clear()
         self._parts.clear()
         self._open.clear()
+
+
+def error_bytes(request: Outstanding, error: BaseException) -> int:
+    """Of what the message of an error may quote, as long as its client likes."""
+    return len(request.request_id) + (len(error.message) if isinstance(error, MeshError) else 0)
 
 
 def stream_message(answer: Answer, forms: OutputForms) -> bytes:

@@ -320,7 +320,9 @@ async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other
 
 
 async def test_refusals_that_nobody_reads_count_as_unread(twin: Any) -> None:
-    twin.fail(RequestError("no"))
+    """With what they say, which may quote a long id."""
+    text = "no" * 1000
+    twin.fail(RequestError(text))
     call, unread = CallTwin(), UnreadAnswers(1 << 20)
     reads = asyncio.Event()
     written: list[int] = []
@@ -332,7 +334,7 @@ async def test_refusals_that_nobody_reads_count_as_unread(twin: Any) -> None:
     call.write = write
     running = asyncio.create_task(stream_of(call, reads_of(50), twin, unread=unread).run())
     await twin.wait_for_calls(50)
-    assert 50 * ENTRY_BYTES == unread.taken
+    assert 50 * (ENTRY_BYTES + len(text)) + sum(len(str(number)) for number in range(50)) == unread.taken
     reads.set()
     await running
 
