@@ -13,6 +13,7 @@ from gateway.requests.replies import DELIVERED_AT_ONCE, Replies
 from shared.contract.ids import GatewayId, ShardId
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.server_run import ServerRun
 
 MANY = 20 * DELIVERED_AT_ONCE
 SOON_S = 60.0
@@ -33,7 +34,7 @@ async def test_thousands_of_replies_in_one_entry_are_handed_out_in_their_order_a
         in_turn[turns.number] += 1
 
     monkeypatch.setattr(replies, "deliver", noted)
-    await replies.open()
+    await replies.open(ServerRun())
     await cast("Any", redis).xadd(keys.replies(ShardId(0), gateway), {str(number): "" for number in range(MANY)})
     reading = asyncio.create_task(replies.run())
     async with asyncio.timeout(SOON_S):
