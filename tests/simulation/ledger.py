@@ -239,7 +239,9 @@ class Ledger:
     def _accept(self, step: Submission, outcome: Submitted, value: int) -> None:
         self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} as {outcome.step}")
         life = self._lives.setdefault((step.sequence, outcome.birth.encode()), Life())
-        if step.flags & StepFlag.ALONE and sum(name == step.sequence for name, _ in self._lives) > 1:
+        ended = [life.over_at for (name, _), life in self._lives.items() if name == step.sequence and life.over_at]
+        # One that was refused before it ran may begin again, and so may any that is remembered no longer.
+        if step.flags & StepFlag.ALONE and self._now_s() - max(ended, default=-inf) < self._tombstone_s - IDLE_SLACK_S:
             self.story.violate(f"{step.sequence}: request {value} is its own sequence, and has begun twice")
         if outcome.step in life.inputs:
             self.story.violate(f"{step.sequence}: step {outcome.step} was given twice")

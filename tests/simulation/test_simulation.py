@@ -6,9 +6,10 @@ import itertools
 import os
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import pytest
@@ -19,6 +20,7 @@ from shared.contract.ids import SequenceId
 from shared.contract.messages import StepFlag
 from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
+from shared.store.script_values import SubmitCode, Submitted
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
 from tests.simulation.ledger import Ledger, Life
@@ -190,6 +192,22 @@ async def test_the_idle_time_of_a_copy_begins_when_it_is_made_however_late_the_o
     ledger._expired([copy], [dict(record)], [True])
 
     assert [] == story.violations
+
+
+@pytest.mark.parametrize(("over_at", "begins_again"), [(-inf, True), (1_799_999_987.0, True), (1_799_999_999.0, False)])
+async def test_a_request_that_is_its_own_sequence_begins_again_only_if_it_never_ran_or_is_forgotten(
+    over_at: float, *, begins_again: bool
+) -> None:
+    """Its gateway sends it again when the answer of `submit` is lost. A refusal as late leaves no record."""
+    story, own = Story(), SequenceId("fold||i1")
+    ledger = Ledger(story, Keyspace("sim", 1), idle_s=5.0, tombstone_s=12, declared=True, paged=True)
+    ledger.store = Mock()
+    ledger.store.now_ms.return_value = 1_800_000_000_000
+    ledger._lives[own, b"0-1"] = Life(over_at=over_at)
+    step: Any = Mock(sequence=own, flags=StepFlag.START | StepFlag.END | StepFlag.ALONE, timeout_us=0)
+    ledger._accept(step, Submitted(SubmitCode.WAITING, 1, run="0-2.1"), 7)
+
+    assert begins_again is (story.violations == [])
 
 
 async def test_a_client_whose_state_the_mesh_holds_takes_no_loss_from_an_executor_either() -> None:
