@@ -53,20 +53,26 @@ class LoopTurns:
 
     def enter(self, client: str, begin: Callable[[], object]) -> None:
         """Something has come for a connection of this client: calls `begin`, at once or in a later turn of the loop."""
-        if not self._entered:
-            self._loop.call_soon(self._let_enter)
-            self._enter_until = self._loop.time() + ENTERING_S
-        if self._may_enter:
-            self._entered += 1
+        if self._enters():
             begin()
         else:
             self._entering.setdefault(client, deque()).append(begin)
 
     async def entered(self, client: str) -> None:
         """Returns when `enter` calls."""
-        come = self._loop.create_future()
-        self.enter(client, lambda: come.done() or come.set_result(None))
-        await come
+        if not self._enters():
+            come = self._loop.create_future()
+            self.enter(client, lambda: come.done() or come.set_result(None))
+            await come
+
+    def _enters(self) -> bool:
+        """Whether one more may begin in this turn. It counts then."""
+        if not self._entered:
+            self._loop.call_soon(self._let_enter)
+            self._enter_until = self._loop.time() + ENTERING_S
+        may_enter = self._may_enter
+        self._entered += may_enter
+        return may_enter
 
     @property
     def _may_enter(self) -> bool:
