@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
 TURN_S = 0.002
 """How long a connection may take at a time. Handling a frame takes some 10 us, the dearest one some milliseconds."""
 ENTERING_MAX, ENTERING_S = 128, 0.008
-"""How many connections begin with what has come for them in one turn, and how long all of them may take. Of most, the
-work that follows takes some tenths of a millisecond."""
+"""How many connections begin with what has come for them before the next one waits for another turn, and how long all
+of them may take. Of most, the work that follows takes some tenths of a millisecond."""
+PAUSE_S = 0.05
+"""After such a pause another turn has begun, for all that is of use here: nobody counts turns for it."""
 
 
 class LoopTurns:
@@ -26,8 +29,8 @@ class LoopTurns:
         self._waiting: deque[Callable[[], object]] = deque()
         self._number = 0
         self._is_counting = False
-        self._entered, self._enter_until = 0, 0.0
-        """How many have begun in this turn, and until when more may."""
+        self._room, self._until = 0, -math.inf
+        """How many more may begin at once, and until when."""
         self._entering: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
         """Those that wait to begin, by client. The client whose turn it is comes first."""
 
@@ -55,8 +58,10 @@ class LoopTurns:
         """Something has come for a connection of this client: calls `begin`, at once or in a later turn of the loop."""
         if self._enters():
             begin()
-        else:
-            self._entering.setdefault(client, deque()).append(begin)
+            return
+        if not self._entering:
+            self._loop.call_soon(self._let_enter)
+        self._entering.setdefault(client, deque()).append(begin)
 
     async def entered(self, client: str) -> None:
         """Returns when `enter` calls."""
@@ -66,31 +71,30 @@ class LoopTurns:
             await come
 
     def _enters(self) -> bool:
-        """Whether one more may begin in this turn. It counts then."""
-        if not self._entered:
-            self._loop.call_soon(self._let_enter)
-            self._enter_until = self._loop.time() + ENTERING_S
-        may_enter = self._may_enter
-        self._entered += may_enter
-        return may_enter
-
-    @property
-    def _may_enter(self) -> bool:
-        return self._entered < ENTERING_MAX and self._loop.time() < self._enter_until
+        """Whether one more may begin at once. It counts then."""
+        now = self._loop.time()
+        if self._entering:
+            return False
+        if now >= self._until + PAUSE_S:
+            self._room, self._until = ENTERING_MAX, now + ENTERING_S
+        if not self._room or now >= self._until:
+            return False
+        self._room -= 1
+        return True
 
     def _let_enter(self) -> None:
         """Another turn has begun."""
-        self._entered, self._enter_until = 0, self._loop.time() + ENTERING_S
+        self._room, self._until = ENTERING_MAX, self._loop.time() + ENTERING_S
         try:
-            while self._entering and self._may_enter:
+            while self._entering and self._room and self._loop.time() < self._until:
                 client, waiting = self._entering.popitem(last=False)
                 begin = waiting.popleft()
                 if waiting:
                     self._entering[client] = waiting
-                self._entered += 1
+                self._room -= 1
                 begin()
         finally:
-            if self._entered:
+            if self._entering:
                 self._loop.call_soon(self._let_enter)
 
     def _count(self) -> None:

@@ -307,8 +307,8 @@ async def test_of_the_clients_that_send_ahead_one_is_served_in_a_turn_of_the_loo
                 await reader.readuntil(b"|")
             writer.close()
 
-    # Two turns, one after the other, may be counted as one.
-    assert len(served) >= 20 * (20 - 1) // 2
+    # Two turns, one after the other, may be counted as one; and of those that found no room some go on together.
+    assert len(served) >= 20 * (20 - 3) // 2
 
 
 async def test_of_the_clients_that_send_at_one_moment_some_are_served_in_a_turn_of_the_loop(

@@ -75,11 +75,11 @@ async def test_connections_that_take_long_to_begin_leave_the_turn_to_others(monk
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: next(clock))
     for number in range(9):
         turns.enter("a", partial(begun.append, number))
-    assert [0, 1] == begun
+    assert [0, 1, 2] == begun
     await asyncio.sleep(0)
     monkeypatch.undo()
 
-    assert [0, 1, 2, 3] == begun
+    assert [0, 1, 2, 3, 4] == begun
 
 
 async def test_a_failure_is_that_of_its_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:

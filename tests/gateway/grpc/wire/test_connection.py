@@ -88,11 +88,11 @@ async def test_of_the_clients_that_send_at_one_moment_some_are_heard_in_a_turn_o
         begins(self, event)
 
     monkeypatch.setattr(GrpcConnection, "_begins", noted)
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
     async with serving() as server, contextlib.AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(peer_of(server.port)) for _ in range(20)]
         assert all([await is_served(peer) for peer in peers])
         heard.clear()
-        monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
         assert all(await asyncio.gather(*(is_served(peer) for peer in peers)))
 
     # Two turns, one after the other, may be counted as one.
