@@ -29,10 +29,10 @@ def lent(state: LeaderState) -> Lent:
     return {shard: frozenset(places) for shard, places in found.items()}
 
 
-def withhold(state: LeaderState, lent: Lent) -> None:
+def withhold(state: LeaderState, known: Lent) -> None:
     """The shards are away. To be called before any sequence is found."""
-    state.withheld = lent
-    _put(state, (place for places in lent.values() for place in places))
+    state.withheld = known
+    _put(state, (place for places in known.values() for place in places))
 
 
 def furnish(state: LeaderState, executor: ExecutorId) -> None:
