@@ -7,17 +7,12 @@ that nobody has led in between: the terms of a model are counted, so the next te
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Mapping
-
 from scheduler.core.away import Lent
 from scheduler.leader import Leader
-from shared.contract.ids import ShardId, Term
+from shared.contract.ids import Term
 from shared.store.commands import Redis
-from shared.store.homes import servers
+from shared.store.homes import out_of_reach
 from shared.store.keyspace import Keyspace
-from shared.store.redis_py import CONNECTION_LOST
-from shared.store.server_run import AnotherRunError
 
 
 class Handovers:
@@ -63,18 +58,3 @@ class Handovers:
         if lost and (known is None or len(lost) == len(self._keys.shards)):
             raise next(iter(lost.values()))
         return {shard: known[shard] for shard in lost} if known is not None else {}
-
-
-async def out_of_reach(redis: Redis, keys: Keyspace, among: Collection[ShardId]) -> Mapping[ShardId, Exception]:
-    """Those among the shards whose server does not answer, with what was raised. Raises AnotherRunError if one answers
-    that was restarted or replaced.
-    """
-    asked = [(server, held) for server, shards in servers(redis, keys) if (held := [s for s in shards if s in among])]
-    lost: dict[ShardId, Exception] = {}
-    outcomes = await asyncio.gather(*(server.ping() for server, _ in asked), return_exceptions=True)
-    for (_, held), outcome in zip(asked, outcomes, strict=True):
-        if isinstance(outcome, BaseException):
-            if isinstance(outcome, AnotherRunError) or not isinstance(outcome, CONNECTION_LOST):
-                raise outcome
-            lost |= dict.fromkeys(held, outcome)
-    return lost

@@ -24,7 +24,7 @@ from scheduler.core.away import Lent
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
-from scheduler.handover import Handovers, out_of_reach
+from scheduler.handover import Handovers
 from scheduler.leader import LOST_NAMED_MAX, ClockSetBackError, Leader
 from scheduler.leadership import Leadership
 from scheduler.mesh import MeshAccess
@@ -38,6 +38,7 @@ from shared.statistics.meter import OF_MESH, RoundTripMeter
 from shared.store.agreement import joined
 from shared.store.commands import Redis
 from shared.store.company import Company, services
+from shared.store.homes import out_of_reach
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering

@@ -14,7 +14,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import click
 import msgspec
 
-from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching, unknown_executor
+from deploy.operate.operating import (
+    ExecutorHolding,
+    OperatedMesh,
+    found_mesh,
+    holdings,
+    matching,
+    unknown_executor,
+    whole_or_told,
+)
 from deploy.operate.settings import OperatorSettings, operator_command
 from deploy.operate.texts import aligned, counted
 from shared.store.company import ServiceLine, services
@@ -60,13 +68,7 @@ async def run(
         raise click.UsageError("--json goes with --list")
     async with found_mesh(settings) as mesh:
         if show:
-            lines = lines_of(await holdings(mesh), await mesh.membership.drained())
-            if as_json:
-                for line in lines:
-                    click.echo(msgspec.json.encode(line))
-                return
-            click.echo(table(lines))
-            click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
+            await list_executors(mesh, as_json=as_json)
         elif undo:
             await take_back(mesh, executors)
         else:
@@ -79,6 +81,17 @@ async def run(
                 click.echo(
                     f"{', '.join(names)}: asked to hand over all sequences; `seqmesh drain --list` shows the state"
                 )
+
+
+async def list_executors(mesh: OperatedMesh, *, as_json: bool) -> None:
+    async with whole_or_told(mesh) as lost:
+        lines = lines_of(await holdings(mesh, without=lost), await mesh.membership.drained())
+        if as_json:
+            for line in lines:
+                click.echo(msgspec.json.encode(line))
+            return
+        click.echo(table(lines))
+        click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
 
 
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -12,11 +12,12 @@ import click
 from deploy.local.data_directory import LauncherError, has_state, read_state
 from deploy.operate.settings import OperatorSettings
 from shared.contract.errors import Code, NotDoneError
-from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
+from shared.contract.ids import SequenceId, ShardId, correlation_id_from, sequence_id
 from shared.contract.messages import ExecutorRegistration
 from shared.store.agreement import keys_of_mesh, refusal
 from shared.store.commands import Redis
 from shared.store.fitness import UnfitRedisError
+from shared.store.homes import out_of_reach
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.reading import text_of
@@ -132,22 +133,43 @@ def located(settings: OperatorSettings) -> tuple[str, str]:
     return state.redis_url, settings.key_prefix or state.key_prefix
 
 
-async def holdings(mesh: OperatedMesh, whose: Collection[str] = ()) -> list[ExecutorHolding]:
-    """Every registered executor, by name and id; only those of these names or ids, if any are given."""
+@asynccontextmanager
+async def whole_or_told(mesh: OperatedMesh) -> AsyncGenerator[Collection[ShardId]]:
+    """The shards that cannot be looked at within the block, as their node of a Cluster is away. If there are some, the
+    block's end says so and ends the command with code 1.
+    """
+    lost = await out_of_reach(mesh.redis, mesh.keys, mesh.keys.shards)
+    if len(lost) == len(mesh.keys.shards):
+        raise next(iter(lost.values()))
+    yield lost.keys()
+    if lost:
+        causes = "; ".join(dict.fromkeys(map(str, lost.values())))
+        click.echo(f"Error: what lies on a node that is away is left out: {causes}", err=True)
+        raise click.exceptions.Exit(1)
+
+
+async def holdings(
+    mesh: OperatedMesh, whose: Collection[str] = (), *, without: Collection[ShardId] = ()
+) -> list[ExecutorHolding]:
+    """Every registered executor, by name and id; only those of these names or ids, if any are given.
+
+    without  shards whose sequences are not counted
+    """
     members = await mesh.membership.members()
     if whose:
         members = [one for one in members if any(map(one.registration.is_called, whose))]
     # Their names alone: the records of hundreds of models are megabytes.
     models = sorted(map(text_of, await mesh.redis.hkeys(mesh.keys.models)))
+    shards = [shard for shard in mesh.keys.shards if shard not in without]
     pipe = mesh.redis.pipeline(transaction=False)
     for member in members:
         for model in models:
-            for shard in mesh.keys.shards:
+            for shard in shards:
                 pipe.scard(mesh.keys.owned(shard, member.registration.executor, model))
     counts = iter(await pipe.execute())
     found: list[ExecutorHolding] = []
     for member in members:
-        owned = {model: sum(next(counts) for _ in mesh.keys.shards) for model in models}
+        owned = {model: sum(next(counts) for _ in shards) for model in models}
         found.append(ExecutorHolding(member, {model: count for model, count in owned.items() if count}))
     return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
 

@@ -15,7 +15,16 @@ import msgspec
 
 from deploy.operate import pause, replay
 from deploy.operate.completion import ID, IDS, MODEL
-from deploy.operate.operating import NAMING, WHICH, OperatedMesh, found_mesh, named, told, unknown_executor
+from deploy.operate.operating import (
+    NAMING,
+    WHICH,
+    OperatedMesh,
+    found_mesh,
+    named,
+    told,
+    unknown_executor,
+    whole_or_told,
+)
 from deploy.operate.settings import JSON, OperatorSettings, operator_command
 from deploy.operate.texts import aligned, clock, counted, duration, id_text
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
@@ -91,12 +100,17 @@ async def list_sequences(
     if limit is None and not as_json:
         limit = TABLE_LINES
     states: tuple[str, ...] = filters.pop("states")
-    async with found_mesh(settings, model) as mesh:
-        found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters))
+    async with found_mesh(settings, model) as mesh, whole_or_told(mesh) as lost:
+        found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters), without=lost)
         if not found and filters["executor"]:
             await check_executor(mesh, filters["executor"])
         shown = await mesh.sequences.foretold(found[:limit])
         now_ms = await redis_now_ms(mesh.redis)
+        tell(found, shown, now_ms, as_json=as_json)
+
+
+def tell(found: Sequence[SequenceStatus], shown: Sequence[SequenceStatus], now_ms: int, *, as_json: bool) -> None:
+    """shown: those of the found ones that are not too many"""
     if as_json:
         for one in shown:
             click.echo(msgspec.json.encode(one))

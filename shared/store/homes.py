@@ -8,7 +8,7 @@ server there is one home for all tags. On a Redis Cluster each tag has a home of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.mending import keys_of, text
 from shared.store.redis_py import CONNECTION_LOST
+from shared.store.server_run import AnotherRunError
 
 T = TypeVar("T")
 
@@ -97,3 +98,18 @@ def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
 def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
     """The shards whose keys are at this home (`shared.store.server_run`)."""
     return [shard for shard in keys.shards if home in ("", tag_of(keys.base(shard)))]
+
+
+async def out_of_reach(redis: Redis, keys: Keyspace, among: Collection[ShardId]) -> Mapping[ShardId, Exception]:
+    """Those among the shards whose server does not answer, with what was raised. Raises AnotherRunError if one answers
+    that was restarted or replaced.
+    """
+    asked = [(server, held) for server, shards in servers(redis, keys) if (held := [s for s in shards if s in among])]
+    lost: dict[ShardId, Exception] = {}
+    outcomes = await asyncio.gather(*(server.ping() for server, _ in asked), return_exceptions=True)
+    for (_, held), outcome in zip(asked, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            if isinstance(outcome, AnotherRunError) or not isinstance(outcome, CONNECTION_LOST):
+                raise outcome
+            lost |= dict.fromkeys(held, outcome)
+    return lost

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from shared.contract.errors import Code, NotDoneError
-from shared.contract.ids import SequenceId, correlation_id_of, is_nameable, model_of, requested_version_of
+from shared.contract.ids import (
+    SequenceId,
+    ShardId,
+    correlation_id_of,
+    is_nameable,
+    model_of,
+    requested_version_of,
+)
 from shared.contract.limits import CORRELATION_ID_CHARS_MAX, LIVE_MAX, PAUSE_MS_MAX
 from shared.contract.messages import ServedModel
 from shared.contract.model_config import ModelConfig
@@ -89,9 +96,12 @@ class Sequences:
         self._scripts = Scripts(redis, keys)
         self._forecasts = Forecasts(redis, keys)
 
-    async def matching(self, model: str, wanted: Wanted) -> list[SequenceStatus]:
-        """The open sequences of a model that are wanted, sorted. One that begins or ends meanwhile may be missing."""
-        names = {name async for name in self._names(model) if _id_text(name).startswith(wanted.prefix)}
+    async def matching(self, model: str, wanted: Wanted, *, without: Container[ShardId] = ()) -> list[SequenceStatus]:
+        """The open sequences of a model that are wanted, sorted. One that begins or ends meanwhile may be missing.
+
+        without  shards that are not looked at
+        """
+        names = {name async for name in self._names(model, without) if _id_text(name).startswith(wanted.prefix)}
         found: list[SequenceStatus] = []
         for piece in _pieces(sorted(names)):
             found += filter(wanted.shows, [one for one in await self.statuses(piece) if one is not None])
@@ -329,10 +339,10 @@ class Sequences:
             "served with: load those that it was exported from"
         )
 
-    async def _names(self, model: str) -> AsyncIterator[SequenceId]:
+    async def _names(self, model: str, without: Container[ShardId] = ()) -> AsyncIterator[SequenceId]:
         """Every open sequence of a model, some more than once."""
         executors = [member.registration.executor for member in await self._membership.members()]
-        for shard in self._keys.shards:
+        for shard in (shard for shard in self._keys.shards if shard not in without):
             async for name, _ in self._redis.zscan_iter(self._keys.deadlines(shard, model), count=READ_AT_ONCE):
                 yield SequenceId(text_of(name))
             for executor in executors:

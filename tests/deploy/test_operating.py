@@ -8,7 +8,7 @@ import socket
 import uuid
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import msgspec
@@ -24,15 +24,16 @@ from deploy.local.data_directory import MeshState, state_path
 from deploy.local.embedded import free_port
 from deploy.operate import doctor, tenants
 from deploy.operate.diagnoses import Severity
-from deploy.operate.operating import connected, found_mesh, holdings
+from deploy.operate.operating import OperatedMesh, connected, found_mesh, holdings
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
-from shared.contract.ids import ExecutorId
+from shared.contract.ids import ExecutorId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel, StepFlag
 from shared.contract.model_config import Direct, EnsembleStep, ModelConfig, SequenceBatching
 from shared.contract.tenants import TenantLimits
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis as AsyncRedis
+from shared.store.homes import MESH_TAG, tag_of
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
@@ -230,6 +231,35 @@ async def test_a_doctor_looks_at_each_node_of_a_cluster(private_cluster: Embedde
     assert {f"redis 127.0.0.1:{lost.port}", "services", "models"} == {
         subject for severity, subject, _ in serving if severity == Severity.FAIL
     }, "what the mesh lacks is told though a node is away"
+
+
+async def test_what_lies_on_a_node_that_is_away_is_left_out_and_told(private_cluster: EmbeddedCluster) -> None:
+    """Executors with what they own, and sequences, of the other nodes; as JSON, too."""
+    cluster, names = private_cluster, [sequence_id("sum", "", number) for number in range(1, 20)]
+    async with connect(cluster.url) as redis:
+        keys, commands = await join_mesh(redis, "seqmesh"), cast("Any", redis)
+        mesh = OperatedMesh(redis, keys, Membership(redis, keys))
+        await mesh.membership.publish(ModelRecord(ModelConfig("sum", "python", "", 4, (), ()), "{}", ("1",)))
+        registration = ExecutorRegistration(ExecutorId("e-1"), "e", "host", 1, 0, (ServedModel("sum", "1", 1, 64),))
+        await mesh.membership.register(registration, lease_ms=600_000)
+        for name in names:
+            await commands.sadd(mesh.keys.owned(mesh.keys.shard_of(name), ExecutorId("e-1"), "sum"), name)
+            await redis.hset(mesh.keys.sequence(name).record, "st", "l")
+    holders = {name: cluster.holder(tag_of(mesh.keys.sequence(name).record)) for name in names}
+    lost = next(node for node in holders.values() if node is not cluster.holder(MESH_TAG))
+    here = [name for name in names if holders[name] is not lost]
+    lost.kill()
+
+    async def listed(*arguments: str) -> list[dict[str, Any]]:
+        command = [*arguments, "--json", f"--redis-url={cluster.url}"]
+        result = await asyncio.to_thread(CliRunner().invoke, cli.main, command, catch_exceptions=False)
+        assert 1 == result.exit_code
+        assert f"127.0.0.1:{lost.port}" in result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    assert 0 < len(here) < len(names)
+    assert len(here) == len(await listed("seq", "ls", "sum"))
+    assert [{"sum": len(here)}] == [executor["sequences"] for executor in await listed("drain", "--list")]
 
 
 @pytest.mark.parametrize(

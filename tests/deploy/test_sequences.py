@@ -20,7 +20,7 @@ COUNT = 150
 class ManySequences:
     """Stands for the sequences of a mesh."""
 
-    async def matching(self, *_: object) -> list[SequenceStatus]:
+    async def matching(self, *_: object, without: object) -> list[SequenceStatus]:
         return [status(number) for number in range(COUNT)]
 
     async def foretold(self, statuses: list[SequenceStatus]) -> list[SequenceStatus]:
@@ -42,10 +42,14 @@ def test_a_program_gets_all_sequences_and_a_person_hears_how_to_see_them(
     def found(*_: object) -> AbstractAsyncContextManager[Any]:
         return nullcontext(SimpleNamespace(sequences=ManySequences(), redis=None))
 
+    def all_there(_: object) -> AbstractAsyncContextManager[tuple[()]]:
+        return nullcontext(())
+
     async def now(_: object) -> int:
         return 0
 
     monkeypatch.setattr(sequences, "found_mesh", found)
+    monkeypatch.setattr(sequences, "whole_or_told", all_there)
     monkeypatch.setattr(sequences, "redis_now_ms", now)
 
     shown = CliRunner().invoke(sequences.command, ["ls", "m", *words], catch_exceptions=False).output.splitlines()
