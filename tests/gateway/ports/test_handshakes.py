@@ -7,11 +7,12 @@ import contextlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import uvloop
 
 from gateway.ports.handshakes import shake_hands
 from gateway.ports.listening import HTTP_PORT
@@ -25,6 +26,8 @@ AT_ONCE = 6
 of turns is late by one."""
 READ_BYTES = 1 << 16
 SOON_S = 60.0
+
+Play = Callable[[ssl.SSLContext, list[tuple[socket.socket, socket.socket]]], Coroutine[Any, Any, None]]
 
 
 class Told(asyncio.Protocol):
@@ -186,3 +189,13 @@ async def test_who_speaks_no_tls_has_no_connection(
             await shake_hands(sock, told, server, LoopTurns(), SOON_S)
 
     assert [] == told.told
+
+
+@pytest.mark.parametrize(
+    "play", [test_handshakes_of_one_moment_leave_the_loop_to_others, test_a_handshake_may_come_byte_by_byte]
+)
+def test_the_loop_that_services_run_on_does_alike(
+    server: ssl.SSLContext, pairs: list[tuple[socket.socket, socket.socket]], play: Play
+) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play(server, pairs))
