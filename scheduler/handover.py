@@ -24,7 +24,7 @@ class Handovers:
         self._left: dict[str, tuple[Term, Lent]] = {}
 
     def leave(self, leader: Leader) -> None:
-        """A leader has ended."""
+        """A leader has ended: what it knew is kept for the next one."""
         # Without the only server nobody leads anyway.
         known = leader.known if len(self._redis.apart(self._keys.bases())) > 1 else None
         if known is None:
@@ -54,7 +54,7 @@ class Handovers:
         """The shards to lead without, and the slots that they may hold. Raises one of CONNECTION_LOST if one of them is
         not known, or if all are away.
         """
-        lost = await out_of_reach(self._redis, self._keys, self._keys.shards)
-        if lost and (known is None or len(lost) == len(self._keys.shards)):
+        lost = await out_of_reach(self._redis, self._keys)
+        if known is None and lost:
             raise next(iter(lost.values()))
         return {shard: known[shard] for shard in lost} if known is not None else {}

@@ -376,11 +376,11 @@ class Scheduler:
 
     async def _look_for_returned(self) -> None:
         """Ends leaders that lead without a shard whose server answers again. Others begin, with this shard."""
-        away = {shard for leader in self.leaders.values() for shard in leader.away}
-        lost = await out_of_reach(self._mesh.redis, self._mesh.keys, away)
-        for leader in self.leaders.values():
-            if not leader.away.keys() <= lost.keys():
-                leader.close()
+        if any(leader.away for leader in self.leaders.values()):
+            lost = await out_of_reach(self._mesh.redis, self._mesh.keys)
+            for leader in self.leaders.values():
+                if not leader.away.keys() <= lost.keys():
+                    leader.close()
 
     def _stop_leading(self, models: Sequence[str], why: str) -> None:
         if models:

@@ -138,9 +138,7 @@ async def whole_or_told(mesh: OperatedMesh) -> AsyncGenerator[Collection[ShardId
     """The shards that cannot be looked at within the block, as their node of a Cluster is away. If there are some, the
     block's end says so and ends the command with code 1.
     """
-    lost = await out_of_reach(mesh.redis, mesh.keys, mesh.keys.shards)
-    if len(lost) == len(mesh.keys.shards):
-        raise next(iter(lost.values()))
+    lost = await out_of_reach(mesh.redis, mesh.keys)
     yield lost.keys()
     if lost:
         causes = "; ".join(dict.fromkeys(map(str, lost.values())))

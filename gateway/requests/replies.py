@@ -22,7 +22,7 @@ from shared.contract.ids import GatewayId, ShardId, entry_key
 from shared.contract.limits import REPLY_STREAM_TTL_MS
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.homes import servers, tag_of
+from shared.store.homes import servers, tag_of, without_lost
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
@@ -108,14 +108,11 @@ class Replies:
         run  of the connections: none opens to a node of a Cluster that is away before `reopen` has made its streams
         """
         homes = servers(self._redis, self._keys)
-        made = await asyncio.gather(*(self._create(shards, redis) for redis, shards in homes), return_exceptions=True)
-        for (_, shards), outcome in zip(homes, made, strict=True):
-            if isinstance(outcome, BaseException):
-                if not isinstance(outcome, CONNECTION_LOST) or None not in made:
-                    raise outcome
-                for stream in (self._streams[shard] for shard in shards):
-                    self._positions[stream.encode()] = BEGINNING
-                    run.hold_off(tag_of(stream))
+        made = await without_lost(self._create(shards, redis) for redis, shards in homes)
+        away = [shards for (_, shards), lost in zip(homes, made, strict=True) if lost is not None]
+        for stream in (self._streams[shard] for shards in away for shard in shards):
+            self._positions[stream.encode()] = BEGINNING
+            run.hold_off(tag_of(stream))
         await self._beat(self._redis)
 
     async def reopen(self, redis: Redis, shards: Sequence[ShardId], lost: set[ShardId]) -> None:

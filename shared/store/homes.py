@@ -8,7 +8,7 @@ server there is one home for all tags. On a Redis Cluster each tag has a home of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeVar, cast
 
@@ -100,16 +100,15 @@ def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
     return [shard for shard in keys.shards if home in ("", tag_of(keys.base(shard)))]
 
 
-async def out_of_reach(redis: Redis, keys: Keyspace, among: Collection[ShardId]) -> Mapping[ShardId, Exception]:
-    """Those among the shards whose server does not answer, with what was raised. Raises AnotherRunError if one answers
-    that was restarted or replaced.
+async def out_of_reach(redis: Redis, keys: Keyspace) -> Mapping[ShardId, Exception]:
+    """The shards whose server does not answer, with what was raised. Raises that if none answers; AnotherRunError if
+    one answers that was restarted or replaced.
     """
-    asked = [(server, held) for server, shards in servers(redis, keys) if (held := [s for s in shards if s in among])]
+    asked = servers(redis, keys)
     lost: dict[ShardId, Exception] = {}
-    outcomes = await asyncio.gather(*(server.ping() for server, _ in asked), return_exceptions=True)
-    for (_, held), outcome in zip(asked, outcomes, strict=True):
-        if isinstance(outcome, BaseException):
-            if isinstance(outcome, AnotherRunError) or not isinstance(outcome, CONNECTION_LOST):
-                raise outcome
-            lost |= dict.fromkeys(held, outcome)
+    for (_, shards), outcome in zip(asked, await without_lost(server.ping() for server, _ in asked), strict=True):
+        if isinstance(outcome, AnotherRunError):
+            raise outcome
+        if isinstance(outcome, Exception):
+            lost |= dict.fromkeys(shards, outcome)
     return lost
