@@ -75,17 +75,16 @@ class Leader:
     ) -> None:
         self.model = model
         self.term = term
-        self.state = LeaderState(policy)
+        self.state = LeaderState(policy, withheld=away or {})
         self._mesh = mesh
         self._shares = shares
         self._check = check
         self._sweep = sweep
         self._known = known
         self._is_sure = False
-        self.away = away or {}
-        self._shards = [shard for shard in mesh.keys.shards if shard not in self.away]
-        self._performer = EffectPerformer(mesh, model, term, shards=self._shards, tombstone_ms=tombstone_ms)
-        self._sources = sources(mesh.keys, model, self._shards)
+        shards = self.state.shards
+        self._performer = EffectPerformer(mesh, model, term, shards=shards, tombstone_ms=tombstone_ms)
+        self._sources = sources(mesh.keys, model, shards)
         self._positions = dict.fromkeys(self._sources, "0-0")
         self._mailbox: list[StreamEntry] = []
         self._offers: Offers = {}
@@ -169,6 +168,11 @@ class Leader:
         return self._sweep or any(executor not in registered for executor in in_takeover(self.state))
 
     @property
+    def away(self) -> Lent:
+        """The shards that it leads without."""
+        return self.state.withheld
+
+    @property
     def known(self) -> Lent | None:
         """What it leaves to the next leader (`scheduler.handover`). None: it is not sure of any slot."""
         return lent(self.state) if self._is_sure else self._known
@@ -199,9 +203,9 @@ class Leader:
                 await asyncio.sleep(0)
 
     async def _rebuild(self) -> None:
-        mesh = self._mesh
+        mesh, shards = self._mesh, self.state.shards
         owners: set[ExecutorId] = set()
-        await raise_fence(mesh, self.model, self.term, self._shards)
+        await raise_fence(mesh, self.model, self.term, shards)
         if is_swept := self._sweep and not self.away:
             # A leader may have ended in the midst of a takeover: a step that still lies in another inbox is not lost.
             poll, _ = await mesh.polls.next()
@@ -213,8 +217,8 @@ class Leader:
         # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
         # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
-        await recall(mesh, self.model, self.term, self._offers, self._shards)
-        events = await rebuilt(mesh, self.model, self._offers, now_ms, self.away)
+        await recall(mesh, self.model, self.term, self._offers, shards)
+        events = await rebuilt(mesh, self.model, self._offers, now_ms, shards)
         actions: list[Action] = []
         for begin in range(0, len(events), REBUILT_AT_ONCE):
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from scheduler.core.away import Lent
-from scheduler.core.events import EpochsFound, Event, SequenceFound, ShardsAway, Tick
+from scheduler.core.events import EpochsFound, Event, SequenceFound, Tick
 from scheduler.ingest import Offers, address, member_events
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -54,23 +53,16 @@ async def recall(
     await mesh.scripts.run_together(calls)
 
 
-async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int, away: Lent) -> list[Event]:
+async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int, shards: Sequence[ShardId]) -> list[Event]:
     """The events that bring an empty state to what Redis holds. Take them in before any entry of the streams.
 
     now_ms  the clock of Redis, when the offers were read or later
-    away    what is known of the shards that cannot be read
+    shards  that are read
 
     Sequences of lost executors are not among them: they come back through the starts stream when they are reclaimed.
     """
     # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
-    shards = [shard for shard in mesh.keys.shards if shard not in away]
-    epochs = await epochs_found(mesh, shards)
-    events: list[Event] = [
-        Tick(now_ms, "rebuild"),
-        epochs,
-        *member_events({}, offers),
-        *([ShardsAway(away, "rebuild")] if away else []),
-    ]
+    events: list[Event] = [Tick(now_ms, "rebuild"), await epochs_found(mesh, shards), *member_events({}, offers)]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
     return [*events, *await found(mesh, await owned_sequences(mesh, model, serving, shards))]
 

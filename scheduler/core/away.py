@@ -8,7 +8,7 @@ shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import LeaderState
@@ -29,20 +29,9 @@ def lent(state: LeaderState) -> Lent:
     return {shard: frozenset(places) for shard, places in found.items()}
 
 
-def withhold(state: LeaderState, known: Lent) -> None:
-    """The shards are away. To be called before any sequence is found."""
-    state.withheld = known
-    _put(state, (place for places in known.values() for place in places))
-
-
 def furnish(state: LeaderState, executor: ExecutorId) -> None:
-    """Withholds slots of an executor whose slot tables were replaced."""
-    places = (place for places in state.withheld.values() for place in places)
-    _put(state, (place for place in places if place.executor == executor))
-
-
-def _put(state: LeaderState, places: Iterable[SlotAddress]) -> None:
-    for place in places:
-        table = state.ring(place.version).tables.get(place.executor)
+    """Withholds slots of an executor whose slot tables were made."""
+    for place in (place for places in state.withheld.values() for place in places if place.executor == executor):
+        table = state.ring(place.version).tables.get(executor)
         if table is not None:
             table.withhold(place)

@@ -32,7 +32,6 @@ from scheduler.core.events import (
     SequenceFound,
     SequenceOver,
     SequenceWaits,
-    ShardsAway,
     SharesSeen,
     SparesRecalled,
     SpareTaken,
@@ -117,9 +116,6 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return sequence_found(state, event)
         case EpochsFound(newest):
             state.found_until = newest
-            return []
-        case ShardsAway(lent):
-            away.withhold(state, lent)
             return []
         case MovedOut():
             return moved_out(state, event)

@@ -49,14 +49,6 @@ class EpochsFound:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardsAway:
-    """The state is being rebuilt without these shards. lent: the slots that their sequences may hold"""
-
-    lent: Mapping[ShardId, frozenset[SlotAddress]]
-    cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceWaits:
     """A sequence waits for a slot: it is new, it was taken from its executor (moving), or it was paged and has a step.
 
@@ -306,7 +298,6 @@ Event = (
     | ExecutorLost
     | SequenceFound
     | EpochsFound
-    | ShardsAway
     | SequenceWaits
     | PatienceLowered
     | IdleTimeCut

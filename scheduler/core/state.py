@@ -215,7 +215,7 @@ class LeaderState:
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
     freed            by version: how often slots become free
-    withheld         the slots that sequences of shards that are away may hold, by shard
+    withheld         of each shard that is led without: the slots that its sequences may hold (`scheduler.core.away`)
     found_until      epochs up to which sequences were found when the state was rebuilt, by shard
     used             versions that have had sequences
     superseded       sequences of whose end the feed is still to tell, by epoch -> the slot, which counts as spare

@@ -247,7 +247,7 @@ class Game:
 
     def make_leader(self) -> Leader:
         self.term += 1
-        policy = Policy(1.25, virtual_nodes=8, forget_after_ms=0)
+        policy = Policy(1.25, virtual_nodes=8, forget_after_ms=0, shards=self.access.keys.shards)
         self.leader = Leader(
             self.access, self.mesh.model, Term(self.term), policy=policy, tombstone_ms=TOMBSTONE_MS, check=True
         )

@@ -13,7 +13,6 @@ from scheduler.core.events import (
     ExecutorSeen,
     SequenceFound,
     SequenceWaits,
-    ShardsAway,
     SpareTaken,
     Tick,
 )
@@ -56,8 +55,9 @@ def placed(actions: list[Action]) -> list[int]:
     return [action.place.slot for action in actions if isinstance(action, Assign)]
 
 
-def away(*places: SlotAddress) -> ShardsAway:
-    return ShardsAway({AWAY: frozenset(places)})
+def without(*places: SlotAddress) -> LeaderState:
+    """Of a leader without the shard AWAY, whose sequences may hold these slots."""
+    return LeaderState(POLICY, withheld={AWAY: frozenset(places)})
 
 
 def test_a_leader_knows_which_slots_may_be_held_in_each_shard() -> None:
@@ -73,8 +73,8 @@ def test_a_leader_knows_which_slots_may_be_held_in_each_shard() -> None:
 
 
 def test_slots_that_may_be_held_are_given_to_nobody_and_those_found_held_are() -> None:
-    state = LeaderState(POLICY)
-    take(state, offers(E1, 4), away(place(0), place(2)), SequenceFound(named(HERE, 0), place(1), Epoch(1)))
+    state = without(place(0), place(2))
+    take(state, offers(E1, 4), SequenceFound(named(HERE, 0), place(1), Epoch(1)))
 
     assert [3] == placed(take(state, waits(named(HERE, 1), 1)))
     assert [] == take(state, waits(named(HERE, 2), 2)), "all slots are held, and nothing can be recalled"
@@ -82,8 +82,8 @@ def test_slots_that_may_be_held_are_given_to_nobody_and_those_found_held_are() -
 
 
 def test_spare_slots_are_laid_out_and_recalled_in_the_shards_that_are_there() -> None:
-    state, first = LeaderState(POLICY), named(HERE, 0)
-    take(state, offers(E1, 5), away(place(0)), waits(first, 1), Assigned(first, Entry(1, 0, HERE), Epoch(1)))
+    state, first = without(place(0)), named(HERE, 0)
+    take(state, offers(E1, 5), waits(first, 1), Assigned(first, Entry(1, 0, HERE), Epoch(1)))
 
     laid_out = [action for action in take(state, Tick(1000)) if isinstance(action, LayOut)]
     taken = SpareTaken(named(HERE, 1), place(2), Epoch(2), taken_ms=1000)
@@ -96,8 +96,8 @@ def test_spare_slots_are_laid_out_and_recalled_in_the_shards_that_are_there() ->
 
 
 def test_slots_stay_withheld_when_an_executor_offers_other_versions_and_the_same_again() -> None:
-    state = LeaderState(POLICY)
-    take(state, offers(E1, 2), away(place(0)), offers(E1, 2, "2"))
+    state = without(place(0))
+    take(state, offers(E1, 2), offers(E1, 2, "2"))
     assert [0] == placed(take(state, waits(named(HERE, 0), 1, "2")))
 
     take(state, offers(E1, 2, "1", "2"))
@@ -109,16 +109,16 @@ def test_slots_stay_withheld_when_an_executor_offers_other_versions_and_the_same
 
 def test_load_is_levelled_with_what_others_may_hold() -> None:
     """No sequence is moved to an executor whose free slots others may hold: it would come back at once."""
-    state = LeaderState(POLICY)
+    state = without(*(place(slot, E2) for slot in range(4)))
     held = [SequenceFound(named(HERE, slot), place(slot), Epoch(slot + 1)) for slot in range(4)]
-    take(state, offers(E1, 4), offers(E2, 4), away(*(place(slot, E2) for slot in range(4))), *held, Tick(0))
+    take(state, offers(E1, 4), offers(E2, 4), *held, Tick(0))
 
     assert [] == [action for action in take(state, Tick(5000), Tick(10_000)) if isinstance(action, MoveOut)]
 
 
 def test_instances_are_filled_evenly_with_what_others_may_hold() -> None:
-    state = LeaderState(POLICY)
-    take(state, ExecutorSeen(E1, (OfferedVersion("1", 2, 1),)), away(place(0)))
+    state = without(place(0))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 2, 1),)))
 
     (action,) = take(state, waits(named(HERE, 0), 1))
 

@@ -35,7 +35,7 @@ from scheduler.core.actions import (
     Vacate,
     WantSlots,
 )
-from scheduler.core.away import lent
+from scheduler.core.away import Lent, lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, in_takeover, is_due
 from scheduler.core.events import (
@@ -55,7 +55,6 @@ from scheduler.core.events import (
     SequenceFound,
     SequenceOver,
     SequenceWaits,
-    ShardsAway,
     SharesSeen,
     SparesRecalled,
     SpareTaken,
@@ -317,10 +316,11 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.born = 0
         self.begin_leading()
 
-    def begin_leading(self, shards: Iterable[ShardId] = SHARDS) -> None:
-        """A new leader: an empty state, and the streams from their beginning."""
-        self.shards = tuple(shards)
-        self.state = LeaderState(Policy(1.25, virtual_nodes=4, forget_after_ms=100, shards=SHARDS))
+    def begin_leading(self, withheld: Lent | None = None) -> None:
+        """A new leader: an empty state, and the streams from their beginning. withheld: of the shards that are away"""
+        policy = Policy(1.25, virtual_nodes=4, forget_after_ms=100, shards=SHARDS)
+        self.state = LeaderState(policy, withheld=withheld or {})
+        self.shards = self.state.shards
         # Slots are laid out from the first tick on, and not only when a sequence has come through the line.
         self.state.used.add("1")
         for executor, shard in sorted(self.twin.spares):
@@ -538,26 +538,24 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     def a_shard_goes_away(self) -> None:
         """The next leader knows what this one knows of it."""
         known = lent(self.state)
-        self.rebuild(ShardsAway({AWAY: known[AWAY]}))
+        self.rebuild({AWAY: known[AWAY]})
 
     @rule()
     def leader_is_replaced(self) -> None:
         """By one that has all shards, or knows what this one knows of the lost one."""
         known = lent(self.state)
-        self.rebuild(*([ShardsAway({AWAY: known[AWAY]})] if AWAY not in self.shards else []))
+        self.rebuild({AWAY: known[AWAY]} if AWAY not in self.shards else None)
 
     @rule()
     def all_shards_are_there(self) -> None:
         self.rebuild()
 
-    def rebuild(self, *away: ShardsAway) -> None:
-        self.begin_leading((HERE,) if away else SHARDS)
+    def rebuild(self, withheld: Lent | None = None) -> None:
+        self.begin_leading(withheld)
         self.tell(Tick(self.twin.now_ms))
         for executor, served in sorted(self.twin.executors.items()):
             if executor not in self.twin.dead:
                 self.tell(ExecutorSeen(executor, (served,)))
-        for event in away:
-            self.tell(event)
         for sequence, record in sorted(self.twin.records.items()):
             if record.place is not None and of(sequence) in self.shards:
                 self.tell(SequenceFound(sequence, record.place, record.epoch, tenant=TENANTS[sequence]))
