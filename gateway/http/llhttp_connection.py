@@ -121,10 +121,12 @@ class LlhttpConnection(Connection, asyncio.Protocol):
                 "client": socket.getpeername()[:2],
                 "server": socket.getsockname()[:2],
             }
+            is_ahead = False
             while self._abort_at is None and (request := await self._next()) is not None:
-                await self._turns.entered(self._seat.client)
+                if not is_ahead:
+                    await self._turns.entered(self._seat.client)
                 await self._serve(request)
-                if self._buffer:
+                if is_ahead := bool(self._buffer):
                     # Of the clients that send ahead, one goes on in each turn of the loop, however many they are.
                     await self._turns.turn()
         except OSError:
