@@ -8,9 +8,9 @@ from __future__ import annotations
 import secrets
 import signal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from deploy.chaos.node import CHANGE_TIMEOUT_S, HOST, Node, until
+from deploy.chaos.node import CHANGE_TIMEOUT_S, HOST, Node, Started, until
 from deploy.local.embedded import free_port
 from shared.store.cluster import SLOTS
 
@@ -19,9 +19,9 @@ PAUSE_MS = {signal.SIGKILL: 60_000, signal.SIGSTOP: 2_000}
 """For so long a struck primary takes no writes. One that is woken takes some again: its pause ends by itself."""
 
 
-class ClusteredRedis:
-    """Three primaries with the slots among them, and maybe a replica of each. A context manager: started on entry, gone
-    on exit. What a node has acknowledged is on its disk, and nodes with slots serve though others are away.
+class ClusteredRedis(Started):
+    """Three primaries with the slots among them, and maybe a replica of each. What a node has acknowledged is on its
+    disk, and nodes with slots serve though others are away.
 
     replicas         of each primary: 0 or 1
     node_timeout_ms  without an answer for so long a primary is replaced
@@ -52,13 +52,6 @@ class ClusteredRedis:
     def url(self) -> str:
         hosts = ",".join(one.address for one in self.nodes[:PRIMARIES])
         return f"redis+cluster://:{self.nodes[0].password}@{hosts}"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Returns when every slot is served and every replica is in step."""

@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,24 @@ class ServerFailedError(RuntimeError):
     """The server program did not come up; the message ends with the end of its log."""
 
 
-class Node:
+class Started(ABC):
+    """Is started on entry of a `with`, and stopped on exit."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Node(Started):
     """One process, with a password. It has its own configuration file, because it may rewrite it.
 
     data_dir     of its own; made when absent. It holds its data, which the next start finds, `redis.conf` and
@@ -51,8 +69,6 @@ class Node:
     password     a random one by default
     options      of its configuration, beside the password
     appendfsync  when a server syncs its file to the disk
-
-    A context manager: starts on entry, stops on exit.
     """
 
     def __init__(
@@ -73,13 +89,6 @@ class Node:
         self._is_sentinel = is_sentinel
         self._log = self.data_dir / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def address(self) -> str:

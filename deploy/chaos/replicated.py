@@ -11,9 +11,9 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from deploy.chaos.node import CHANGE_TIMEOUT_S, HOST, READY_TIMEOUT_S, Node, until
+from deploy.chaos.node import CHANGE_TIMEOUT_S, HOST, READY_TIMEOUT_S, Node, Started, until
 
 SERVICE = "mesh"
 REFUSING = 9
@@ -28,8 +28,8 @@ FAILOVER_TIMEOUT_MS = 2000
 """No failover begins sooner than twice this after the one before it."""
 
 
-class ReplicatedRedis:
-    """All of them. A context manager: started on entry, gone on exit.
+class ReplicatedRedis(Started):
+    """All of them: the primary, its replicas and the Sentinels.
 
     replicas      0: one server alone, without Sentinels
     min_replicas  min-replicas-to-write of every server
@@ -43,13 +43,6 @@ class ReplicatedRedis:
         self._down_after_ms = down_after_ms
         self.servers: list[Node] = []
         self.sentinels: list[Node] = []
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def url(self) -> str:
