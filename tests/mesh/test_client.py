@@ -360,7 +360,9 @@ async def test_a_sequence_that_was_dropped_without_being_closed_leaves_no_task_b
         await asyncio.wait(left, timeout=PATIENCE_S)
 
     assert all(task.done() for task in left), left
-    assert [] == caplog.messages
+    # gRPC has one queue for all loops of a process. What comes late for a loop that is closed, as those of other tests
+    # are, it logs in the loop that runs.
+    assert [] == [one for one in caplog.messages if "PollerCompletionQueue" not in one]
 
 
 def test_a_blocking_sequence_that_was_dropped_leaves_no_thread_behind(plain: tuple[PlainServer, str]) -> None:
