@@ -1,8 +1,9 @@
 """Lua scripts as what Redis loads.
 
-A script is a function of a library of its own (FUNCTION LOAD, FCALL), so Redis makes its Lua functions once and not
-with each call. The names carry a digest of the text, so several releases may call theirs on one Redis. A library
-belongs to the data: it is replicated and comes back with it. Where one is missing, its first caller loads all.
+All scripts are functions of one library (FUNCTION LOAD, FCALL), so Redis makes their Lua functions once and not with
+each call, and those that several scripts need only once. The names carry a digest of the text, so several releases may
+call theirs on one Redis. A library belongs to the data: it is replicated and comes back with it. Where it is missing,
+its first caller loads it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from importlib import resources
+
+import msgspec
 
 PRELUDES: Mapping[str, tuple[str, ...]] = {
     name: preludes
@@ -43,24 +46,60 @@ LIBRARIES = "seqmesh_"
 """How the name of every library begins."""
 
 
-def script_source(name: str) -> str:
-    """The library of a script, but for what its name depends on: its digest."""
-    defined, called = "", ""
-    for part in ("common", *PRELUDES[name], name):
-        above, line, below = (LUA / f"{part}.lua").read_text().rpartition(EACH_CALL)
-        defined, called = defined + above, called + line + below
-    flags = "'allow-oom'" if name in FINISHING else ""
+class Library(msgspec.Struct, frozen=True):
+    """All scripts of a release. digest: ends all names of it"""
+
+    digest: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        return LIBRARIES + self.digest
+
+    @property
+    def text(self) -> str:
+        """The library as FUNCTION LOAD takes it."""
+        return f"#!lua name={self.name}\nlocal RELEASE = '{self.digest}'\n{self.source}"
+
+    def function(self, script: str) -> str:
+        """What Redis calls a script."""
+        return f"{script}_{self.digest}"
+
+
+def library() -> Library:
+    """The library of this release."""
+    there, texts = set[str](), list[str]()
+    for script in NAMES:
+        # A prelude stands before the first script that needs it: Lua knows 200 names at a time.
+        needed = [name for name in _preludes(script) if name not in there]
+        there.update(needed)
+        texts += [_parts(name)[0] for name in needed]
+        texts.append(_function(script))
+    source = "".join(texts)
+    return Library(hashlib.sha1(source.encode()).hexdigest()[:16], source)
+
+
+def file_text(name: str) -> str:
+    """A `.lua` file."""
+    return (LUA / f"{name}.lua").read_text()
+
+
+def _preludes(script: str) -> tuple[str, ...]:
+    return ("common", *PRELUDES[script])
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """What Redis runs of a file when it loads the library, and with each call of a script."""
+    defined, line, called = file_text(name).rpartition(EACH_CALL)
+    return defined, line + called
+
+
+def _function(script: str) -> str:
+    """What defines and registers a script, in a block of its own."""
+    defined, _ = _parts(script)
+    called = "".join(_parts(name)[1] for name in (*_preludes(script), script))
+    flags = "'allow-oom'" if script in FINISHING else ""
     return (
-        f"{defined}offered().register_function({{ function_name = NAME, flags = {{ {flags} }}, "
-        f"callback = function(keys, args)\n{called}end }})\n"
+        f"do\n{defined}offered().register_function({{ function_name = '{script}_' .. RELEASE, flags = {{ {flags} }}, "
+        f"callback = function(keys, args)\n{called}end }})\nend\n"
     )
-
-
-def function_name(name: str, source: str) -> str:
-    """What Redis calls the script of this source."""
-    return f"{name}_{hashlib.sha1(source.encode()).hexdigest()[:16]}"
-
-
-def library(function: str, source: str) -> str:
-    """A script as FUNCTION LOAD takes it."""
-    return f"#!lua name={LIBRARIES}{function}\nlocal NAME = '{function}'\n{source}"

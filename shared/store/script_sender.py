@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.homes import sound, without_lost
-from shared.store.libraries import LIBRARIES, NAMES, function_name, library, script_source
+from shared.store.libraries import LIBRARIES, NAMES, library
 from shared.store.link import Link
 from shared.store.reading import text_of
 
@@ -39,16 +39,8 @@ class ScriptSender:
         """trips: measures the round trips; None: nobody does"""
         self._redis = redis
         self._trips = trips
-        self._sources = {name: script_source(name) for name in NAMES}
-        self._functions = {name: function_name(name, source) for name, source in self._sources.items()}
-
-    def function(self, name: str) -> str:
-        """The name by which Redis knows the script."""
-        return self._functions[name]
-
-    def library(self, name: str) -> str:
-        """The script as FUNCTION LOAD takes it."""
-        return library(self._functions[name], self._sources[name])
+        self.library = library()
+        self._functions = {name: self.library.function(name) for name in NAMES}
 
     async def run(self, call: Call[T]) -> T:
         (outcome,) = await self.run_together([call])
@@ -61,8 +53,8 @@ class ScriptSender:
     async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
         """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
 
-        If the server does not know a script, all scripts are loaded, and its calls are made after the other calls. So
-        calls whose order matters belong together in one script call.
+        If the server does not have the library, it is loaded, and the calls that were not known are made after the
+        others. So calls whose order matters belong together in one script call.
 
         link    a connected link to send them on, instead of a connection of the pool
         Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run. Where calls
@@ -91,37 +83,35 @@ class ScriptSender:
         """Removes the libraries of other releases; returns how many. A process of such a release that is still there
         loads its own again.
         """
-        own = {LIBRARIES + function for function in self._functions.values()}
         removed = 0
         for server in self._redis.homes():
             listed = await server.function_list(f"{LIBRARIES}*")
             names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
-            others = [name for name in names if name not in own]
+            others = [name for name in names if name != self.library.name]
             # Whoever comes at the same time may have removed one of them.
             replies = await _piped(server, [("FUNCTION", "DELETE", name) for name in others])
             removed += sum(not isinstance(reply, Exception) for reply in replies)
         return removed
 
     async def _load(self, link: Link | None) -> None:
-        """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
         # REPLACE: another process may have loaded the same library meanwhile.
-        commands = [("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES]
+        command = ("FUNCTION", "LOAD", "REPLACE", self.library.text)
         parts = self._redis.homes() if link is None else link.parts()
         # Of several homes one may be away. The calls for it say so.
-        await without_lost(_loaded(part, commands) for part in parts)
+        await without_lost(_loaded(part, command) for part in parts)
 
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""
         return link.exchange(commands) if link is not None else _piped(self._redis, commands)
 
 
-async def _loaded(home: Redis | Link, commands: Sequence[Sequence[Any]]) -> None:
-    """Raises the first error among the replies."""
+async def _loaded(home: Redis | Link, command: Sequence[Any]) -> None:
+    """Raises what Redis refuses it with."""
     if isinstance(home, Link):
         await home.connect()
-        await home.ask(commands)
+        await home.ask([command])
     else:
-        sound(await _piped(home, commands))
+        await home.execute_command(*command)
 
 
 async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:

@@ -20,8 +20,8 @@ from redis import Redis
 
 from deploy.chaos.proxy import Way
 from shared.store.keyspace import Keyspace
+from shared.store.libraries import library
 from shared.store.redis_client import connect
-from shared.store.scripts import Scripts
 from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
@@ -42,10 +42,6 @@ class Broken:
     mesh: RunningMesh
     proxy: RedisProxy
     server: EmbeddedRedis
-
-    def function(self, script: str) -> bytes:
-        """What a script is called by."""
-        return Scripts(connect(self.server.url), Keyspace()).function(script).encode()
 
     @property
     def direct(self) -> Redis:
@@ -113,7 +109,7 @@ async def test_sums_are_right_though_single_calls_are_lost_on_their_way_or_their
     broken: Broken, chance: random.Random, loss: Loss
 ) -> None:
     traps = [
-        broken.proxy.trap(broken.function(script), loss, times=times)
+        broken.proxy.trap(library().function(script).encode(), loss, times=times)
         for script, times in (("submit", 6), ("assign", 2), ("commit", 6))
     ]
     async with under_load(broken, chance):

@@ -36,16 +36,16 @@ from shared.store import libraries
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of one script's text, its preludes included. before: a regular expression."""
+    """A change of one `.lua` file. before: a regular expression"""
 
-    script: str
+    file: str
     before: str
     after: str = ""
 
     def applied(self, text: str) -> str:
         """The text with the change. A fault that cannot be put in any more must not look like one that is found."""
         changed, times = re.subn(self.before, self.after, text)
-        assert times == 1, f"{self.script}.lua has changed: {self.before!r} stands there {times} times"
+        assert times == 1, f"{self.file}.lua has changed: {self.before!r} stands there {times} times"
         return changed
 
 
@@ -69,15 +69,15 @@ class Mutant:
     @contextmanager
     def applied(self) -> Generator[None]:
         """While it lasts, the mesh has this fault."""
-        source, texts = libraries.script_source, dict[str, str]()
+        text, texts = libraries.file_text, dict[str, str]()
         for edit in self.edits:
-            texts[edit.script] = edit.applied(texts.get(edit.script) or source(edit.script))
+            texts[edit.file] = edit.applied(texts.get(edit.file) or text(edit.file))
 
         def edited(name: str) -> str:
-            return texts.get(name) or source(name)
+            return texts.get(name) or text(name)
 
         with ExitStack() as stack:
-            stack.enter_context(patch("shared.store.script_sender.script_source", edited))
+            stack.enter_context(patch("shared.store.libraries.file_text", edited))
             for target, replacement in self.code.items():
                 stack.enter_context(patch(target, replacement))
             yield
@@ -149,8 +149,6 @@ def concluded_in_the_midst(
     owned.passes = passes
 
 
-FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate", "pause", "lay_out", "recall")
-
 MUTANTS = (
     Mutant(
         "spare twice",
@@ -189,7 +187,7 @@ MUTANTS = (
     Mutant(
         "fence",
         "a leader that lost its model goes on deciding",
-        tuple(Edit(name, r"if seen > term then", "if false then") for name in FENCED_SCRIPTS),
+        (Edit("leader", r"if seen > term then", "if false then"),),
         scripts_only=True,
     ),
     Mutant(
@@ -292,7 +290,7 @@ MUTANTS = (
     Mutant(
         "journal for ever",
         "a journal stays when its sequence is forgotten",
-        tuple(Edit(name, r"redis.call\('PEXPIRE', journal_of[^\n]*") for name in ("commit", "expire", "reclaim")),
+        (Edit("common", r"redis.call\('PEXPIRE', journal_of[^\n]*"),),
         scripts_only=True,
     ),
     Mutant(
@@ -323,22 +321,17 @@ MUTANTS = (
     Mutant(
         "slot",
         "nobody hears of a sequence that has ended, and its slot stays taken",
-        tuple(
-            Edit(name, r"redis.call\('XADD', keys.feed, [^\n]*'k', kind, 's', spare\)") for name in ("commit", "expire")
-        ),
+        (Edit("common", r"redis.call\('XADD', keys.feed, [^\n]*'k', kind, 's', spare\)"),),
     ),
     Mutant(
         "owned",
         "a sequence that has ended stays among those that its owner owns",
-        tuple(Edit(name, r"redis.call\('SREM', keys.owned, sid\)") for name in ("commit", "expire")),
+        (Edit("common", r"redis.call\('SREM', keys.owned, sid\)"),),
     ),
     Mutant(
         "tenant",
         "a sequence that is over still counts for its tenant",
-        tuple(
-            Edit(name, r"leave_tenant\(keys.record, sid\)\n  (?=redis.call\('ZREM', keys.deadlines)")
-            for name in ("commit", "expire")
-        ),
+        (Edit("common", r"leave_tenant\(keys.record, sid\)\n  (?=redis.call\('ZREM', keys.deadlines)"),),
     ),
     Mutant(
         "untried",

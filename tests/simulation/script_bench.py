@@ -71,7 +71,6 @@ class Bench:
         self.truth = Truth(self.store, self.keys, self.sequences, self.journal)
         self.lines: list[str] = []
         self.calls = 0
-        self._loaded = set[bytes]()
 
     @property
     def passed_us(self) -> int:
@@ -99,11 +98,10 @@ class Bench:
 
     def run(self, call: Call[T]) -> T:
         """One call. Raises Fenced."""
+        if not self.calls:
+            self.store.execute([b"FUNCTION", b"LOAD", b"REPLACE", self.scripts.library.text.encode()])
         self.calls += 1
-        function = self.scripts.function(call.script).encode()
-        if function not in self._loaded:
-            self._loaded.add(function)
-            self.store.execute([b"FUNCTION", b"LOAD", b"REPLACE", self.scripts.library(call.script).encode()])
+        function = self.scripts.library.function(call.script).encode()
         command = [b"FCALL", function, _wire(len(call.keys)), *map(_wire, call.keys), *map(_wire, call.args)]
         try:
             return call.read(self.store.execute(command))

@@ -570,8 +570,8 @@ class Store:
                 raise StoreError(f"ERR the twin does not know FUNCTION {other}")
 
     def cmd_fcall(self, args: Args) -> Reply:
-        """A library here has one function, and the library's name ends with the function's, as in the mesh."""
-        source = self._libraries.get(LIBRARIES.encode() + args[0])
+        """A library's name ends as those of its functions do, as in the mesh."""
+        source = self._libraries.get(LIBRARIES.encode() + args[0].rpartition(b"_")[2])
         if source is None:
             raise StoreError("ERR Function not found")
         assert self._run is not None

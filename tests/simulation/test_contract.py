@@ -195,10 +195,10 @@ async def test_what_crosses_the_border_of_lua_is_the_same(pair: Pair, key_prefix
     for at, source in enumerate(SCRIPTS):
         name = f"border_{at}"
         body = f"redis.register_function('{name}', function(KEYS, ARGV) {source} end)"
-        await pair.same([["FUNCTION", "LOAD", "REPLACE", f"#!lua name={LIBRARIES}{name}\n{body}"]])
+        await pair.same([["FUNCTION", "LOAD", "REPLACE", f"#!lua name={LIBRARIES}{at}\n{body}"]])
         await pair.same([["FCALL", name, 1, f"{key_prefix}:k", "one", b"\xff\x00"]])
         await pair.same([["GET", f"{key_prefix}:k"], ["DEL", f"{key_prefix}:k"]])
-        await pair.same([["FUNCTION", "DELETE", LIBRARIES + name]])
+        await pair.same([["FUNCTION", "DELETE", f"{LIBRARIES}{at}"]])
         assert ["error ResponseError "] == await pair.same([["FCALL", name, 0]])
 
 

@@ -87,3 +87,5 @@ local function tally_lookup(key, hit, us, base, bucket_max)
   end
   tally(key, cmsgpack.pack(counts))
 end
+
+-- each call

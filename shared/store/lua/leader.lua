@@ -5,14 +5,8 @@
 -- ARGV   1 term of the leader   then those of the script
 
 local MODEL_KEYS = 6
-local EPOCHS, STARTS, FEED, DEADLINES, LINE = unpack(KEYS, 2, MODEL_KEYS)
-local MODEL = string.match(STARTS, '}:starts:(.*)$')
-
-local seen, term = number(redis.call('GET', KEYS[1])), tonumber(ARGV[1])
-if seen > term then
-  return redis.error_reply(string.format('FENCED term %.0f is older than %.0f', term, seen))
-end
-if seen < term then redis.call('SET', KEYS[1], term) end
+local EPOCHS, STARTS, FEED, DEADLINES, LINE
+local MODEL
 
 -- A sequence has lost its owner. Its entry is of kind m, which is served before new sequences; `assign` gives it the
 -- next owner.
@@ -22,3 +16,11 @@ local function move_on(record, sid, version)
   redis.call('HDEL', record, 'ow', 'in', 'sl')
 end
 
+-- each call
+EPOCHS, STARTS, FEED, DEADLINES, LINE = unpack(KEYS, 2, MODEL_KEYS)
+MODEL = string.match(STARTS, '}:starts:(.*)$')
+local seen, term = number(redis.call('GET', KEYS[1])), tonumber(ARGV[1])
+if seen > term then
+  return redis.error_reply(string.format('FENCED term %.0f is older than %.0f', term, seen))
+end
+if seen < term then redis.call('SET', KEYS[1], term) end

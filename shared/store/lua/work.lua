@@ -128,7 +128,8 @@ local function requeue_all(keys)
   for i = 2, #held, 2 do redis.call('HSETNX', keys.takers, held[i], '') end
 end
 
-on_removed = function(key)
+-- What hangs on a key of the queue that was removed is made again.
+local function mend(key)
   for i = 1, math.floor(#KEYS / WORK_KEYS) do
     local keys = work_keys(i)
     if key == keys.queue or key == keys.held or key == keys.takers then requeue_all(keys) end
@@ -216,3 +217,5 @@ local function hold(keys, executor, tag, ids, members, has_deadlines)
   return messages_of(keys, ids), wake_next(keys)
 end
 
+-- each call
+on_removed = mend

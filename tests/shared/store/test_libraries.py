@@ -13,10 +13,10 @@ from redis.exceptions import ResponseError
 from scheduler.service import forget_libraries
 from shared.contract.ids import CorrelationId, ExecutorId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag, encode
-from shared.store import script_sender
+from shared.store import libraries
 from shared.store.company import ServiceLine
 from shared.store.keyspace import Keyspace
-from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, script_source
+from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, PRELUDES, file_text
 from shared.store.script_sender import Call
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 from shared.store.scripts import Scripts
@@ -35,23 +35,15 @@ async def mesh(redis: Any, key_prefix: str) -> ScriptedMesh:
 
 def of_another_release(monkeypatch: pytest.MonkeyPatch, mesh: ScriptedMesh) -> Scripts:
     """The scripts as another release would have them."""
-
-    def changed(name: str) -> str:
-        return script_source(name) + "-- of another release\n"
-
     with monkeypatch.context() as patch:
-        patch.setattr(script_sender, "script_source", changed)
+        patch.setattr(libraries, "file_text", lambda name: f"-- of another release\n{file_text(name)}")
         return Scripts(mesh.redis, mesh.keys)
 
 
-async def libraries(mesh: ScriptedMesh) -> set[str]:
-    """The names of all that the server has."""
+async def loaded(mesh: ScriptedMesh) -> set[str]:
+    """The names of all libraries that the server has."""
     listed = await mesh.redis.function_list(f"{LIBRARIES}*")
     return {found[found.index(b"library_name") + 1].decode() for found in listed}
-
-
-def named(release: Scripts) -> set[str]:
-    return {LIBRARIES + release.function(name) for name in NAMES}
 
 
 @pytest.mark.leaves_sequences
@@ -60,7 +52,7 @@ async def test_the_first_call_brings_every_script_so_that_none_is_missing_when_m
 
     await mesh.submit(mesh.submission(7, ONE, StepFlag.START))
 
-    assert named(mesh.scripts) <= await libraries(mesh)
+    assert mesh.scripts.library.name in await loaded(mesh)
 
 
 @pytest.mark.leaves_sequences
@@ -71,16 +63,16 @@ async def test_two_releases_call_their_own_until_one_removes_the_others(
     await mesh.submit(mesh.submission(7, ONE, StepFlag.START))
     mesh.scripts = theirs
     assert 2 == (await mesh.submit(mesh.submission(7, ONE))).step
-    assert named(ours) | named(theirs) <= await libraries(mesh)
+    assert {ours.library.name, theirs.library.name} <= await loaded(mesh)
 
-    assert len(NAMES) == await ours.forget_others()
-    assert named(ours) <= await libraries(mesh)
-    assert set() == named(theirs) & await libraries(mesh)
+    assert 1 == await ours.forget_others()
+    assert ours.library.name in await loaded(mesh)
+    assert theirs.library.name not in await loaded(mesh)
 
     # A process of that release was still there: it goes on, and is not disturbed twice.
     assert 3 == (await mesh.submit(mesh.submission(7, ONE))).step
-    assert named(theirs) <= await libraries(mesh)
-    assert len(NAMES) == await ours.forget_others()
+    assert theirs.library.name in await loaded(mesh)
+    assert 1 == await ours.forget_others()
     assert 0 == await ours.forget_others()
 
 
@@ -95,11 +87,11 @@ async def test_a_scheduler_that_starts_removes_the_scripts_of_releases_that_have
     await mesh.redis.hset(mesh.keys.services, "other", msgspec.json.encode(line))
 
     await forget_libraries(mesh.redis, mesh.keys)
-    assert named(theirs) <= await libraries(mesh)
+    assert theirs.library.name in await loaded(mesh)
 
     await mesh.redis.delete(mesh.keys.services)
     await forget_libraries(mesh.redis, mesh.keys)
-    assert set() == named(theirs) & await libraries(mesh)
+    assert theirs.library.name not in await loaded(mesh)
 
 
 @pytest.mark.leaves_sequences
@@ -138,9 +130,8 @@ def commit(mesh: ScriptedMesh, *steps: StepCommit) -> Call[list[CommitCode]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_call_changes_is_made_new_by_each_call(name: str) -> None:
     """What is declared above the line `-- each call` without a value is set below it, and what has a value keeps it."""
-    defined, _, _ = script_source(name).partition("offered().register_function(")
-    called = script_source(name)[len(defined) :]
-    assert EACH_CALL in called
+    texts = [file_text(part).rpartition(EACH_CALL) for part in ("common", *PRELUDES[name], name)]
+    defined, called = "".join(text[0] for text in texts), "".join(text[2] for text in texts)
     declared = {one for line in re.findall(r"^local ([\w, ]+)$", defined, re.MULTILINE) for one in line.split(", ")}
     constant = {one for line in re.findall(r"^local ([\w, ]+) =", defined, re.MULTILINE) for one in line.split(", ")}
     # `on_removed = nil` is a declaration with a comment of its own.
