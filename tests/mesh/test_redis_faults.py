@@ -21,7 +21,6 @@ from redis import Redis
 from deploy.chaos.proxy import Way
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import library
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
