@@ -9,7 +9,7 @@ from executor.engine.base import RowError, RowResult
 from shared.contract.errors import Code, Reason, sendable
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of, model_of
 from shared.contract.limits import LOST_OWNERS_MAX, VALUE_BYTES_MAX
-from shared.contract.messages import ReplyMessage, encode
+from shared.contract.messages import ReplyMessage, encode, next_salt
 
 
 def answer(
@@ -49,8 +49,9 @@ def _encoded(
     reply, size = b"", sum(len(tensor.raw) for tensor in result.outputs)
     # What cannot be sent is not copied either: the event loop renews the lease.
     if size <= bytes_max:
+        outputs, salt = tuple(result.outputs), next_salt()
         reply = encode(
-            ReplyMessage(version, tuple(result.outputs), "", "", "", step, executor, parameters, *of_many, result.empty)
+            ReplyMessage(version, outputs, "", "", "", step, executor, parameters, *of_many, result.empty, salt=salt)
         )
         size = len(reply)
     if size > bytes_max:

@@ -16,7 +16,7 @@ from gateway.requests.infer_call import InferCall, check_correlation_id, error_a
 from shared.contract.batch_shape import Queueing, ShapeKeys, rows_of
 from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
-from shared.contract.messages import END, START, InferMessage, ModelRecord, StepFlag
+from shared.contract.messages import END, START, InferMessage, ModelRecord, StepFlag, next_salt
 from shared.contract.model_config import ModelConfig, TimeoutAction
 from shared.contract.parameters import UINT64_MAX
 
@@ -287,6 +287,7 @@ def _message(
         keep_reply=bool(call.request_id) or call.expected_step is not None,
         own_sequence=own_sequence,
         flags=flags,
+        salt=next_salt(),
     )
     if (origin := call.origin) is None:
         return message

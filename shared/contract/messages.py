@@ -8,6 +8,7 @@ the message, which the scripts do not look into.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from enum import IntFlag
@@ -67,6 +68,7 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     call         of a call that a model made: its name, the same when the model's step runs again; "" for a client's
     chain        of a call: the models that wait for its answer, the first caller first (`shared.contract.calls`)
     deadline_ms  of a call: wall clock, ms, after which nobody waits for its answer; 0: none
+    salt         of `next_salt`; the last byte
     """
 
     model: str
@@ -88,6 +90,7 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     call: str = ""
     chain: tuple[str, ...] = ()
     deadline_ms: int = 0
+    salt: int = 0
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +104,7 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     more         other answers follow
     empty        the last answer of a decoupled model that had none to give: it only says that no other follows
     notice       this is no answer: the step has its slot now, after so many ms (parameter WAITED_MS)
+    salt         of `next_salt`; the last byte
     """
 
     version: str
@@ -115,6 +119,20 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     more: bool = False
     empty: bool = False
     notice: bool = False
+    salt: int = 0
+
+
+_salts = itertools.cycle(range(128))
+
+
+def next_salt() -> int:
+    """A number of one byte, another one each time.
+
+    Lua in Redis finds a string that it is given by a hash of some of the string's bytes: of a string of 200 bytes each
+    seventh, the last one first. Messages of one model often differ in other bytes only, and then lie in one list, which
+    is gone through for each message. What differs at their end lets them lie in 128.
+    """
+    return next(_salts)
 
 
 WAITED_MS = "sequence_waited_ms"

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shared.store.keyspace import SCHEMA_VERSION
 
-REVISION = 0
+REVISION = 1
 """Grows with each release that adds something within the schema; 0 is what tests/fixtures/formats/2 holds."""
 
 FORMAT = f"{SCHEMA_VERSION}.{REVISION}"

@@ -111,7 +111,7 @@ async def _loaded(home: Redis | Link, command: Sequence[Any]) -> None:
         await home.connect()
         await home.ask([command])
     else:
-        await home.execute_command(*command)
+        sound(await _piped(home, [command]))
 
 
 async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:

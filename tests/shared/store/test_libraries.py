@@ -35,8 +35,12 @@ async def mesh(redis: Any, key_prefix: str) -> ScriptedMesh:
 
 def of_another_release(monkeypatch: pytest.MonkeyPatch, mesh: ScriptedMesh) -> Scripts:
     """The scripts as another release would have them."""
+
+    def changed(name: str) -> str:
+        return f"-- of another release\n{file_text(name)}"
+
     with monkeypatch.context() as patch:
-        patch.setattr(libraries, "file_text", lambda name: f"-- of another release\n{file_text(name)}")
+        patch.setattr(libraries, "file_text", changed)
         return Scripts(mesh.redis, mesh.keys)
 
 
