@@ -54,7 +54,8 @@ class ScriptSender:
         """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
 
         If the server does not have the library, it is loaded, and the calls that were not known are made after the
-        others. So calls whose order matters belong together in one script call.
+        others. So calls whose order matters belong together in one script call. A server that refuses the library (it
+        is full, or the user may not) refuses these calls with the same error.
 
         link    a connected link to send them on, instead of a connection of the pool
         Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run. Where calls
@@ -69,11 +70,11 @@ class ScriptSender:
         unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
         if unknown:
             # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
-            await self._load(link)
+            refusals = await self._load(link)
             commands = [commands[index] for index in unknown]
             again = await self._exchanged(commands, link)
             for index, outcome in zip(unknown, again, strict=True):
-                outcomes[index] = outcome
+                outcomes[index] = refusals[0] if refusals and is_unknown(outcome) else outcome
         return [
             outcome if isinstance(outcome, Exception) else call.read(outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
@@ -93,25 +94,31 @@ class ScriptSender:
             removed += sum(not isinstance(reply, Exception) for reply in replies)
         return removed
 
-    async def _load(self, link: Link | None) -> None:
+    async def _load(self, link: Link | None) -> list[ResponseError]:
+        """Returns what servers refuse the library with."""
         # REPLACE: another process may have loaded the same library meanwhile.
         command = ("FUNCTION", "LOAD", "REPLACE", self.library.text)
         parts = self._redis.homes() if link is None else link.parts()
         # Of several homes one may be away. The calls for it say so.
-        await without_lost(_loaded(part, command) for part in parts)
+        told = await without_lost(_refusals(part, command) for part in parts)
+        return [refusal for refusals in told if not isinstance(refusals, BaseException) for refusal in refusals]
 
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""
         return link.exchange(commands) if link is not None else _piped(self._redis, commands)
 
 
-async def _loaded(home: Redis | Link, command: Sequence[Any]) -> None:
-    """Raises what Redis refuses it with."""
-    if isinstance(home, Link):
-        await home.connect()
-        await home.ask([command])
-    else:
-        sound(await _piped(home, [command]))
+async def _refusals(home: Redis | Link, command: Sequence[Any]) -> list[ResponseError]:
+    """Sends a command, and returns the error if it is refused. Raises one of `redis_py.CONNECTION_LOST`."""
+    try:
+        if isinstance(home, Link):
+            await home.connect()
+            await home.ask([command])
+        else:
+            sound(await _piped(home, [command]))
+    except ResponseError as refusal:
+        return [refusal]
+    return []
 
 
 async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:

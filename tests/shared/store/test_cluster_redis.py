@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, sequence_id
 from shared.store.agreement import join_mesh, joined
@@ -134,6 +135,24 @@ async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
     for node in cluster.nodes:
         ask(node, "FUNCTION", "LOAD", "#!lua name=seqmesh_old\nredis.register_function('old', function() end)")
     assert len(cluster.nodes) <= await scripts.forget_others()
+
+
+async def test_a_node_that_takes_no_library_refuses_its_own_calls_alone(
+    redis: Any, keys: Keyspace, cluster: EmbeddedCluster
+) -> None:
+    for node in cluster.nodes:
+        ask(node, "FUNCTION", "FLUSH")
+    scripts = Scripts(redis, keys)
+    sequences = [sequence_id("m", "", number) for number in range(SHARDS)]
+    full = cluster.holder(str(keys.shard_of(sequences[0])))
+    ask(full, "CONFIG", "SET", "maxmemory", "1")
+
+    outcomes = await scripts.run_all([scripts.lose(sequence, ExecutorId("e"), Epoch(1)) for sequence in sequences])
+
+    ask(full, "CONFIG", "SET", "maxmemory", "0")
+    refused = [isinstance(outcome, OutOfMemoryError) for outcome in outcomes]
+    assert [cluster.holder(str(keys.shard_of(one))) is full for one in sequences] == refused
+    assert {False} == {outcome for outcome in outcomes if not isinstance(outcome, OutOfMemoryError)}
 
 
 async def test_a_mesh_has_a_shard_on_every_node(redis: Any, cluster: EmbeddedCluster) -> None:

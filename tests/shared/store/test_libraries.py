@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from scheduler.service import forget_libraries
-from shared.contract.ids import CorrelationId, ExecutorId, StepNumber
+from shared.contract.ids import CorrelationId, Epoch, ExecutorId, StepNumber, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.store import libraries
 from shared.store.company import ServiceLine
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, PRELUDES, file_text
+from shared.store.link import Link
+from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 from shared.store.scripts import Scripts
+from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE = ExecutorId("alice-1")
@@ -57,6 +60,20 @@ async def test_the_first_call_brings_every_script_so_that_none_is_missing_when_m
     await mesh.submit(mesh.submission(7, ONE, StepFlag.START))
 
     assert mesh.scripts.library.name in await loaded(mesh)
+
+
+async def test_a_server_that_takes_no_library_refuses_the_calls_with_its_reason(private_server: EmbeddedRedis) -> None:
+    redis, keys = connect(private_server.url), Keyspace()
+    scripts, link = Scripts(redis, keys), Link(redis)
+    await link.connect()
+    await cast("Any", redis).config_set("maxmemory", 1)
+
+    call = scripts.lose(sequence_id("sum", "", 1), ALICE, Epoch(1))
+    outcomes = await scripts.run_all([call]) + await scripts.run_all([call], link)
+
+    assert [OutOfMemoryError, OutOfMemoryError] == [type(outcome) for outcome in outcomes]
+    await link.close()
+    await redis.aclose()
 
 
 @pytest.mark.leaves_sequences
