@@ -18,8 +18,8 @@ PRELUDES: Mapping[str, tuple[str, ...]] = {
     name: preludes
     for names, preludes in {
         "answers attempt reload page drain orphan lead resign draw total lose reopen resume": (),
-        "expire lay_out pause recall reclaim remove sweep vacate": ("leader",),
         "submit commit cancel end count": ("tally",),
+        "expire lay_out pause recall reclaim remove sweep vacate": ("leader",),
         "assign reject": ("leader", "tally"),
         "work_pull work_take work_read work_answers work_requeue work_withdraw work_refuse work_wake": (
             "tally",
@@ -70,7 +70,7 @@ def library() -> Library:
     """The library of this release."""
     there, texts = set[str](), list[str]()
     for script in NAMES:
-        # A prelude stands before the first script that needs it: Lua knows 200 names at a time.
+        # A prelude stands before the first script that needs it: Lua knows 200 names at a time, and `submit` has most.
         needed = [name for name in _preludes(script) if name not in there]
         there.update(needed)
         texts += [_parts(name)[0] for name in needed]

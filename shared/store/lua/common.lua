@@ -1,7 +1,7 @@
--- Prelude of every script: what more than one of them needs. shared/store/scripts.py makes a function library of each
--- script, with its preludes before it. What stands above a file's line `-- each call` is defined once, when Redis loads
--- the library: no call pays the dozen us that the sixty functions of `submit` take. So nothing above that line may keep
--- anything of a call, unless what stands below makes it new.
+-- Prelude of every script: what more than one of them needs. shared/store/libraries.py makes one function library of all
+-- scripts and preludes. What stands above a file's line `-- each call` is defined once, when Redis loads the library: no
+-- call pays the dozen us that the sixty functions of `submit` take. So nothing above that line may keep anything of a
+-- call, unless what stands below makes it new.
 --
 -- What each field of a sequence's record means, which script writes it and when it is absent: docs/reference/keys.md.
 -- States: w waiting for its first slot, l live, m moving to another owner, p paged; tombstones: e ended, x expired, f

@@ -16,7 +16,7 @@ from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.store import libraries
 from shared.store.company import ServiceLine
 from shared.store.keyspace import Keyspace
-from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, PRELUDES, file_text
+from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, PRELUDES, file_text, library
 from shared.store.link import Link
 from shared.store.redis_client import connect
 from shared.store.script_sender import Call
@@ -24,6 +24,7 @@ from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 from shared.store.scripts import Scripts
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
+from tests.simulation.lua_scripts import lua
 
 ALICE = ExecutorId("alice-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
@@ -162,3 +163,30 @@ def test_what_a_call_changes_is_made_new_by_each_call(name: str) -> None:
 
     assert set() == declared - set_in_calls
     assert set() == (changed & constant) - set_in_calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_uses_no_name_of_a_prelude_that_it_does_not_have(name: str) -> None:
+    """In the library it could: the prelude stands there for other scripts, and keeps what the last call of them had."""
+    own = ("common", *PRELUDES[name])
+    others = {prelude for preludes in PRELUDES.values() for prelude in preludes}.difference(own)
+    defined = "".join(file_text(prelude).rpartition(EACH_CALL)[0] for prelude in others)
+    theirs = {one for names in re.findall(TOP_LEVEL, defined, re.MULTILINE) for one in names.split(", ")}
+
+    text = "".join(file_text(part) for part in (*own, name))
+    declared = {one for found in re.findall(DECLARED, text) for names in found for one in names.split(", ")}
+    assert set() == (set(re.findall(NAME, text)) & theirs) - declared
+
+
+TOP_LEVEL = r"^local (?:function )?(\w+(?:, \w+)*)"
+DECLARED = r"\b(?:local (?:function )?|for |function)(\w+(?:, \w+)*)?(?:\(([\w, ]*)\))?"
+"""Variables and functions, of loops too, and parameters."""
+NAME = r"--[^\n]*|'[^'\n]*'|[.:]?\b[A-Za-z_]\w*"
+"""Also comments, strings, and fields with what stands before them."""
+
+
+def test_lua_takes_twenty_names_more_than_the_library_has() -> None:
+    """It knows 200 at a time, and a function 60 of those around it; a library that has more is refused."""
+    more = "local " + ", ".join(f"another_{number}" for number in range(20))
+
+    lua.compile(f"local RELEASE\n{more}\n{library().source}")
