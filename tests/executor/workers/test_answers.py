@@ -41,6 +41,13 @@ def test_what_a_backend_gives_and_no_message_takes_is_an_error_of_that_row(resul
     assert (Reason.LOST if is_lost else "") == told.reason
 
 
+def test_the_same_answers_end_in_bytes_that_differ() -> None:
+    """As messages of the same request (`tests/gateway/requests/test_admission.py`)."""
+    ends = {answer(RowResult((), {}), version="1", executor=ExecutorId("a"))[-1] for _ in range(128)}
+
+    assert set(range(128)) == ends
+
+
 def test_an_answer_that_redis_does_not_take_is_told_as_such() -> None:
     result = RowResult((from_numpy("OUTPUT", np.zeros((1, 100), np.uint8)),), {})
     whole = answer(result, version="1", executor=ExecutorId("a"), step=3)

@@ -15,7 +15,7 @@ from gateway.requests.forms import KnownForms, check_form, has_many_strings, str
 from gateway.requests.infer_call import EnsemblePart, InferCall, check_correlation_id
 from gateway.requests.sessions import new_session
 from shared.contract.errors import Code, RequestError
-from shared.contract.messages import ModelRecord, StepFlag
+from shared.contract.messages import ModelRecord, StepFlag, encode
 from shared.contract.model_config import (
     ControlKind,
     ControlSpec,
@@ -273,6 +273,13 @@ def test_sequence_parameters_mean_nothing_to_a_stateless_model():
     entered = admitted(call(correlation_id=9, start=True), stateless())
 
     assert (entered.sequence, entered.flags) == (None, StepFlag.NONE)
+
+
+def test_messages_of_the_same_request_end_in_bytes_that_differ():
+    """Lua hashes the last byte of every string. Whoever appends a field appends another salt behind it."""
+    ends = {encode(admitted(call(correlation_id=1), model()).message)[-1] for _ in range(128)}
+
+    assert set(range(128)) == ends
 
 
 @pytest.fixture
