@@ -158,8 +158,11 @@ def test_what_a_call_changes_is_made_new_by_each_call(name: str) -> None:
     constant = {one for line in re.findall(r"^local ([\w, ]+) =", defined, re.MULTILINE) for one in line.split(", ")}
     # `on_removed = nil` is a declaration with a comment of its own.
     set_in_calls = {one for line in re.findall(r"^([\w, ]+) =", called, re.MULTILINE) for one in line.split(", ")}
-    changed = {one for line in re.findall(r"^ +([\w, ]+) = ", defined, re.MULTILINE) for one in line.split(", ")}
-    changed |= set(re.findall(r"^ +(\w+)\[[^\n=]*\] = ", defined, re.MULTILINE))
+    begin = r"(?:^ +|\b(?:then|else|do) )"
+    set_at_once = re.findall(rf"{begin}(\w+(?:, \w+)*) = ", defined, re.MULTILINE)
+    changed = {one for names in set_at_once for one in names.split(", ")}
+    changed |= set(re.findall(rf"{begin}(\w+)(?:\[[^\n=]*\]|\.\w+) = ", defined, re.MULTILINE))
+    changed |= set(re.findall(r"\b(?:append|table\.insert|table\.remove)\((\w+)", defined))
 
     assert set() == declared - set_in_calls
     assert set() == (changed & constant) - set_in_calls
