@@ -33,7 +33,7 @@ def panels(dashboard: Path) -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterable[tuple[str, str]]:
-    """Where it stands, and the expression; variables of dashboards have values."""
+    """Where it stands, and the expression, with the variables of dashboards as they are written."""
     for rule in rules():
         yield rule["alert"], rule["expr"]
     for dashboard in DASHBOARDS:
@@ -43,6 +43,12 @@ def expressions() -> Iterable[tuple[str, str]]:
         for panel in document["panels"]:
             for target in panel.get("targets", ()):
                 yield f"{dashboard.stem}: {panel['title']}", target["expr"]
+
+
+def with_values(expression: str, model: str, mesh: str = ".*") -> str:
+    """The expression as Grafana asks it; of all meshes by default, also of one whose gateways have no label."""
+    values = {"$__rate_interval": "1m", "$model": model, "$mesh": mesh}
+    return re.sub(r"\$\w+", lambda variable: values[variable[0]], expression)
 
 
 def metrics_of(expression: str) -> set[str]:

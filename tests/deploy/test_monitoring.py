@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,9 +14,20 @@ import pytest
 import yaml
 
 from tests.docs.reference.metrics import metrics
-from tests.monitoring_files import DASHBOARDS, PROMETHEUS, ROOT, SUFFIXES, expressions, metrics_of, panels, rules
+from tests.monitoring_files import (
+    DASHBOARDS,
+    PROMETHEUS,
+    ROOT,
+    SUFFIXES,
+    expressions,
+    metrics_of,
+    panels,
+    rules,
+    with_values,
+)
 
 PROMTOOL = shutil.which("promtool")
+OF_EACH_DASHBOARD = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 GUIDE = (ROOT / "docs" / "guides" / "monitoring.md").read_text()
 
 
@@ -47,7 +59,55 @@ def test_an_alert_tells_the_meshes_of_one_prometheus_apart(rule: dict[str, Any])
     assert all(labels.split(", ")[0] == "mesh" for labels in by)
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+@OF_EACH_DASHBOARD
+def test_a_dashboard_asks_for_the_meshes_that_are_chosen_and_leads_to_the_others_with_them(dashboard: Path) -> None:
+    document = json.loads(dashboard.read_text())
+    mesh, *others = document["templating"]["list"]
+    (link,) = document["links"]
+
+    assert ("mesh", True, True) == (mesh["name"], mesh["multi"], mesh["includeAll"])
+    assert ".*" == mesh["allValue"], "else a mesh without the label is of no choice"
+    assert {"text": ["All"], "value": ["$__all"]} == mesh["current"]
+    assert 'label_values(up{job="seqmesh"}, mesh)' == mesh["query"]["query"] == mesh["definition"]
+    for variable in others:
+        assert not unselected(variable["query"]["query"])
+        assert variable["query"]["query"] == variable["definition"]
+    assert ("dashboards", True) == (link["type"], link["includeVars"])
+    assert set(link["tags"]) <= set(document["tags"])
+
+
+def test_every_expression_of_a_dashboard_is_of_the_meshes_that_are_chosen() -> None:
+    for where, expression in expressions():
+        if where.startswith("seqmesh-"):
+            assert metrics_of(expression) or "ALERTS" in expression, where
+            assert not unselected(expression), where
+
+
+def unselected(expression: str) -> list[str]:
+    """Names of what it reads whatever mesh is chosen."""
+    read = re.findall(r"\b((?:seqmesh|nv|process)_[a-z0-9_]+|ALERTS)\b({[^}]*})?", expression)
+    return [name for name, selector in read if 'mesh=~"$mesh"' not in selector]
+
+
+@OF_EACH_DASHBOARD
+def test_a_chart_shows_each_mesh_by_itself_and_a_single_figure_is_of_the_chosen_ones_together(dashboard: Path) -> None:
+    """The greatest of several meshes hides the others, also in a single figure."""
+    for panel in panels(dashboard):
+        for target in panel.get("targets", ()):
+            expression, legend = target["expr"], target["legendFormat"]
+            by = re.findall(r"\b(?:sum|min|max|count) by \(([\w, ]+)\)", expression)
+            over_all = re.findall(r"\b(sum|min|max|count)\(", expression)
+
+            assert "max" not in over_all, panel["title"]
+            if panel["type"] == "heatmap":
+                assert ([], ["le"]) == (over_all, by), panel["title"]
+            else:
+                assert all(labels.split(", ")[0] == "mesh" for labels in by), panel["title"]
+                assert panel["type"] == "stat" or not over_all, panel["title"]
+                assert panel["type"] == "stat" or legend.endswith("{{mesh}}"), panel["title"]
+
+
+@OF_EACH_DASHBOARD
 def test_the_panels_of_a_dashboard_have_places_and_a_source(dashboard: Path) -> None:
     found = panels(dashboard)
     provisioned = yaml.safe_load((dashboard.parents[1] / "provisioning/datasources/prometheus.yaml").read_text())
@@ -99,9 +159,23 @@ def test_every_alert_is_made_to_fire_by_a_test_of_the_rules() -> None:
     assert [] == [rule["alert"] for rule in rules() if f'"{rule["alert"]}"' not in text]
 
 
-def shown(where: str, series: dict[str, str], expected: dict[str, float], directory: Path) -> None:
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
+def test_prometheus_own_tool_reads_every_expression_of_a_dashboard(tmp_path: Path) -> None:
+    """Of all meshes, and of two as Grafana writes them."""
+    asked = [
+        {"record": f"asked_{number}", "expr": with_values(expression, "m", mesh), "labels": {"where": where}}
+        for number, (where, expression) in enumerate(expressions())
+        for mesh in (".*", "(blue|prod/seqmesh)")
+    ]
+    rule_file = tmp_path / "asked.yaml"
+    rule_file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": asked}]}))
+    ran = subprocess.run([str(PROMTOOL), "check", "rules", rule_file], capture_output=True, text=True, check=False)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
+
+
+def shown(where: str, series: dict[str, str], expected: dict[str, float], directory: Path, *, mesh: str = ".*") -> None:
     """Asserts what the last expression of a panel makes of series with a sample every 15 s, in the sixth minute."""
-    expression = dict(expressions())[where].replace("$__rate_interval", "1m").replace("$model", "m")
+    expression = with_values(dict(expressions())[where], "m", mesh)
     samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
     test = {
         "interval": "15s",
@@ -138,3 +212,16 @@ def test_batches_of_one_row_are_shown_as_that(tmp_path: Path) -> None:
 def test_alerts_of_others_are_not_shown(tmp_path: Path) -> None:
     series = {f'ALERTS{{alertstate="firing",alertname="{name}"}}': "1x40" for name in ("SeqmeshNoLeader", "DiskFull")}
     shown("seqmesh-overview: Firing alerts", series, {"{}": 1}, tmp_path)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
+@pytest.mark.parametrize("mesh", ["blue", "(blue|green)", ".*"])
+def test_the_figures_of_two_meshes_are_shown_apart(mesh: str, tmp_path: Path) -> None:
+    labels = '{model="m",instance="%s",mesh="%s"}'
+    steps = {"nv_inference_request_success" + labels % pair: "0+15x40" for pair in (("a", "blue"), ("b", "green"))}
+    executors = {f'seqmesh_executors{{state="serving",mesh="{one}"}}': "2x40" for one in ("blue", "green")}
+    chosen = ["blue", "green"] if mesh != "blue" else ["blue"]
+
+    expected = {f'{{mesh="{one}",model="m"}}': 1.0 for one in chosen}
+    shown("seqmesh-overview: Requests a second", steps, expected, tmp_path, mesh=mesh)
+    shown("seqmesh-overview: Executors serving", executors, {"{}": 2.0 * len(chosen)}, tmp_path, mesh=mesh)
