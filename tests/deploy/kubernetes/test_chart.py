@@ -54,6 +54,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "autoscaling by KEDA": {"executor": {"autoscaling": KEDA}, "gateway": {"autoscaling": {"enabled": True}}},
     "autoscaling by HPA": {"executor": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
+    "pods with labels and annotations": {
+        "gateway": {"podLabels": {"team": "speech", "on": "true"}, "podAnnotations": {"a.example.com/b": "c"}},
+        "scheduler": {"podLabels": {"app.kubernetes.io/part-of": "speech"}},
+        "executor": {"podLabels": {"team": "speech"}},
+        "console": {"enabled": True, "podLabels": {"team": "speech"}},
+    },
     "watched and closed": {
         "console": {"enabled": True},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -103,6 +109,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"redis": ELSEWHERE, "networkPolicies": {"enabled": True}}, "networkPolicies.egress"),
     ({"executor": {"startupSeconds": 0}}, "startupSeconds"),
+    (
+        {"scheduler": {"podLabels": {"app.kubernetes.io/name": "seqmesh"}}},
+        "scheduler.podLabels: app.kubernetes.io/name",
+    ),
+    ({"gateway": {"podLabels": {"team": 7}}}, "podLabels"),
     ({"executor": {"modelsVolume": {"emptyDir": {}, "hostPath": {"path": "/"}}}}, "modelsVolume"),
 ]
 """Values, and words of what Helm says about them."""
@@ -302,6 +313,17 @@ def test_every_pod_is_of_the_service_account_that_a_cloud_may_know(values: dict[
     assert {account["name"]} == {
         one["spec"]["template"]["spec"]["serviceAccountName"] for one in found if one["kind"] in WORKLOADS
     }
+
+
+@ALL
+def test_a_pod_has_the_labels_and_annotations_that_are_given_and_no_selector_has_them(values: dict[str, Any]) -> None:
+    for one in objects(values):
+        if one["kind"] in WORKLOADS:
+            metadata, selector = one["spec"]["template"]["metadata"], one["spec"]["selector"]["matchLabels"]
+            given = values.get(selector["app.kubernetes.io/component"], {})
+
+            assert metadata["labels"] == selector | given.get("podLabels", {})
+            assert given.get("podAnnotations") == metadata.get("annotations")
 
 
 @ALL

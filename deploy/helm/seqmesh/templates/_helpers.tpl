@@ -137,9 +137,19 @@ securityContext:
 
 {{- /* Labels and annotations of a pod; argument: (list root component). */}}
 {{- define "seqmesh.podMetadata" -}}
+{{- $values := index (index . 0).Values (index . 1) -}}
+{{- $selector := include "seqmesh.selector" . -}}
+{{- range $name := keys $values.podLabels }}
+{{- if hasKey (fromYaml $selector) $name }}
+{{- fail (printf "%s.podLabels: %s is the chart's own, by which the pods are found: leave it out" (index $ 1) $name) }}
+{{- end }}
+{{- end -}}
 labels:
-  {{- include "seqmesh.selector" . | nindent 2 }}
-{{- with (index (index . 0).Values (index . 1)).podAnnotations }}
+  {{- $selector | nindent 2 }}
+{{- with $values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.podAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
