@@ -249,15 +249,17 @@ def test_every_container_has_the_three_probes_and_what_they_ask_exists(values: d
 def test_an_executor_has_the_time_to_start_that_it_is_given(values: dict[str, Any]) -> None:
     """A model of a hundred gigabytes takes longer to load than most."""
     given = values.get("executor", {}).get("startupSeconds", 600)
-    (executor,) = (
-        one["spec"]
-        for one in objects(values)
-        if one["metadata"]["name"] == "seqmesh-executor" and one["kind"] == "Deployment"
-    )
-    probe = executor["template"]["spec"]["containers"][0]["startupProbe"]
+    found = objects(values)
+    probe = containers(found)["executor"]["startupProbe"]
+    deadlines = {
+        one["metadata"]["name"]: one["spec"].get("progressDeadlineSeconds", 600)
+        for one in found
+        if one["kind"] == "Deployment"
+    }
 
     assert given <= probe["failureThreshold"] * probe["periodSeconds"] < given + probe["periodSeconds"]
-    assert given < executor["progressDeadlineSeconds"], "of a rollout"
+    assert given < deadlines["seqmesh-executor"], "of a rollout"
+    assert given < deadlines["seqmesh-gateway"], "which waits for executors"
 
 
 @ALL
