@@ -325,7 +325,23 @@ def test_a_pod_has_the_labels_and_annotations_that_are_given_and_no_selector_has
             given = values.get(selector["app.kubernetes.io/component"], {})
 
             assert metadata["labels"] == selector | given.get("podLabels", {})
-            assert given.get("podAnnotations") == metadata.get("annotations")
+            assert given.get("podAnnotations", {}) == {
+                name: text for name, text in metadata.get("annotations", {}).items() if name != "checksum/redis-url"
+            }
+
+
+def test_another_url_of_redis_in_the_values_makes_other_pods() -> None:
+    """Pods that stay would be a mesh of their own, with the Redis that they began with."""
+
+    def pods(url: str) -> dict[str, Any]:
+        found = objects({"console": {"enabled": True}, "redis": {"url": url, **ELSEWHERE}})
+        return {one["metadata"]["name"]: one["spec"]["template"] for one in found if one["kind"] in WORKLOADS}
+
+    before, after = pods("redis://:secret@a"), pods("redis://:secret@b")
+    assert 4 == len(before)
+    assert before == pods("redis://:secret@a")
+    assert all(before[name] != after[name] for name in before)
+    assert "secret@" not in str(before)
 
 
 @ALL

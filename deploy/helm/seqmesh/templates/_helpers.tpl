@@ -149,7 +149,10 @@ labels:
 {{- with $values.podLabels }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.podAnnotations }}
+{{- $annotations := deepCopy $values.podAnnotations }}
+{{- /* A service reads the URL at its start: with another one every pod is another. */}}
+{{- with (index . 0).Values.redis.url }}{{ $_ := set $annotations "checksum/redis-url" (sha256sum .) }}{{ end }}
+{{- with $annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
