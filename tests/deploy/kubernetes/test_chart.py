@@ -7,6 +7,8 @@ Kubernetes' own there is the part of their schema that the chart uses.
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deploy.local.embedded import free_port
 from shared.checks import CHECKS
 from shared.settings import parse_settings
 from tests.deploy.kubernetes.chart import CHART, RefusedValuesError, ask, containers, objects, question_of, rendered
@@ -328,6 +331,40 @@ def test_a_pod_has_the_labels_and_annotations_that_are_given_and_no_selector_has
             assert given.get("podAnnotations", {}) == {
                 name: text for name, text in metadata.get("annotations", {}).items() if name != "checksum/redis-url"
             }
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no Redis on this machine's path")
+def test_redis_is_ready_while_its_password_changes(tmp_path: Path) -> None:
+    """In the Secret before the server or after it."""
+    redis = containers(objects({}))["redis"]
+    secret, port = tmp_path / "password", free_port()
+
+    def here(script: str) -> list[str]:
+        places = {"/secret/password": str(secret), "/tmp/redis.conf": f"{tmp_path}/redis.conf"}
+        places |= {"/data": f"{tmp_path} --port {port}", "redis-cli": f"redis-cli -p {port}"}
+        for place, own in places.items():
+            script = script.replace(place, own)
+        return ["sh", "-c", script]
+
+    def passes(probe: str) -> bool:
+        script = redis[f"{probe}Probe"]["exec"]["command"][-1]
+        return 0 == subprocess.run(here(script), stdout=subprocess.DEVNULL, check=False, timeout=60).returncode
+
+    secret.write_text("first")
+    with subprocess.Popen(here(redis["args"][0]), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert any("Ready to accept connections" in line for line in server.stdout)
+            assert passes("startup")
+            secret.write_text("second")
+            assert passes("readiness"), "the server has the first one alone"
+            subprocess.run(here("REDISCLI_AUTH=first redis-cli config set requirepass second"), check=True, timeout=60)
+            assert passes("readiness"), "the server has the second one alone"
+            secret.write_text("third")
+            assert not passes("readiness"), "the server has neither of those that are known"
+            assert passes("liveness"), "it answers"
+        finally:
+            server.terminate()
 
 
 def test_another_url_of_redis_in_the_values_makes_other_pods() -> None:

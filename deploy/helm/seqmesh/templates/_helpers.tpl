@@ -34,6 +34,18 @@ labels:
 {{ .Values.redis.secretName | default (printf "%s-redis" (include "seqmesh.name" .)) }}
 {{- end }}
 
+{{- /* Whether Redis serves, by the Secret's password or by the one that Redis was started with: when the Secret has changed it serves as
+before, and no StatefulSet replaces a pod that is not ready. */}}
+{{- define "seqmesh.redisServes" -}}
+exec:
+  command:
+    - sh
+    - -c
+    - >-
+      for password in "$(cat /secret/password)" "$(cut -d ' ' -f 2 /tmp/redis.conf)"; do
+      REDISCLI_AUTH=$password redis-cli ping | grep -q PONG && exit; done; exit 1
+{{- end }}
+
 {{- /* The image of a service; argument: (list root component). */}}
 {{- define "seqmesh.image" -}}
 {{- $image := (index . 0).Values.image -}}
