@@ -9,8 +9,9 @@ import click
 from shared.settings import CommonSettings, parse_settings
 
 CHECKS = {"healthcheck": False, "livecheck": True}
-"""The words that ask for a check, and its answer while Redis does not answer. Not healthy: nothing older is stopped for
-it. Alive: an orchestrator that restarts what is dead must not restart every executor because Redis is away.
+"""The words that ask for a check, and its answer while Redis does not answer or takes no writes. Not healthy: nothing
+older is stopped for it. Alive: an orchestrator that restarts what is dead must not restart every executor because of
+Redis.
 """
 
 

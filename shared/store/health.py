@@ -55,12 +55,16 @@ CHECKED: Mapping[str, Callable[[Redis, Keyspace, str], Awaitable[str]]] = {
 async def problem(service: str, name: str, url: str, prefix: str, *, without_redis: bool = False) -> str:
     """Why the process of that service and name is not healthy, in one line; "" if it is.
 
-    without_redis  whether it counts as healthy while Redis, which alone knows, does not tell
+    without_redis  whether it counts as healthy while Redis, which alone knows, does not tell, or takes no writes
     """
-    redis = connect(url, retries=0)
+    redis, keys = connect(url, retries=0), Keyspace(prefix)
     try:
         with needed_at_start(url):
-            return await CHECKED[service](redis, Keyspace(prefix), name)
+            cause = await CHECKED[service](redis, keys, name)
+            if cause and without_redis:
+                # A write that changes nothing. Where Redis takes none, no lease can be renewed.
+                await redis.hdel(keys.executors, "")
+            return cause
     except UnfitRedisError as error:
         return "" if without_redis else error.message
     finally:

@@ -24,10 +24,10 @@ HEALTH = """
 ### Health checks
 
 `seqmesh executor healthcheck` and `seqmesh scheduler healthcheck` end with exit code 0 when the process of that name
-(`--name`, by default the host's) lives, else with 1 and the cause on standard error; while Redis does not answer with
-1, too. `livecheck` in the place of `healthcheck` ends with 0 then, for what starts again whatever is dead. They take
-the settings of their service and need none of them. A gateway is asked over HTTP: `/v2/health/live` and
-`/v2/health/ready`.
+(`--name`, by default the host's) lives, else with 1 and the cause on standard error; while Redis does not answer, or
+takes no writes, with 1, too. `livecheck` in the place of `healthcheck` ends with 0 then, for what starts again whatever
+is dead. They take the settings of their service and need none of them. A gateway is asked over HTTP: `/v2/health/live`
+and `/v2/health/ready`.
 """
 
 

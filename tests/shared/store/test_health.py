@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from shared.store.commands import Redis
 from shared.store.health import problem
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.redis_client import connect
+from tests.embedded_redis import EmbeddedRedis
 
 NAME = "executor-here"
 LEASE_MS = 60_000
@@ -82,6 +85,24 @@ async def test_without_redis_nobody_is_healthy_but_may_be_alive(service: str, ke
 
     assert f"Redis at {NOWHERE} cannot be reached" in cause
     assert not await problem(service, NAME, NOWHERE, key_prefix, without_redis=True)
+
+
+@pytest.mark.parametrize("service", ["executor", "scheduler"])
+async def test_who_cannot_renew_its_lease_because_redis_takes_no_writes_may_be_alive(
+    service: str, private_server: EmbeddedRedis
+) -> None:
+    """Its disk is full, or its replicas are away: to start every executor again would help nobody."""
+    asked, keys = (service, NAME, private_server.url, "mesh"), Keyspace("mesh")
+    async with connect(private_server.url) as redis:
+        server: Any = redis
+        await Membership(redis, keys).register(registration(NAME), lease_ms=LEASE_MS)
+        await redis.delete(keys.executor_lease(registration(NAME).executor))
+        await server.config_set("min-replicas-to-write", 1)
+
+        assert await problem(*asked)
+        assert not await problem(*asked, without_redis=True)
+        await server.config_set("min-replicas-to-write", 0)
+        assert await problem(*asked, without_redis=True)
 
 
 async def test_a_redis_that_refuses_the_check_tells_nothing_of_the_process(redis_url: str, key_prefix: str) -> None:
