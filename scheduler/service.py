@@ -224,14 +224,15 @@ class Scheduler:
             logs.warning("lease refused", model=model, cause=error)
 
     async def _show_life(self) -> None:
-        sign = ",".join(sorted(self._leadership.terms))
+        redis, key = self._mesh.redis, self._mesh.keys.scheduler(self._name)
+        sign, lasts_ms = ",".join(sorted(self._leadership.terms)), max(self._settings.lease_ms, 1000)
         try:
-            await self._mesh.redis.set(
-                self._mesh.keys.scheduler(self._name), sign, px=max(self._settings.lease_ms, 1000)
-            )
+            await redis.set(key, sign, px=lasts_ms)
         except ResponseError as error:
-            # A full Redis refuses this write. The scheduler goes on: it ends idle sequences, which frees memory.
-            logs.warning("sign of life not written", cause=error)
+            # A full Redis takes no sign, and a new end of the last one. The scheduler goes on: it ends idle sequences,
+            # which frees memory. Health checks must not take it for dead, as none can be started in its place.
+            if not await redis.pexpire(key, lasts_ms):
+                logs.warning("sign of life not written", cause=error)
 
     async def _watch(self) -> None:
         if await self._spoilt.found():

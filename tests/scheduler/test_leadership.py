@@ -474,6 +474,23 @@ async def test_redis_without_memory_finishes_what_was_accepted(private_server: E
     await stage.close()
 
 
+async def test_a_scheduler_shows_that_it_lives_in_a_redis_without_memory(private_server: EmbeddedRedis) -> None:
+    """Else what restarts the dead would end all schedulers, and none can start before there is memory."""
+    stage = Stage(private_server.url, "full")
+    sign, lease_ms, longer_ms = stage.keys.scheduler("s1"), 2_000, 600_000
+
+    async def is_renewed() -> bool:
+        return 0 < await stage.commands.pttl(sign) <= lease_ms
+
+    async with stage.scheduler(lease_ms=lease_ms):
+        await stage.until(is_renewed)
+        await stage.commands.config_set("maxmemory", 1)
+        await stage.commands.pexpire(sign, longer_ms)
+        await stage.until(is_renewed)
+    await stage.commands.config_set("maxmemory", 0)
+    await stage.close()
+
+
 async def test_a_lease_that_cannot_be_read_is_free(stage: Stage) -> None:
     """Also one that would never end: a leader's always does."""
     leadership = Leadership(stage.scripts, SchedulerId("s1"), lease_ms=60_000, clock=lambda: 0.0)
