@@ -9,8 +9,9 @@ its first caller loads it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import NamedTuple
 
 import msgspec
 
@@ -68,13 +69,15 @@ class Library(msgspec.Struct, frozen=True):
 
 def library() -> Library:
     """The library of this release."""
-    there, texts = set[str](), list[str]()
+    preludes, texts = dict[str, _Parts](), list[str]()
     for script in NAMES:
-        # A prelude stands before the first script that needs it: Lua knows 200 names at a time, and `submit` has most.
-        needed = [name for name in _preludes(script) if name not in there]
-        there.update(needed)
-        texts += [_parts(name)[0] for name in needed]
-        texts.append(_function(script))
+        names = ("common", *PRELUDES[script])
+        for name in names:
+            # It stands before the first script that needs it: Lua knows 200 names at a time, and `submit` has most.
+            if name not in preludes:
+                preludes[name] = _parts(name)
+                texts.append(preludes[name].defined)
+        texts.append(_function(script, [preludes[name] for name in names]))
     source = "".join(texts)
     return Library(hashlib.sha1(source.encode()).hexdigest()[:16], source)
 
@@ -84,22 +87,24 @@ def file_text(name: str) -> str:
     return (LUA / f"{name}.lua").read_text()
 
 
-def _preludes(script: str) -> tuple[str, ...]:
-    return ("common", *PRELUDES[script])
+class _Parts(NamedTuple):
+    """What Redis runs of a file when it loads the library, and what with each call of a script."""
+
+    defined: str
+    called: str
 
 
-def _parts(name: str) -> tuple[str, str]:
-    """What Redis runs of a file when it loads the library, and with each call of a script."""
+def _parts(name: str) -> _Parts:
     defined, line, called = file_text(name).rpartition(EACH_CALL)
-    return defined, line + called
+    return _Parts(defined, line + called)
 
 
-def _function(script: str) -> str:
+def _function(script: str, preludes: Sequence[_Parts]) -> str:
     """What defines and registers a script, in a block of its own."""
-    defined, _ = _parts(script)
-    called = "".join(_parts(name)[1] for name in (*_preludes(script), script))
+    own = _parts(script)
+    called = "".join(part.called for part in (*preludes, own))
     flags = "'allow-oom'" if script in FINISHING else ""
     return (
-        f"do\n{defined}offered().register_function({{ function_name = '{script}_' .. RELEASE, flags = {{ {flags} }}, "
-        f"callback = function(keys, args)\n{called}end }})\nend\n"
+        f"do\n{own.defined}offered().register_function({{ function_name = '{script}_' .. RELEASE, "
+        f"flags = {{ {flags} }}, callback = function(keys, args)\n{called}end }})\nend\n"
     )
