@@ -246,12 +246,15 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     async def _receive(self) -> Message:
         """The next part of the request's body, or that the client has left, as ASGI's `receive`."""
-        request = self._request
+        request, has_waited = self._request, False
         while request is not None and self._abort_at is None:
             if not request.is_told:
                 part = await self._take(request)
                 request.is_told = request.is_taken
                 if part or request.is_told:
+                    if request.is_told and has_waited:
+                        # What follows may take milliseconds, and the bodies of many requests may end at one moment.
+                        await self._turns.entered(self._seat.client)
                     return {"type": "http.request", "body": part, "more_body": not request.is_told}
                 if self._abort_at is not None:
                     break  # the body is broken
@@ -263,6 +266,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
                 request.expects = False
                 self._transport.write(CONTINUE)
             await self._more()
+            has_waited = True
         return DISCONNECT
 
     async def _take(self, request: Request) -> bytes:

@@ -6,6 +6,9 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 
 TURN_S = 0.002
 """How long a connection may take at a time. Handling a frame takes some 10 us, the dearest one some milliseconds."""
@@ -31,8 +34,10 @@ class LoopTurns:
         self._is_counting = False
         self._room, self._until = 0, -math.inf
         """How many more may begin at once, and until when."""
-        self._entering: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
-        """Those that wait to begin, by client. The client whose turn it is comes first."""
+        self._entering: OrderedDict[str, list[tuple[int, Callable[[], object]]]] = OrderedDict()
+        """Those that wait to begin, by client, each client's as a heap by when they came. The client whose turn it is
+        comes first."""
+        self._arrivals = count()
 
     @property
     def number(self) -> int:
@@ -58,22 +63,38 @@ class LoopTurns:
         """Something has come for a connection of this client: calls `begin`, at once or in a later turn of the loop."""
         if self._enters():
             begin()
-            return
-        if not self._entering:
-            self._loop.call_soon(self._let_enter)
-        self._entering.setdefault(client, deque()).append(begin)
+        else:
+            self._line_up(client, next(self._arrivals), begin)
 
     async def entered(self, client: str) -> None:
-        """Returns when `enter` calls."""
-        if not self._enters():
+        """Returns when `enter` calls, in a turn of the loop that has time for what follows."""
+        if self._enters():
+            return
+        arrival = next(self._arrivals)
+        while True:
             come = self._loop.create_future()
-            self.enter(client, lambda: come.done() or come.set_result(None))
+            self._line_up(client, arrival, partial(self._wake, come))
             await come
+            now = self._loop.time()
+            self._until = min(self._until, now + ENTERING_S)
+            if now < self._until:
+                return
+
+    def _line_up(self, client: str, arrival: int, begin: Callable[[], object]) -> None:
+        if not self._entering:
+            self._loop.call_soon(self._let_enter)
+        heappush(self._entering.setdefault(client, []), (arrival, begin))
+
+    def _wake(self, come: asyncio.Future[None]) -> None:
+        """One that waits in `entered` may go on: all that are woken do so one after the other, in the next turn."""
+        if not come.done():
+            self._until = math.inf  # Their time counts from the first of them, who always has some.
+            come.set_result(None)
 
     def _enters(self) -> bool:
         """Whether one more may begin at once. It counts then."""
         now = self._loop.time()
-        if self._entering:
+        if self._entering or self._until == math.inf:
             return False
         if now >= self._until + PAUSE_S:
             self._room, self._until = ENTERING_MAX, now + ENTERING_S
@@ -88,7 +109,7 @@ class LoopTurns:
         try:
             while self._entering and self._room and self._loop.time() < self._until:
                 client, waiting = self._entering.popitem(last=False)
-                begin = waiting.popleft()
+                _, begin = heappop(waiting)
                 if waiting:
                     self._entering[client] = waiting
                 self._room -= 1

@@ -290,23 +290,32 @@ async def test_a_client_that_sends_ahead_keeps_nobody_waiting(parser: HttpParser
     assert served.index("/other") < 1000
 
 
-async def turns_of(requests: int) -> int:
-    """In how many turns of the loop 20 clients are served that send so many requests each, all at one moment."""
-    turns, served = LoopTurns(), set[int]()
+async def turns_of(requests: int, sent: bytes = GET, rest: bytes = b"") -> int:
+    """In how many turns of the loop 20 clients are answered that send so many requests each, all at one moment. rest:
+    of their bodies, also sent at one moment, when all clients wait for it."""
+    turns, begun, answered = LoopTurns(), list[str](), set[int]()
 
     async def counting(scope: Any, receive: Any, send: Any) -> None:
-        served.add(turns.number)
-        await app(scope, receive, send)
+        async def counted(message: Any) -> None:
+            answered.add(turns.number)
+            await send(message)
+
+        begun.append(scope["path"])
+        await app(scope, receive, counted)
 
     async with serving(counting, "llhttp") as port, asyncio.timeout(SOON_S):
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         for _, writer in connections:
-            writer.write(GET * requests)
+            writer.write(sent * requests)
+        while rest and len(begun) < 20:
+            await asyncio.sleep(0)
+        for _, writer in connections:
+            writer.write(rest)
         for reader, writer in connections:
             for _ in range(2 * requests):
                 await reader.readuntil(b"|")
             writer.close()
-    return len(served)
+    return len(answered)
 
 
 async def test_of_the_clients_that_send_ahead_one_is_served_in_a_turn_of_the_loop() -> None:
@@ -322,6 +331,16 @@ async def test_of_the_clients_that_send_at_one_moment_some_are_served_in_a_turn_
 
     # Two turns, one after the other, may be counted as one.
     assert await turns_of(1) >= 20 // 2
+
+
+async def test_of_the_bodies_that_end_at_one_moment_some_are_taken_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What follows a body, its decoding, may take milliseconds."""
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+
+    # Two turns, one after the other, may be counted as one.
+    assert await turns_of(1, POST + b"content-length: 2\r\n\r\n!", b"!") >= 20 // 2
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,55 @@ async def test_connections_that_take_long_to_begin_leave_the_turn_to_others(monk
     assert [0, 1, 2, 3, 4] == begun
 
 
+class Clock:
+    """The loop's time, which goes on by what is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+        monkeypatch.setattr("gateway.ports.turns.ENTERING_S", 3)
+        monkeypatch.setattr("gateway.ports.turns.PAUSE_S", MANY)
+
+
+async def test_connections_that_are_woken_together_go_on_while_the_turn_has_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others go on in later turns: each client's in the order in which they came, and the clients by turns."""
+    turns, clock, went = LoopTurns(), Clock(monkeypatch), [list[str]()]
+
+    async def go_on(name: str) -> None:
+        await turns.entered(name[0])
+        went[-1].append(name)
+        clock.now += 2
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("a0", "a1", "a2", "a3", "a4", "a5", "a6", "b0"):
+            tasks.create_task(go_on(name))
+        while sum(map(len, went)) < 8:
+            await asyncio.sleep(0)
+            went.append([])
+
+    assert [["a0", "a1"], ["a2", "b0"], ["a3", "a4"], ["a5", "a6"]] == [names for names in went if names]
+
+
+async def test_nobody_begins_before_those_that_are_woken_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, clock, went = LoopTurns(), Clock(monkeypatch), list[str]()
+
+    async def go_on(name: str) -> None:
+        await turns.entered("a")
+        went.append(name)
+
+    await go_on("first")
+    clock.now += 3
+    woken = asyncio.create_task(go_on("woken"))
+    await asyncio.sleep(0)
+    turns.wait(partial(turns.enter, "a", partial(went.append, "late")))
+    await woken
+    await asyncio.sleep(0)
+
+    assert ["first", "woken", "late"] == went
+
+
 async def test_a_failure_is_that_of_its_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
     turns, failures = LoopTurns(), list[object]()
