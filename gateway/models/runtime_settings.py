@@ -6,9 +6,13 @@ second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 
 from gateway.models.catalog import Catalog
+from gateway.models.shared_reads import SharedReads
 from shared.contract.errors import RequestError
 from shared.process import log_settings
 from shared.process.log_settings import LogSettings
@@ -26,6 +30,8 @@ class RuntimeSettings:
     ) -> None:
         self._mesh = mesh
         self._process = process
+        self._changing = asyncio.Lock()
+        self._refreshed = SharedReads[None, None](lambda _: process.refresh())
         self._control = control
         self._catalog = catalog
         self._gateway = gateway
@@ -37,10 +43,8 @@ class RuntimeSettings:
         raises  RequestError for a wrong value, UnavailableError without Redis
         """
         log_settings.check(changes)
-        with redis_needed("settings", "reached or refuses"):
-            if changes:
-                await self._mesh.change_logs(changes, f"{by} through {self._gateway}")
-            await self._process.refresh()
+        by = f"{by} through {self._gateway}"
+        await self._apply(partial(self._mesh.change_logs, changes, by) if changes else None)
         return self._process.logs
 
     async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
@@ -51,8 +55,17 @@ class RuntimeSettings:
         if model and model not in self._catalog.view.records:
             raise RequestError(f"Request for unknown model : {model}")
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
-        with redis_needed("settings", "reached or refuses"):
-            if parsed:
-                await self._mesh.change_traces(model, parsed, f"{by} through {self._gateway}")
-            await self._process.refresh()
+        by = f"{by} through {self._gateway}"
+        await self._apply(partial(self._mesh.change_traces, model, parsed, by) if parsed else None)
         return self._control.settings(model).texts()
+
+    async def _apply(self, change: Callable[[], Awaitable[None]] | None) -> None:
+        """Makes a change, if there is one, and applies the settings as they are then.
+
+        Changes take turns, because each goes to Redis and to every log. Who only asks does not wait for them.
+        """
+        with redis_needed("settings", "reached or refuses"):
+            async with self._changing if change else nullcontext():
+                if change:
+                    await change()
+                await self._refreshed.get(None)
