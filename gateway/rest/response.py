@@ -5,8 +5,7 @@ Binary outputs are sent as the executor wrote them. Numbers in JSON are written 
 
 from __future__ import annotations
 
-import json
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import orjson
@@ -28,7 +27,6 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
     config = answer.model.config
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    finite = True
     for output in answer.message.outputs:
         form = forms.of(output.name)
         tensor = classified(output, form.classes, answer.model) if form.classes else output
@@ -39,15 +37,14 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
             described["parameters"] = {"binary_data_size": len(tensor.raw)}
             blobs.append(tensor.raw)
         else:
-            data = described["data"] = json_of_tensor(tensor)
-            finite = finite and (isinstance(data, list) or _is_finite(data))
+            described["data"] = _writable(json_of_tensor(tensor))
         outputs.append(described)
     document: dict[str, Any] = {"id": answer.request_id} if answer.request_id else {}
     document |= {"model_name": config.name, "model_version": answer.version}
     if answer.parameters:
         document["parameters"] = answer.parameters
     document["outputs"] = outputs
-    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY) if finite else _with_non_finite(document)
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if not any(blobs):
         return head, None
     return b"".join((head, *blobs)), len(head)
@@ -61,27 +58,23 @@ def encode_generated(answer: Answer) -> bytes:
     raises  RequestError for an output that has no JSON form
     """
     document: dict[str, Any] = {}
-    finite = True
     for output in answer.message.outputs:
         data = json_of_tensor(output)
-        finite = finite and (isinstance(data, list) or _is_finite(data))
-        document[output.name] = data[0] if len(data) == 1 else data
+        document[output.name] = _writable(data, is_scalar=len(data) == 1)
     document |= answer.parameters
     document |= {"id": answer.request_id} if answer.request_id else {}
     document |= {"model_name": answer.model.config.name, "model_version": answer.version}
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY) if finite else _with_non_finite(document)
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _is_finite(data: NDArray[Any]) -> bool:
-    return data.dtype.kind != "f" or bool(np.isfinite(data).all())
+def _writable(data: NDArray[Any] | list[str], *, is_scalar: bool = False) -> Any:
+    """Elements as what orjson is to write: an array, or its only element (is_scalar).
 
-
-def _with_non_finite(document: dict[str, Any]) -> bytes:
-    """JSON with `NaN` and `Infinity`, which Triton writes and clients read. orjson would write null."""
-    return json.dumps(document, default=_plain, separators=(",", ":")).encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        return cast("NDArray[Any]", value).tolist()
-    return dict(value)
+    Triton writes `NaN` and `Infinity`, and clients read them. orjson would write null, so those are put in its place.
+    """
+    if isinstance(data, list) or data.dtype.kind != "f" or np.isfinite(data).all():
+        return data[0] if is_scalar else data
+    odd = data[~np.isfinite(data)]
+    words = np.where(np.isnan(odd), b"NaN", np.where(odd > 0, b"Infinity", b"-Infinity")).tolist()
+    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY).replace(b"null", b"%b") % tuple(words)
+    return orjson.Fragment(text[1:-1] if is_scalar else text)
