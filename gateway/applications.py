@@ -17,6 +17,7 @@ from gateway.ports.seats import Share
 from gateway.requests.regions import Regions
 from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
 from gateway.rest.body import BodyBounds
+from gateway.rest.encoding import Encoding
 from gateway.rest.generate import Generate
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
@@ -52,11 +53,12 @@ def applications(
     server = ServerRoutes(parts.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
     bounds = BodyBounds(settings.http_max_input_size, parts.inference.budget)
     receiver = Receiver(parts.inference, size_max=bounds.size_max, forward=settings.header_forward_regex)
+    encoding = Encoding()
     origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
     restrictions = settings.http_restrictions
     of_http = build_app(
-        Infer(parts.inference, parts.catalog, receiver, regions),
-        Generate(parts.inference, receiver),
+        Infer(parts.inference, parts.catalog, receiver, encoding, regions),
+        Generate(parts.inference, receiver, encoding),
         Models(parts.catalog, repository_of(parts, exposure, restrictions), parts.statistics, bounds),
         server,
         Observability(parts.settings, bounds),

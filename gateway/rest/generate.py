@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -19,9 +20,10 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.status import http_error, unexpected
 from gateway.requests.waiting import Answer
-from gateway.rest.body import BULKY_BYTES, read_headers
+from gateway.rest.body import read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import is_packed
+from gateway.rest.encoding import Encoding
 from gateway.rest.generate_request import decode_generate
 from gateway.rest.operations import (
     ERROR,
@@ -60,9 +62,10 @@ SESSION = {"Inference-Session-Id": SESSION_TEXT}
 class Generate:
     """The endpoints of the generate extension."""
 
-    def __init__(self, inference: Inference, receiver: Receiver) -> None:
+    def __init__(self, inference: Inference, receiver: Receiver, encoding: Encoding) -> None:
         self._inference = inference
         self._receiver = receiver
+        self._encoding = encoding
 
     @described(GENERATE_RESPONSE, errors=OF_INFERENCE, body=json_content(GENERATE_REQUEST), headers=SESSION)
     async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +80,7 @@ class Generate:
                 found.append(answer)
         if not found:
             raise ModelError(NOT_ONE)
-        content = await _encoded(found[0])
+        content = await self._encoded(scope, found[0])
         await send_bytes(send, 200, content, (JSON, *session_headers(found[0].session_id)))
 
     @described(
@@ -99,7 +102,7 @@ class Generate:
                 try:
                     if isinstance(answer, MeshError):
                         raise answer
-                    await events.send(await _encoded(answer), 200, session_headers(answer.session_id))
+                    await events.send(await self._encoded(scope, answer), 200, session_headers(answer.session_id))
                 except MeshError as error:
                     # What was refused before the inference is answered as everywhere else.
                     if not events.begun and not error.accepted:
@@ -133,6 +136,14 @@ class Generate:
                 yield _while_present(answers, client, scope)
         finally:
             await answers.aclose()
+
+    async def _encoded(self, scope: Scope, answer: Answer) -> bytes:
+        """The body of an answer. One that cannot be written is an answer, too: its error counts as accepted."""
+        try:
+            return await self._encoding.of(scope, answer.output_bytes, partial(encode_generated, answer))
+        except MeshError as error:
+            error.accepted = True
+            raise
 
 
 class Events:
@@ -176,14 +187,3 @@ async def _while_present(
 
     while (answer := await client.while_present(asyncio.ensure_future(following()))) is not None:
         yield answer
-
-
-async def _encoded(answer: Answer) -> bytes:
-    """The body of an answer. One that cannot be written is an answer, too: its error counts as accepted."""
-    try:
-        if answer.output_bytes > BULKY_BYTES:
-            return await asyncio.to_thread(encode_generated, answer)
-        return encode_generated(answer)
-    except MeshError as error:
-        error.accepted = True
-        raise

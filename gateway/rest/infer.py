@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -13,9 +14,10 @@ from gateway.requests.inference import Inference
 from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer
-from gateway.rest.body import BULKY_BYTES, read_headers
+from gateway.rest.body import read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import choose, pack
+from gateway.rest.encoding import Encoding
 from gateway.rest.operations import (
     BINARY_TYPE,
     BYTES,
@@ -39,11 +41,17 @@ class Infer:
     """The inference endpoint. regions: shared memory of clients"""
 
     def __init__(
-        self, inference: Inference, catalog: Catalog, receiver: Receiver, regions: Regions = NO_REGIONS
+        self,
+        inference: Inference,
+        catalog: Catalog,
+        receiver: Receiver,
+        encoding: Encoding,
+        regions: Regions = NO_REGIONS,
     ) -> None:
         self._inference = inference
         self._catalog = catalog
         self._receiver = receiver
+        self._encoding = encoding
         self._regions = regions
 
     @described(
@@ -71,10 +79,8 @@ class Infer:
         else:
             with ClientWatch(receive) as client:
                 answer = await client.while_present(future)
-        if json_bytes(answer, forms) > BULKY_BYTES:
-            content, header_length = await asyncio.to_thread(encode_answer, answer, forms)
-        else:
-            content, header_length = encode_answer(answer, forms)
+        size = json_bytes(answer, forms)
+        content, header_length = await self._encoding.of(scope, size, partial(encode_answer, answer, forms))
         extra: list[Header] = [JSON] if header_length is None else [BINARY]
         if header_length is not None:
             extra.append((b"inference-header-content-length", b"%d" % header_length))

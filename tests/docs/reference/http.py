@@ -35,8 +35,8 @@ def http() -> str:
     """The page."""
     nobody = MagicMock()
     routes = build_app(
-        Infer(nobody, nobody, nobody),
-        Generate(nobody, nobody),
+        Infer(nobody, nobody, nobody, nobody),
+        Generate(nobody, nobody, nobody),
         Models(nobody, nobody, nobody, nobody),
         ServerRoutes(nobody, nobody, nobody),
         Observability(nobody, nobody),

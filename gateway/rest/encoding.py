@@ -1,0 +1,37 @@
+"""Writes answers without keeping the event loop from others: a batch may bring many of them at one moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.types import Scope
+
+from gateway.ports.seats import client_of
+from gateway.ports.turns import LoopTurns
+from gateway.rest.body import BULKY_BYTES
+
+T = TypeVar("T")
+
+SMALL_BYTES = 16 << 10
+"""What is written at once: it takes about 0.1 ms."""
+
+
+class Encoding:
+    """Of all answers of inference over HTTP: small ones at once, others in turns, large ones in a thread."""
+
+    def __init__(self) -> None:
+        self._turns = LoopTurns()
+
+    async def of(self, scope: Scope, size: int, encode: Callable[[], T]) -> T:
+        """What `encode` returns.
+
+        scope  of the request; its client takes turns with others
+        size   bytes of the tensors that are written as JSON
+        """
+        if size > BULKY_BYTES:
+            return await asyncio.to_thread(encode)
+        if size > SMALL_BYTES:
+            await self._turns.entered(client_of(scope["client"][0]))
+        return encode()

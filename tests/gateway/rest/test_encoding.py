@@ -1,0 +1,42 @@
+"""Answers that come at one moment are written in turns of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from gateway.rest.body import BULKY_BYTES
+from gateway.rest.encoding import SMALL_BYTES, Encoding
+
+SCOPE = {"client": ("127.0.0.1", 1)}
+
+
+async def written(sizes: list[int]) -> list[list[int]]:
+    """The sizes of the answers that are written in each turn of the loop, all of which come at one moment."""
+    encoding, turns = Encoding(), [list[int]()]
+
+    def write(size: int) -> None:
+        turns[-1].append(size)
+
+    async with asyncio.TaskGroup() as tasks:
+        for size in sizes:
+            tasks.create_task(encoding.of(SCOPE, size, lambda size=size: write(size)))
+        while sum(map(len, turns)) < len(sizes):
+            await asyncio.sleep(0)
+            turns.append([])
+    return [turn for turn in turns if turn]
+
+
+async def test_answers_take_turns_and_small_ones_wait_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    turns = await written([BULKY_BYTES] * 20 + [SMALL_BYTES] * 20)
+
+    assert [BULKY_BYTES, *[SMALL_BYTES] * 20] == turns[0]
+    assert [[BULKY_BYTES]] * 19 == turns[1:]
+
+
+async def test_a_large_answer_is_written_in_a_thread() -> None:
+    assert threading.get_ident() != await Encoding().of(SCOPE, BULKY_BYTES + 1, threading.get_ident)
+    assert threading.get_ident() == await Encoding().of(SCOPE, BULKY_BYTES, threading.get_ident)
