@@ -8,10 +8,10 @@ A request that does not fit is refused at once. Requests that were accepted befo
 
 from __future__ import annotations
 
-import asyncio
 from types import TracebackType
 from typing import Self
 
+from gateway.bounds.fair_lock import FairLock
 from gateway.bounds.memory import MemoryBound
 from shared.contract.errors import Code, RequestError, UnavailableError
 
@@ -26,7 +26,7 @@ class ByteBudget:
     def __init__(self, bytes_max: int, memory: MemoryBound | None = None) -> None:
         self.bytes_max = bytes_max
         self.taken = 0
-        self.decoding = asyncio.Lock()
+        self.decoding = FairLock()
         """Held while a large body is decoded in a thread: decoding takes many times its size, so one goes at a time."""
         self._memory = memory or MemoryBound()
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope
 
 from gateway.bounds.byte_budget import ByteBudget, Reservation
 from gateway.bounds.inflate import gathered
+from gateway.ports.seats import client_of
 from gateway.requests.headers import only_value
 from gateway.rest.compression import is_packed, too_large, unpacked
 from gateway.rest.json_values import Json, parse_object, parsing_bytes
@@ -136,9 +137,14 @@ async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, opt
             return {}
         if len(body) <= BULKY_BYTES:
             return parse_object(body)
-        async with bounds.budget.decoding:
+        async with bounds.budget.decoding.held(client_in(scope)):
             reservation.hold_decoded(len(body), parsing_bytes(body))
             return await asyncio.to_thread(parse_object, body)
+
+
+def client_in(scope: Scope) -> str:
+    """The client that a request comes from: with it, its other requests take turns with those of others."""
+    return client_of(scope["client"][0])
 
 
 async def _received(receive: Receive, length: int | None, size_max: int, reservation: Reservation) -> bytes:

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from starlette.types import Scope
 
-from gateway.ports.seats import client_of
 from gateway.ports.turns import LoopTurns
-from gateway.rest.body import BULKY_BYTES
+from gateway.rest.body import BULKY_BYTES, client_in
 
 T = TypeVar("T")
 
@@ -33,5 +32,5 @@ class Encoding:
         if size > BULKY_BYTES:
             return await asyncio.to_thread(encode)
         if size > SMALL_BYTES:
-            await self._turns.entered(client_of(scope["client"][0]))
+            await self._turns.entered(client_in(scope))
         return encode()

@@ -15,7 +15,7 @@ from gateway.requests.forms import has_many_strings, with_strings_read
 from gateway.requests.headers import forwarded
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
-from gateway.rest.body import BULKY_BYTES, Headers, read_body
+from gateway.rest.body import BULKY_BYTES, Headers, client_in, read_body
 from gateway.rest.json_values import parsing_bytes
 from shared.contract.endpoints import Endpoint
 
@@ -42,7 +42,7 @@ class Receiver:
         """Receives and decodes the body. Of it, only the call keeps bytes."""
         body = await read_body(receive, headers, self._size_max, reservation)
         if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
-            async with self._budget.decoding:
+            async with self._budget.decoding.held(client_in(scope)):
                 reservation.hold_decoded(len(body), parsing_bytes(body[: headers.header_length]))
                 call, wanted = await asyncio.to_thread(self._decoded, scope, headers, body, decode)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from typing import Any
@@ -29,10 +30,36 @@ async def test_a_bulky_document_does_not_hold_up_the_loop(
 
     monkeypatch.setattr(body, "parse_object", noticed)
     bounds = body.BodyBounds(2 * body.BULKY_BYTES, ByteBudget(4 * body.BULKY_BYTES))
-    document = await body.read_object({"type": "http", "headers": []}, receive, bounds)
+    document = await body.read_object({"type": "http", "headers": [], "client": ("127.0.0.1", 1)}, receive, bounds)
 
     assert {"a": "x" * size} == document
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
+
+
+async def test_clients_take_turns_in_which_bulky_documents_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with hundreds of them does not keep another one waiting for all."""
+    read: list[str] = []
+
+    def noticed(text: bytes) -> Json:
+        document = parse_object(text)
+        read.append(document["name"])
+        return document
+
+    monkeypatch.setattr(body, "parse_object", noticed)
+    bounds = body.BodyBounds(2 * body.BULKY_BYTES, ByteBudget(99 * body.BULKY_BYTES))
+
+    async def send(name: str, host: str) -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b'{"name": "%b"}' % name.encode() + b" " * body.BULKY_BYTES}
+
+        await body.read_object({"type": "http", "headers": [], "client": (host, 1)}, receive, bounds)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(send(f"a{number}", "192.0.2.1"))
+        tasks.create_task(send("b", "192.0.2.2"))
+
+    assert ["a0", "a1", "b", "a2", "a3"] == read
 
 
 @pytest.mark.parametrize("name", ["Inference-Session-Id", "Inference-Header-Content-Length"])

@@ -1,0 +1,45 @@
+"""A lock for which clients take turns: one with hundreds of requests does not keep another one waiting for them all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+
+class FairLock:
+    """Held by one at a time. Of those that wait, the clients take turns, and each client's go in their order."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """By client. The client whose turn it is comes first."""
+
+    @asynccontextmanager
+    async def held(self, client: str) -> AsyncGenerator[None]:
+        if self._is_held:
+            come = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append(come)
+            try:
+                await come
+            except asyncio.CancelledError:
+                if not come.cancelled():
+                    self._hand_on()
+                raise
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        self._is_held = False
+        while self._waiting and not self._is_held:
+            client, waiting = self._waiting.popitem(last=False)
+            come = waiting.popleft()
+            if waiting:
+                self._waiting[client] = waiting
+            if not come.done():
+                self._is_held = True
+                come.set_result(None)
