@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from gateway.bounds.fair_lock import FairLock
 from gateway.models.catalog import Catalog
-from gateway.rest.body import BodyBounds, read_body, read_headers
+from gateway.rest.body import BodyBounds, client_in, read_body, read_headers
 from gateway.rest.models import model_and_version
 from gateway.rest.operations import (
     ANY_OBJECT,
@@ -101,7 +102,7 @@ class SequenceRoutes:
         self._bounds = bounds
         self._is_open = is_open
         # A list of a model with many sequences, or a large state, takes memory and many round trips: one at a time.
-        self._turn = asyncio.Lock()
+        self._turn = FairLock()
 
     @described(SEQUENCES_PAGE, errors=OF_MODEL, query=LIST_QUERY)
     async def list(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +119,7 @@ class SequenceRoutes:
             sort=query.get("sort", "id"),
         )
         _check(wanted.sort.removeprefix("-"), "sort", SORT_KEYS)
-        async with self._turn:
+        async with self._turn.held(client_in(scope)):
             found = await self._sequences.matching(model, wanted)
             shown = await self._sequences.foretold(found[offset : offset + limit])
         page = [msgspec.to_builtins(one) for one in shown]
@@ -169,21 +170,21 @@ class SequenceRoutes:
                     status = await self._shown(sequence)
                 case "fork":
                     copy = self._other(scope, query)
-                    async with self._turn:
+                    async with self._turn.held(client_in(scope)):
                         await self._sequences.fork(sequence, copy)
                     status = await self._shown(copy)
                 case _:
-                    await self._export(send, sequence)
+                    await self._export(scope, send, sequence)
                     return
         except NotDoneError as error:
             raise RequestError(f"'{scope['path_params']['id']}': {error}", error.code) from error
         await send_json(send, msgspec.to_builtins(status))
 
-    async def _export(self, send: Send, sequence: SequenceId) -> None:
+    async def _export(self, scope: Scope, send: Send, sequence: SequenceId) -> None:
         """One at a time, and within the budget of requests: a state may be large. The turn ends before the client
         reads: it may be slow."""
         with self._bounds.budget.reserve() as reservation:
-            async with self._turn:
+            async with self._turn.held(client_in(scope)):
                 reservation.hold(COPIES_AT_ONCE * await self._sequences.export_bytes(sequence))
                 exported = await self._sequences.export_when_idle(sequence)
                 data = await asyncio.to_thread(to_file, exported)
@@ -199,7 +200,7 @@ class SequenceRoutes:
         query = _query(scope, IMPORT_QUERY)
         with self._bounds.budget.reserve() as reservation:
             data = await read_body(receive, read_headers(scope), self._bounds.size_max, reservation)
-            async with self._turn:
+            async with self._turn.held(client_in(scope)):
                 reservation.hold(COPIES_AT_ONCE * len(data))
                 try:
                     exported = await asyncio.to_thread(from_file, data)

@@ -35,13 +35,14 @@ class OneState:
         return sequence
 
 
-def scope(sequence: str) -> Any:
+def scope(sequence: str, host: str = "192.0.2.1") -> Any:
     return {
         "type": "http",
         "path": "/",
         "path_params": {"model": "m", "id": sequence},
         "query_string": b"action=export",
         "headers": [],
+        "client": (host, 1),
     }
 
 
@@ -77,6 +78,27 @@ async def test_a_client_that_does_not_read_its_export_holds_up_no_other(monkeypa
         await slow
     assert sent["slow"] == b"m||sslow"
     assert budget.taken == 0
+
+
+async def test_clients_take_turns_in_which_sequences_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a busy sequence that takes a second: one client that asks for many keeps another one waiting for one."""
+    monkeypatch.setattr(sequences, "to_file", str.encode)
+    known: Any = OneState()
+    routes = SequenceRoutes(known, known, BodyBounds(1 << 20, ByteBudget(1 << 20)), is_open=True)
+    sent: list[bytes] = []
+
+    async def never() -> Any:
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(routes.act(scope(f"a{number}"), never, send))
+        tasks.create_task(routes.act(scope("b0", "192.0.2.2"), never, send))
+
+    assert [b"a0", b"a1", b"b0", b"a2", b"a3"] == [body[-2:] for body in sent if body]
 
 
 async def test_of_an_ensemble_the_models_are_named_that_keep_its_sequences() -> None:
