@@ -23,7 +23,9 @@ import msgspec
 import psutil
 from click.testing import CliRunner
 from redis import Redis, RedisCluster
+from redis.backoff import ExponentialBackoff
 from redis.cluster import ClusterNode
+from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from deploy import cli
@@ -375,7 +377,11 @@ def client_of(url: str) -> Redis:
         return Redis.from_url(url)
     options = [dict(sentinel.options) for sentinel in address.sentinels]
     sentinels = [(one.pop("host"), one.pop("port")) for one in options]
-    return Sentinel(sentinels, sentinel_kwargs=options[0]).master_for(address.service, **address.server.options)
+    # Such a client tries once by itself, and a primary that is demoted closes its connections.
+    again = Retry(ExponentialBackoff(), 3)
+    return Sentinel(sentinels, sentinel_kwargs=options[0]).master_for(
+        address.service, retry=again, **address.server.options
+    )
 
 
 async def seqmesh(mesh: RunningMesh, *arguments: str, code: int = 0) -> str:
