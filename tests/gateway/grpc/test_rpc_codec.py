@@ -311,7 +311,7 @@ def test_each_form_takes_as_long_as_any_other() -> None:
         return time.thread_time() - began_s
 
     # Where each took as long as all before it, this would be 256 times as long.
-    assert taken_s(8192) < 64 * min(taken_s(512) for _ in range(5))
+    assert min(taken_s(8192) for _ in range(3)) < 64 * min(taken_s(512) for _ in range(5))
 
 
 @pytest.mark.parametrize(
