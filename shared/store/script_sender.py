@@ -109,7 +109,9 @@ class ScriptSender:
 
 
 async def _refusals(home: Redis | Link, command: Sequence[Any]) -> list[ResponseError]:
-    """Sends a command, and returns the error if it is refused. Raises one of `redis_py.CONNECTION_LOST`."""
+    """Sends a command. Returns the error if it is refused, in a list: `without_lost` takes one alone for a lost home.
+    Raises one of `redis_py.CONNECTION_LOST`.
+    """
     try:
         if isinstance(home, Link):
             await home.connect()

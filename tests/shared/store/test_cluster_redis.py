@@ -118,13 +118,17 @@ async def test_a_key_of_another_type_is_removed_wherever_it_is(redis: Any, keys:
     assert {} == await redis.hgetall(keys.spares(ShardId(2), ExecutorId("e"), "m"))
 
 
-async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
-    redis: Any, keys: Keyspace, cluster: EmbeddedCluster
-) -> None:
+@pytest.fixture
+def scripts(redis: Any, keys: Keyspace, cluster: EmbeddedCluster) -> Scripts:
+    """No node has them."""
     for node in cluster.nodes:
         ask(node, "FUNCTION", "FLUSH")
-    scripts = Scripts(redis, keys)
+    return Scripts(redis, keys)
 
+
+async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
+    scripts: Scripts, cluster: EmbeddedCluster
+) -> None:
     assert [False] * SHARDS == [
         await scripts.run(scripts.lose(sequence_id("m", "", number), ExecutorId("e"), Epoch(1)))
         for number in range(SHARDS)
@@ -138,11 +142,8 @@ async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
 
 
 async def test_a_node_that_takes_no_library_refuses_its_own_calls_alone(
-    redis: Any, keys: Keyspace, cluster: EmbeddedCluster
+    scripts: Scripts, keys: Keyspace, cluster: EmbeddedCluster
 ) -> None:
-    for node in cluster.nodes:
-        ask(node, "FUNCTION", "FLUSH")
-    scripts = Scripts(redis, keys)
     sequences = [sequence_id("m", "", number) for number in range(SHARDS)]
     full = cluster.holder(str(keys.shard_of(sequences[0])))
     ask(full, "CONFIG", "SET", "maxmemory", "1")
