@@ -85,7 +85,7 @@ class RedisConnections:
                 if compare is not None:
                     await compare(client, home)
                 self.run.agree(run.bound)
-        except (*CONNECTION_LOST, OutOfMemoryError) as error:
+        except CONNECTION_LOST as error:
             logs.warning("comparison with Redis delayed", cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)
 

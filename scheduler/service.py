@@ -49,6 +49,7 @@ from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.store.tenants import KnownTenants, StoredTenants
+from shared.store.vital import vital
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import setup
 
@@ -224,15 +225,9 @@ class Scheduler:
             logs.warning("lease refused", model=model, cause=error)
 
     async def _show_life(self) -> None:
-        redis, key = self._mesh.redis, self._mesh.keys.scheduler(self._name)
         sign, lasts_ms = ",".join(sorted(self._leadership.terms)), max(self._settings.lease_ms, 1000)
-        try:
-            await redis.set(key, sign, px=lasts_ms)
-        except ResponseError as error:
-            # A full Redis takes no sign, and a new end of the last one. The scheduler goes on: it ends idle sequences,
-            # which frees memory. Health checks must not take it for dead, as none can be started in its place.
-            if not await redis.pexpire(key, lasts_ms):
-                logs.warning("sign of life not written", cause=error)
+        key = self._mesh.keys.scheduler(self._name)
+        await self._mesh.redis.eval(*vital(("SET", key, sign, "PX", lasts_ms)))
 
     async def _watch(self) -> None:
         if await self._spoilt.found():

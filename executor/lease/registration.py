@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError
-
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.draining import models_that_stay
 from executor.lease.hung_calls import HungCallError, place_of, watch
@@ -212,7 +210,7 @@ class Registration:
         # Last: until the lease ends, the commits above are accepted.
         try:
             await self._connections.membership.leave(self._registration())
-        except (*CONNECTION_LOST, OutOfMemoryError) as error:
+        except CONNECTION_LOST as error:
             logs.warning("executor left without a word: its lease will end", executor=self.executor, cause=error)
             return
         logs.info("executor left", executor=self.executor)

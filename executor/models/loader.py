@@ -18,8 +18,8 @@ A load that takes long goes on beside the loads that come after it: whoever aske
 announced when it has ended. So a model that hangs while it is loaded keeps one thread, and no other model from its
 load.
 
-Without Redis no load begins. If Redis refuses the note (no memory, a foreign value under the key), the load is made
-uncounted: to serve is worth more than to count.
+Without Redis no load begins. If Redis refuses the note, the load is made uncounted: to serve is worth more than to
+count.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from shared.process.machine import is_running
 from shared.store.commands import Redis
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
+from shared.store.vital import vital
 
 SLOW_S = 30.0
 """How long a load holds up the loads behind it, where models are served already."""
@@ -281,18 +282,12 @@ class Loader:
 
     async def _write(self, redis: Redis, key: str, field: bytes, number: int) -> None:
         attempt = LoadAttempt(self._executor, self._host, os.getpid(), number, await redis_now_ms(redis))
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.hset(key, field, _encoder.encode(attempt))
-            pipe.expire(key, MEMORY_S)
-            await pipe.execute()
+        await redis.eval(*vital(("HSET", key, field, _encoder.encode(attempt)), ("EXPIRE", key, MEMORY_S)))
 
     async def _went_well(self, redis: Redis, key: str, fields: list[bytes]) -> None:
         now_ms = await redis_now_ms(redis)
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.hdel(key, *fields)
-            pipe.hset(key, SUCCESS, now_ms)
-            pipe.expire(key, MEMORY_S)
-            await pipe.execute()
+        noted = (("HDEL", key, *fields), ("HSET", key, SUCCESS, now_ms), ("EXPIRE", key, MEMORY_S))
+        await redis.eval(*vital(*noted))
 
 
 async def _has_ended(task: asyncio.Task[Any], limit_s: float | None) -> bool:

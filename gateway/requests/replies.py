@@ -29,6 +29,7 @@ from shared.store.reading import text_of
 from shared.store.redis_client import pause_s
 from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.server_run import ServerRun
+from shared.store.vital import vital
 
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
@@ -209,11 +210,8 @@ class Replies:
     async def _create(self, shards: Sequence[ShardId], redis: Redis) -> None:
         for shard in shards:
             stream = self._streams[shard]
-            async with redis.pipeline(transaction=True) as pipe:
-                # An entry that nobody waits for: there is no other way to make a stream without a group.
-                pipe.xadd(stream, {"": ""})
-                pipe.pexpire(stream, REPLY_STREAM_TTL_MS)
-                entry, _ = await pipe.execute()
+            # An entry that nobody waits for: there is no other way to make a stream without a group.
+            entry, _ = await redis.eval(*vital(("XADD", stream, "*", "", ""), ("PEXPIRE", stream, REPLY_STREAM_TTL_MS)))
             self._positions[stream.encode()] = entry
 
     async def _beat(self, redis: Redis) -> list[ShardId]:
@@ -225,13 +223,12 @@ class Replies:
             for stream, size in self._untrimmed.items():
                 if size:
                     pipe.xtrim(stream, minid=_after(self._positions[stream]), approximate=False)
-            pipe.set(self._keys.gateway(self._gateway), self._where, px=REPLY_STREAM_TTL_MS)
+            pipe.eval(*vital(("SET", self._keys.gateway(self._gateway), self._where, "PX", REPLY_STREAM_TTL_MS)))
             self._untrimmed.clear()
             # `alive` also holds the replies to the trims, after those to the PEXPIREs: the `zip` below takes only the
             # first.
             *alive, shown = await pipe.execute(raise_on_error=False)
         if isinstance(shown, Exception):
-            # A full Redis refuses the SET, but has renewed the TTLs: PEXPIRE takes no memory.
             logs.warning("sign of life not written", error=str(shown))
         return [shard for shard, exists in zip(shards, alive, strict=False) if not exists]
 

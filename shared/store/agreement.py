@@ -176,8 +176,11 @@ async def _fixed(
 
     own  "": this process takes anything, and `of_a_new_mesh` if it is the first. Then it cannot know what is unreadable
     """
-    await redis.hsetnx(keys.mesh, field, own or of_a_new_mesh)
     data: bytes | None = await redis.hget(keys.mesh, field)
+    if data is None:
+        # Only then: a Redis without memory refuses the write, also if it would change nothing.
+        await redis.hsetnx(keys.mesh, field, own or of_a_new_mesh)
+        data = await redis.hget(keys.mesh, field)
     found = None if data is None else value_of(keys.mesh, data, decode, field=field)
     if found is not None:
         return found

@@ -24,6 +24,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.reading import clock_ms, text_of, value_of
 from shared.store.redis_client import redis_now_ms
 from shared.store.release import FORMAT, RELEASE
+from shared.store.vital import vital
 
 TELL_EVERY_S = 5.0
 FORGET_AFTER_MS = 60_000
@@ -97,7 +98,7 @@ class Company:
         """
         now_ms = await redis_now_ms(self._redis)
         line = ServiceLine(self._service, self._name, RELEASE, FORMAT, now_ms, socket.gethostname(), self._grpc)
-        await self._redis.hset(self._keys.services, self._id, msgspec.json.encode(line))
+        await self._redis.eval(*vital(("HSET", self._keys.services, self._id, msgspec.json.encode(line))))
         # After the line, and `seqmesh reshard` looks for lines after it has claimed the keys: one sees the other.
         await agree(self._redis, self._keys.prefix, known=self._keys.shards)
         present, gone = await _read(self._redis, self._keys)

@@ -69,6 +69,12 @@ async def _check_server(redis: Redis, where: Mapping[str, Any], *, of_cluster: b
         )
         return 0
     check_server_info(info, of_cluster=of_cluster)
+    if 0 < int(info.get("maxmemory", 0)) <= int(info.get("used_memory", 0)):
+        logs.warning(
+            "redis is full",
+            remedy="raise its maxmemory, or let sequences end: until then it refuses new requests and steps",
+            **where,
+        )
     return int(info.get("connected_slaves", 0))
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from shared.contract.ids import ExecutorId
 from shared.store.agreement import needed_at_start
 from shared.store.commands import Redis
 from shared.store.fitness import UnfitRedisError
@@ -63,9 +62,8 @@ async def problem(service: str, name: str, url: str, prefix: str, *, without_red
         with needed_at_start(url):
             cause = await CHECKED[service](redis, keys, name)
             if cause and without_redis:
-                # A write that changes nothing, as no executor has this lease. Where Redis takes none, a lease that has
-                # ended cannot be had again; with a full Redis nothing could be started in the process's place either.
-                await redis.set(keys.executor_lease(ExecutorId("")), "", xx=True)
+                # A write that changes nothing. Where Redis takes none, no lease can be renewed, or had again.
+                await redis.hdel(keys.executors, "")
             return cause
     except UnfitRedisError as error:
         return "" if without_redis else error.message

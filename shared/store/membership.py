@@ -20,6 +20,7 @@ from shared.contract.messages import ExecutorRegistration, ModelRecord
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import clock_ms, text_of, value_of
+from shared.store.vital import vital
 
 UNKNOWN_PID = -1
 """Process id in the place of a registration that could not be read."""
@@ -53,15 +54,17 @@ class Membership:
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
         """Writes an executor's registration and takes its lease, both atomically."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
-            # In one transaction: a registration without a lease would look like a dead executor.
-            pipe.set(self._keys.executor_lease(registration.executor), "1", px=lease_ms)
-            await pipe.execute()
+        # Together: a registration without a lease would look like a dead executor.
+        lease = ("SET", self._keys.executor_lease(registration.executor), "1", "PX", lease_ms)
+        await self._redis.eval(*vital(self._told(registration), lease))
 
     async def update(self, registration: ExecutorRegistration) -> None:
         """Replaces a registration; the lease stays as it is."""
-        await self._redis.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
+        await self._redis.eval(*vital(self._told(registration)))
+
+    def _told(self, registration: ExecutorRegistration) -> tuple[str | bytes, ...]:
+        """The command that writes a registration."""
+        return ("HSET", self._keys.executors, registration.executor, msgspec.json.encode(registration))
 
     async def renew(self, executor: ExecutorId, *, lease_ms: int) -> bool:
         """Extends a lease that still holds; False if it has ended: then the executor must drop everything that it
@@ -73,11 +76,8 @@ class Membership:
     async def leave(self, registration: ExecutorRegistration) -> None:
         """Marks an executor as leaving and ends its lease; its sequences are taken over at once."""
         leaving = msgspec.structs.replace(registration, leaving=True)
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(leaving))
-            # In one transaction: the end of a lease without the mark would look like a death.
-            pipe.delete(self._keys.executor_lease(registration.executor))
-            await pipe.execute()
+        # Together: the end of a lease without the mark would look like a death.
+        await self._redis.eval(*vital(self._told(leaving), ("DEL", self._keys.executor_lease(registration.executor))))
 
     async def is_leaving(self, executor: ExecutorId) -> bool:
         """Whether an executor has marked itself as leaving; False if it just died."""
@@ -162,7 +162,7 @@ class Membership:
         )
 
     async def publish(self, record: ModelRecord) -> None:
-        await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
+        await self._redis.eval(*vital(("HSET", self._keys.models, record.config.name, msgspec.json.encode(record))))
 
     async def model(self, name: str) -> ModelRecord | None:
         """One model as it was published last; decoded once per content. None if no executor published it, or it cannot

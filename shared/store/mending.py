@@ -34,6 +34,8 @@ def keys_of(command: Sequence[Any]) -> list[str]:
     words = [text(word) for word in command]
     if words[0] in ("FCALL", "FUNCTION"):
         return []
+    if words[0] == "EVAL":
+        return words[3 : 3 + int(words[2])]
     if words[0] == "XREAD":
         streams = words[words.index("STREAMS") + 1 :]
         return streams[: len(streams) // 2]

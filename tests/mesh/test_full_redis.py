@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,21 +16,28 @@ from executor.connections import insist
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT, RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
+from gateway.requests.replies import Replies
 from shared.contract.errors import NotDoneError, UnavailableError
-from shared.contract.ids import ExecutorId
+from shared.contract.ids import ExecutorId, GatewayId, sequence_id
 from shared.contract.messages import ExecutorRegistration, StepFlag
+from shared.contract.record import EXPIRED, STATE
 from shared.process.logs import Level
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
 from shared.store.sequences import Sequences
+from shared.store.server_run import ServerRun
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
 from tests.embedded_redis import EmbeddedRedis
+from tests.mesh.model_repository import add_sum_model
+from tests.mesh.raw_http import Response, answer, infer_document, posted
+from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, seqmesh
 from tests.scripted_mesh import ScriptedMesh
 
+MODEL, BRIEF = "running_sum", "brief_sum"
 EXECUTOR = ExecutorId("a-1")
 REGISTRATION = ExecutorRegistration(EXECUTOR, "a", "host", 1, 1, control_mode=EXPLICIT)
 
@@ -43,12 +53,27 @@ async def full(redis: Redis, *, is_full: bool = True) -> None:
     await cast("Any", redis).config_set("maxmemory", int(is_full))
 
 
-async def test_a_lease_is_renewed_and_a_registration_waits(redis: Redis) -> None:
+async def sent(mesh: RunningMesh, model: str, **flags: bool) -> Response:
+    """A step of 5 in the model's first sequence."""
+    return await posted(mesh.http(), f"/v2/models/{model}/infer", infer_document(5, sequence_id=1, **flags))
+
+
+async def test_an_executor_comes_is_seen_and_leaves(redis: Redis) -> None:
     membership = Membership(redis, Keyspace())
-    await membership.register(REGISTRATION, lease_ms=60_000)
     await full(redis)
 
+    await membership.register(REGISTRATION, lease_ms=60_000)
+    await membership.update(REGISTRATION)
+    assert [True] == [member.usable for member in await membership.members()]
     assert await membership.renew(EXECUTOR, lease_ms=600_000)
+    assert await cast("Any", redis).pttl(Keyspace().executor_lease(EXECUTOR)) > 60_000
+    assert not await membership.renew(ExecutorId("gone"), lease_ms=600_000)
+    await membership.leave(REGISTRATION)
+    assert [False] == [member.usable for member in await membership.members()]
+
+
+async def test_what_an_executor_must_write_waits_for_memory(redis: Redis) -> None:
+    await full(redis)
     tries = 0
     refused = asyncio.Event()
 
@@ -57,17 +82,47 @@ async def test_a_lease_is_renewed_and_a_registration_waits(redis: Redis) -> None
         tries += 1
         if tries > 1:
             refused.set()
-        await membership.update(REGISTRATION)
+        await redis.hset(Keyspace().kept, "m", "")
 
-    writing = asyncio.create_task(insist("registration", write))
+    writing = asyncio.create_task(insist("keeping a load", write))
     async with asyncio.timeout(60):
         await refused.wait()
     await full(redis, is_full=False)
     async with asyncio.timeout(60):
         await writing
 
-    assert await cast("Any", redis).pttl(Keyspace().executor_lease(EXECUTOR)) > 60_000
-    assert not await membership.renew(ExecutorId("gone"), lease_ms=600_000)
+
+async def test_a_gateway_is_seen_and_can_be_answered(redis: Redis) -> None:
+    keys, gateway = Keyspace(), GatewayId("g-1")
+    server: Any = redis
+    await full(redis)
+
+    await Replies(redis, keys, gateway, where="here").open(ServerRun())
+
+    assert b"here" == await server.get(keys.gateway(gateway))
+    assert 0 < await server.pttl(keys.replies(keys.shards[0], gateway))
+
+
+async def test_every_service_comes_back_and_what_ends_makes_room(tmp_path: Path) -> None:
+    for model, idle_us in ((MODEL, 60_000_000), (BRIEF, 2_000_000)):
+        add_sum_model(tmp_path / "models", model, idle_us=idle_us)
+    with running_mesh(tmp_path / "data", [tmp_path / "models"]) as mesh:
+        for model in (MODEL, BRIEF):
+            assert 5 == answer(await sent(mesh, model, sequence_start=True))
+        mesh.redis.config_set("maxmemory", 1)
+        for service in ("gateway-1", "scheduler-1", "executor-1"):
+            await mesh.restart(service, signal.SIGKILL)
+
+        assert HTTPStatus.SERVICE_UNAVAILABLE == (await sent(mesh, MODEL)).status
+        assert "1: ends now" in await seqmesh(mesh, "seq", "end", MODEL, "1")
+        brief = sequence_id(BRIEF, "", 1)
+        await eventually(lambda: mesh.record(brief)[STATE] == EXPIRED.decode(), "an idle one expires")
+        mesh.redis.config_set("maxmemory", 0)
+        assert 5 == answer(await sent(mesh, MODEL, sequence_start=True, sequence_end=True))
+
+        assert 3 == len(mesh.deaths()), mesh.deaths()
+        for service in ("gateway-1", "scheduler-1", "executor-1"):
+            assert "redis is full" in mesh.log(service)
 
 
 async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -> None:

@@ -584,7 +584,8 @@ class Store:
 
     def cmd_eval(self, args: Args) -> Reply:
         """As a function of a library of its own."""
-        source = b"#!lua\nredis.register_function('eval', function(KEYS, ARGV) %b end)" % args[0]
+        body = args[0].partition(b"\n")[2] if args[0].startswith(b"#!") else args[0]
+        source = b"#!lua\nredis.register_function('eval', function(KEYS, ARGV) %b end)" % body
         self._libraries[LIBRARIES.encode() + b"eval"] = source
         try:
             return self.cmd_fcall([b"eval", *args[1:]])

@@ -112,6 +112,20 @@ async def test_the_third_process_that_a_load_ends_is_the_last(host: Host, redis:
     await host.load("g2")
 
 
+async def test_it_is_the_last_in_a_redis_without_memory_too(private_server: EmbeddedRedis) -> None:
+    connections = RedisConnections(lambda run: connect(private_server.url, retries=0, run=run), Keyspace("full"))
+    commands: Any = connections.commands
+    await commands.config_set("maxmemory", 1)
+    host = Host(connections, Models(), "a")
+
+    for _ in range(ROUNDS_MAX):
+        await host.dies()
+
+    with pytest.raises(LoadError, match=GIVEN_UP):
+        await host.load()
+    await connections.close()
+
+
 async def test_a_kill_from_outside_is_forgotten_when_the_load_goes_well(host: Host) -> None:
     for _ in range(ROUNDS_MAX):
         await host.dies()
