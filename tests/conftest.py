@@ -29,7 +29,7 @@ from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
 from tests.groups import GroupScheduling, Shared, group_of, in_groups
-from tests.key_leaks import leaked_keys, remove_keys
+from tests.key_leaks import leaked_keys, remove_keys, remove_libraries
 from tests.mesh import running_mesh
 from tests.other_server import use_server
 from tests.otlp_receiver import OtlpReceiver
@@ -248,6 +248,7 @@ def key_prefix(
             with Redis.from_url(server.url) as client:
                 leaked += leaked_keys(client, prefix, sequences_may_live=sequences_may_live)
                 remove_keys(client, prefix)
+                remove_libraries(client, prefix)
     assert leaked == [], "keys without TTL that docs/reference/keys.md does not call permanent"
 
 

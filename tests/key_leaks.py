@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from shared.store.keyspace import kind_of
+from shared.store.libraries import library
 from tests.keys_page import PERMANENT, SEQUENCE_BOUND
 
 
@@ -37,6 +38,12 @@ def remove_keys(client: Keys, prefix: str) -> None:
     """Removes every key under `prefix`."""
     for key in keys_under(client, prefix):
         client.unlink(key)
+
+
+def remove_libraries(client: Any, prefix: str) -> None:
+    """Removes the scripts of the mesh of that prefix, which would slow down those of the tests that follow."""
+    for _, name, *_ in client.function_list(f"{library(prefix).of_mesh}*"):
+        client.function_delete(name.decode())
 
 
 def keys_under(client: Keys, prefix: str) -> list[bytes]:

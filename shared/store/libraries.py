@@ -2,8 +2,8 @@
 
 All scripts are functions of one library (FUNCTION LOAD, FCALL), so Redis makes their Lua functions once and not with
 each call, and those that several scripts need only once. The names carry a digest of the text, so several releases may
-call theirs on one Redis. A library belongs to the data: it is replicated and comes back with it. Where it is missing,
-its first caller loads it.
+call theirs on one Redis, and one of the mesh, so that no mesh removes what another one uses. A library belongs to the
+data: it is replicated and comes back with it. Where it is missing, its first caller loads it.
 """
 
 from __future__ import annotations
@@ -48,27 +48,34 @@ LIBRARIES = "seqmesh_"
 
 
 class Library(msgspec.Struct, frozen=True):
-    """All scripts of a release. digest: ends all names of it"""
+    """All scripts of a release, for one mesh. digest: of their text"""
 
+    mesh: str
     digest: str
     source: str
 
     @property
+    def of_mesh(self) -> str:
+        """How the names of all libraries of the mesh begin."""
+        return LIBRARIES + self.mesh
+
+    @property
     def name(self) -> str:
-        return LIBRARIES + self.digest
+        return self.of_mesh + self.digest
 
     @property
     def text(self) -> str:
         """The library as FUNCTION LOAD takes it."""
-        return f"#!lua name={self.name}\nlocal RELEASE = '{self.digest}'\n{self.source}"
+        return f"#!lua name={self.name}\nlocal RELEASE = '{self.mesh}{self.digest}'\n{self.source}"
 
     def function(self, script: str) -> str:
         """What Redis calls a script."""
-        return f"{script}_{self.digest}"
+        return f"{script}_{self.mesh}{self.digest}"
 
 
-def library() -> Library:
-    """The library of this release."""
+def library(prefix: str, database: int = 0) -> Library:
+    """The library of this release for a mesh. database: of the server, all of which share their functions"""
+    mesh = hashlib.sha1(f"{database} {prefix}".encode()).hexdigest()[:8]
     preludes, texts = dict[str, _Parts](), list[str]()
     for script in NAMES:
         names = ("common", *PRELUDES[script])
@@ -79,7 +86,7 @@ def library() -> Library:
                 texts.append(preludes[name].defined)
         texts.append(_function(script, [preludes[name] for name in names]))
     source = "".join(texts)
-    return Library(hashlib.sha1(source.encode()).hexdigest()[:16], source)
+    return Library(mesh, hashlib.sha1(source.encode()).hexdigest()[:16], source)
 
 
 def file_text(name: str) -> str:

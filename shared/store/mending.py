@@ -80,6 +80,11 @@ class MendingRedis(Redis):
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
         return MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
 
+    @property
+    def database(self) -> int:
+        """Its number on the server."""
+        return self.connection_pool.connection_kwargs.get("db", 0)
+
     def home(self, key: str) -> MendingRedis:
         """The client of the server that holds this key."""
         return self

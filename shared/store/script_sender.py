@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.homes import sound, without_lost
-from shared.store.libraries import LIBRARIES, NAMES, library
+from shared.store.libraries import NAMES, library
 from shared.store.link import Link
 from shared.store.reading import text_of
 
@@ -35,11 +35,11 @@ class ScriptSender:
     retries: `connect(url, retries=0)`.
     """
 
-    def __init__(self, redis: Redis, trips: RoundTripMeter | None) -> None:
-        """trips: measures the round trips; None: nobody does"""
+    def __init__(self, redis: Redis, prefix: str, trips: RoundTripMeter | None) -> None:
+        """prefix: of the mesh. trips: measures the round trips; None: nobody does"""
         self._redis = redis
         self._trips = trips
-        self.library = library()
+        self.library = library(prefix, redis.database)
         self._functions = {name: self.library.function(name) for name in NAMES}
 
     async def run(self, call: Call[T]) -> T:
@@ -81,12 +81,12 @@ class ScriptSender:
         ]
 
     async def forget_others(self) -> int:
-        """Removes the libraries of other releases; returns how many. A process of such a release that is still there
-        loads its own again.
+        """Removes the mesh's libraries of other releases; returns how many. A process of such a release that is still
+        there loads its own again.
         """
         removed = 0
         for server in self._redis.homes():
-            listed = await server.function_list(f"{LIBRARIES}*")
+            listed = await server.function_list(f"{self.library.of_mesh}*")
             names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
             others = [name for name in names if name != self.library.name]
             # Whoever comes at the same time may have removed one of them.

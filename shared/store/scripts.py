@@ -68,7 +68,7 @@ class Scripts(ScriptSender):
 
     def __init__(self, redis: Redis, keys: Keyspace, *, trips: RoundTripMeter | None = None) -> None:
         """trips: measures the round trips; None: nobody does"""
-        super().__init__(redis, trips)
+        super().__init__(redis, keys.prefix, trips)
         self._keys = keys
 
     def submit(

@@ -108,7 +108,7 @@ async def test_sums_are_right_though_single_calls_are_lost_on_their_way_or_their
     broken: Broken, chance: random.Random, loss: Loss
 ) -> None:
     traps = [
-        broken.proxy.trap(library().function(script).encode(), loss, times=times)
+        broken.proxy.trap(library(broken.mesh.keys.prefix).function(script).encode(), loss, times=times)
         for script, times in (("submit", 6), ("assign", 2), ("commit", 6))
     ]
     async with under_load(broken, chance):

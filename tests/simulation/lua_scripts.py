@@ -8,7 +8,7 @@ and an array ends at its first nil.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, cast
 
 import lupa.lua51 as lupa
@@ -38,7 +38,7 @@ def run_script(store: Store, source: bytes, name: bytes, keys: Args, args: Args)
         _running.pop()
 
 
-@cache
+@lru_cache(8)
 def _functions(source: bytes) -> Mapping[bytes, Any]:
     """The functions of a library, by name. While it is loaded it sees of Redis only what it registers with."""
     names = lua.globals()

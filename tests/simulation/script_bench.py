@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from shared.contract.ids import sequence_id
 from shared.contract.limits import ANSWERS_BYTES_MAX
-from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.script_values import NO_JOURNAL, JournalBounds
 from shared.store.scripts import Scripts
@@ -64,7 +64,8 @@ class Bench:
         self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
         self.keys = Keyspace("fuzz", 1)
         # It never sends anything itself.
-        self.scripts = Scripts(cast("Redis", None), self.keys)
+        # It never sends anything itself.
+        self.scripts = Scripts(connect("redis://nowhere"), self.keys)
         self.sequences = [sequence_id(MODEL, "", number) for number in range(1, SEQUENCES + 1)]
         # Of the others the state is lost with their owner.
         self.durable = frozenset(self.sequences[: self.chance.randint(SEQUENCES - 1, SEQUENCES)])

@@ -137,7 +137,8 @@ async def test_scripts_are_loaded_on_every_node_and_removed_from_every_node(
     assert all(ask(node, "FUNCTION", "LIST", "LIBRARYNAME", scripts.library.name) for node in cluster.nodes)
     assert 0 == await scripts.forget_others()
     for node in cluster.nodes:
-        ask(node, "FUNCTION", "LOAD", "#!lua name=seqmesh_old\nredis.register_function('old', function() end)")
+        old = f"#!lua name={scripts.library.of_mesh}old\nredis.register_function('old', function() end)"
+        ask(node, "FUNCTION", "LOAD", old)
     assert len(cluster.nodes) <= await scripts.forget_others()
 
 

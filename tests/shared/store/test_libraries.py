@@ -116,6 +116,24 @@ async def test_a_scheduler_that_starts_removes_the_scripts_of_releases_that_have
     assert theirs.library.name not in await loaded(mesh)
 
 
+@pytest.mark.parametrize(("prefix", "database"), [("another", 0), ("ours", 1)])
+async def test_another_meshs_scripts_stay_there_whatever_its_release(
+    prefix: str, database: int, private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The databases of a server have one set of functions."""
+    there = private_server.url.removesuffix("/0") + f"/{database}"
+    async with connect(private_server.url) as redis, connect(there) as elsewhere:
+        ours = ScriptedMesh(redis, Keyspace("ours", 1), "sum")
+        theirs = ScriptedMesh(elsewhere, Keyspace(prefix, 1), "sum")
+        theirs.scripts = of_another_release(monkeypatch, theirs)
+        for mesh in (ours, theirs):
+            await mesh.scripts.run(mesh.scripts.lose(mesh.sequence(7), ALICE, Epoch(1)))
+
+        await forget_libraries(redis, ours.keys)
+
+        assert {ours.scripts.library.name, theirs.scripts.library.name} == await loaded(ours)
+
+
 @pytest.mark.leaves_sequences
 async def test_a_call_that_fails_leaves_nothing_for_the_next_one(mesh: ScriptedMesh) -> None:
     """Its first step was final, and its caller was about to be told, when the call failed at its second step."""
@@ -192,4 +210,4 @@ def test_lua_takes_twenty_names_more_than_the_library_has() -> None:
     """It knows 200 at a time, and a function 60 of those around it; a library that has more is refused."""
     more = "local " + ", ".join(f"another_{number}" for number in range(20))
 
-    lua.compile(f"local RELEASE\n{more}\n{library().source}")
+    lua.compile(f"local RELEASE\n{more}\n{library('m').source}")
