@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gateway.bounds.byte_budget import ByteBudget
@@ -41,7 +42,7 @@ from shared.contract.response_cache import parse_cache_config
 from shared.contract.tenants import TenantLimits
 from shared.process import logs
 from shared.process.lifecycle import Tasks, end
-from shared.store.agreement import needed_at_start
+from shared.store.agreement import needed_at_start, when_it_serves
 from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.fitness import value_bytes_max
@@ -99,9 +100,7 @@ async def running_parts(
         # A Redis that was there a moment ago may be lost again: while a Cluster recovers, say.
         with needed_at_start(settings.redis_url):
             parts = await _made(settings, name, redis, keys, tracing)
-            await parts.replies.open(run)
-            await parts.catalog.refresh()
-            await parts.tenants.refresh()
+            await when_it_serves(partial(_begin, parts, run))
         recovery = RestartRecovery(open_client, keys, run, parts.replies, parts.dispatch)
         background = [
             *(tasks.start(work, name=work_name) for work_name, work in _work(parts).items()),
@@ -113,6 +112,13 @@ async def running_parts(
         finally:
             await end(background)
             await parts.replies.close()
+
+
+async def _begin(parts: GatewayParts, run: ServerRun) -> None:
+    """Reads and writes what must be there before the first request."""
+    await parts.replies.open(run)
+    await parts.catalog.refresh()
+    await parts.tenants.refresh()
 
 
 async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspace, tracing: Tracing) -> GatewayParts:

@@ -5,28 +5,29 @@ The first process fixes them. Whoever comes later takes them from there, or is r
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TypeVar
 
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError
 
 from shared.contract.ids import ShardId, first_shards
+from shared.process import logs
 from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.fitness import UnfitRedisError, check_servers
 from shared.store.keyspace import SCHEMA_VERSION, SHARDS_MAX, SHARDS_OF_A_NEW_MESH, Keyspace
 from shared.store.reading import value_of
 from shared.store.redis_client import connect
-from shared.store.redis_py import (
-    CONNECTION_LOST,
-    REFUSED,
-)
+from shared.store.redis_py import CONNECTION_LOST, NOT_SERVING, REFUSED
 from shared.store.redis_url import url_without_password
 from shared.store.release import RELEASE
 
 T = TypeVar("T")
 
+NOT_SERVING_PAUSE_S = 1.0
 RESHARDING = "0"
 """The mesh's shards in its record while `seqmesh reshard` moves the keys: no process of any release takes them for its
 own."""
@@ -34,13 +35,25 @@ own."""
 
 @asynccontextmanager
 async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGenerator[tuple[Redis, Keyspace]]:
-    """A client for the start of a service, and the keys of the mesh that it has joined. It waits about ten seconds for
-    a Redis that is not there yet. Raises UnfitRedisError, as `join_mesh`, and also if Redis is not there, or refuses to
-    serve.
+    """A client for the start of a service, and the keys of the mesh that it has joined. It waits as `when_it_serves`;
+    for a Redis that cannot be reached a few seconds. Raises UnfitRedisError, as `join_mesh`, and also if Redis cannot
+    be reached, or refuses to serve.
     """
     with needed_at_start(url):
         async with connect(url, name=name) as redis:
-            yield redis, await join_mesh(redis, prefix, shards)
+            yield redis, await when_it_serves(partial(join_mesh, redis, prefix, shards))
+
+
+async def when_it_serves(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of a call that may be repeated. It is, for as long as Redis answers that it cannot serve yet: a large
+    file takes it minutes to load.
+    """
+    while True:
+        try:
+            return await call()
+        except NOT_SERVING as error:
+            logs.warning("waiting for redis", cause=str(error))
+            await asyncio.sleep(NOT_SERVING_PAUSE_S)
 
 
 @contextmanager
@@ -50,6 +63,8 @@ def needed_at_start(url: str) -> Generator[None]:
         yield
     except REFUSED as error:
         raise refusal(url, error) from error
+    except NOT_SERVING as error:
+        raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot serve now: {error}") from error
     except CONNECTION_LOST as error:
         raise UnfitRedisError(
             f"Redis at {url_without_password(url)} cannot be reached (--redis-url names another): {error}"

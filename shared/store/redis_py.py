@@ -20,6 +20,7 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    BusyLoadingError,
     ClusterDownError,
     InvalidResponse,
     MasterDownError,
@@ -55,6 +56,11 @@ UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
 class UnfitServerError(RedisConnectionError):
     """What was reached cannot serve now: a replica, a server that is just becoming one or has lost its primary, one
     that cannot write to its disk, or is busy with a script. The command was not carried out."""
+
+
+NOT_SERVING = (BusyLoadingError, UnfitServerError)
+"""What a command raises when a server answers, and says that it cannot serve now: of REDIS_LOST what is over some time,
+and no mistake in the URL."""
 
 
 class BoundedConnection:

@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_client
+from redis import Redis
 from tritonclient.utils import InferenceServerException
 
 import gateway.parts
@@ -29,6 +30,7 @@ from shared.process.lifecycle import Tasks
 from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import Keyspace
 from shared.traces.tracing import Tracing
+from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 from tests.gateway.requests.test_cancellation import until
 
@@ -302,3 +304,22 @@ async def test_a_redis_that_is_lost_before_the_gateway_is_open_is_told_without_a
         with pytest.raises(UnfitRedisError, match="cannot be reached"):
             async with gateway.parts.running_parts(settings, "g", Keyspace(), Tracing(), Tasks(group)):
                 raise AssertionError("it is open")
+
+
+async def test_a_gateway_that_starts_waits_for_a_redis_that_takes_no_writes_yet(
+    gateway_settings: GatewaySettings, private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its disk is full, or its replicas are not there yet."""
+    settings = dataclasses.replace(gateway_settings.bounded(), redis_url=private_server.url)
+    with Redis.from_url(private_server.url) as server:
+        cast("Any", server).config_set("min-replicas-to-write", 1)
+
+        async def heal() -> None:
+            while "waiting for redis" not in caplog.text:
+                await asyncio.sleep(0.01)
+            cast("Any", server).config_set("min-replicas-to-write", 0)
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(heal())
+            async with gateway.parts.running_parts(settings, "g", Keyspace(), Tracing(), Tasks(group)) as parts:
+                assert 0 == parts.inference.in_flight

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from shared.contract.ids import ShardId, first_shards
 from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.store import agreement, redis_client
 from shared.store.agreement import join_mesh, joined, keys_of_mesh
+from shared.store.commands import Redis
 from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.redis_client import connect
+from shared.store.redis_py import UnfitServerError
 from tests.embedded_redis import EmbeddedRedis
 
 
@@ -105,6 +109,42 @@ async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_
     assert line.exc_info is None
     assert "hunter2" not in str(vars(line))
     assert "secret" not in str(vars(line))
+
+
+async def is_busy(redis: Redis) -> bool:
+    """Whether the server refuses commands because a script runs."""
+    try:
+        return not await redis.ping()
+    except UnfitServerError:
+        return True
+
+
+async def test_a_service_waits_for_a_redis_that_says_that_it_cannot_serve_yet(
+    private_server: EmbeddedRedis, server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "BACKOFF_CAP_S", 0.001)
+    monkeypatch.setattr(agreement, "NOT_SERVING_PAUSE_S", 0.001)
+    server.config_set("busy-reply-threshold", 1)
+
+    async def join() -> Keyspace:
+        async with joined(private_server.url, DEFAULT_PREFIX, 0, name="a") as (_, keys):
+            return keys
+
+    async with connect(private_server.url, retries=0) as redis:
+        busy = asyncio.create_task(redis.eval("while true do end", 0))
+        async with asyncio.timeout(60):
+            while not await is_busy(redis):
+                await asyncio.sleep(0.01)
+        joining = asyncio.create_task(join())
+        async with asyncio.timeout(60):
+            while "waiting for redis" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert not joining.done()
+        server.script_kill()
+        with pytest.raises(ResponseError):
+            await busy
+
+        assert first_shards(1) == (await joining).shards
 
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1, 2), (3,), (0, 1, 3), (17, 4)])
