@@ -38,9 +38,6 @@ RANK_MAX = 64
 """Dimensions of a tensor that a client sends; numpy and torch know no more. The product of very many is a number of
 megabytes, and takes hours."""
 
-PARTS_MAX = 1 << 14
-"""Lengths and elements that are gathered before they are joined: as objects, short ones take many times their bytes."""
-
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
 TEXT_KINDS = "OSTU"
 """Kinds of numpy's arrays that are BYTES: objects, and strings of each of its types."""
@@ -142,16 +139,12 @@ def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> T
 
 def pack_bytes(elements: Iterable[bytes | str]) -> bytes:
     """BYTES elements, row-major, in their wire form; strings as UTF-8."""
-    packed: list[bytes] = []
-    parts: list[bytes] = []
+    packed = bytearray()
     for element in elements:
-        data = element.encode() if isinstance(element, str) else bytes(element)
-        parts.append(struct.pack("<I", len(data)))
-        parts.append(data)
-        if len(parts) >= PARTS_MAX:
-            packed.append(b"".join(parts))
-            parts.clear()
-    return b"".join((*packed, *parts))
+        data = element.encode() if isinstance(element, str) else element
+        packed += len(data).to_bytes(4, "little")
+        packed += data
+    return bytes(packed)
 
 
 def bytes_elements(raw: bytes) -> Iterable[bytes]:

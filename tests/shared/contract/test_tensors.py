@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.contract import tensors
 from shared.contract.tensors import Tensor, bytes_elements, described, from_numpy, pack_bytes, to_numpy
 
 
@@ -26,14 +25,6 @@ def test_a_text_tensor_that_ends_inside_an_element_is_refused(cut: int) -> None:
 
     with pytest.raises(ValueError, match="incomplete string"):
         list(bytes_elements(raw[:-cut]))
-
-
-def test_many_elements_are_packed_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    elements = [b"a" * size for size in range(9)]
-    at_once = pack_bytes(elements)
-    monkeypatch.setattr(tensors, "PARTS_MAX", 4)
-
-    assert at_once == pack_bytes(elements)
 
 
 def test_the_log_tells_the_numbers_that_a_tensor_holds() -> None:
