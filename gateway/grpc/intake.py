@@ -21,6 +21,9 @@ from gateway.grpc.wire.messages import Packed
 from gateway.grpc.wire.rpc import Rpc
 from shared.contract.errors import Code, MeshError, RequestError
 
+QUICK_BYTES = 4 << 10
+"""A message up to this size is decoded at once, in about 0.1 ms. The calls with larger ones take turns, because many
+messages may end at one moment."""
 SMALL_BYTES = 64 << 10
 """A message up to this size is decoded without counting the memory that decoding takes."""
 PLAIN_BYTES_MAX = 1 << 20
@@ -47,7 +50,7 @@ class Intake:
         raw = await rpc.read(is_awaited=True)
         if raw is None:
             raise malformed("there is no", kind)
-        return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
+        return decoded(raw, kind) if is_quick(raw) else await self._in_turn(rpc, raw, kind)
 
     async def next_message(self, rpc: Rpc, kind: Any) -> AnyMessage | None:
         """The next message of a stream, None when there is none any more.
@@ -59,15 +62,17 @@ class Intake:
         raw = await rpc.read()
         if raw is None:
             return None
-        return decoded(raw, kind) if is_small(raw) else await self._large_message(raw, kind)
+        return decoded(raw, kind) if is_quick(raw) else await self._in_turn(rpc, raw, kind)
 
-    async def _large_message(self, raw: bytes, kind: Any) -> AnyMessage:
-        """A message that must be counted while it is unpacked or decoded."""
+    async def _in_turn(self, rpc: Rpc, raw: bytes, kind: Any) -> AnyMessage:
+        """A message that waits for its turn to be unpacked and decoded, and is counted meanwhile."""
         with self._budget.reserve() as reservation:
             reservation.hold(len(raw))
+            await rpc.turn()
             if isinstance(raw, Packed):
                 pieces = inflated(raw, EITHER_WINDOW, self._message_bytes_max, self._too_large)
                 raw = await gathered(pieces, len(raw), reservation)
+                await rpc.turn()  # A thread may have unpacked it.
             if len(raw) > SMALL_BYTES:
                 name: str = kind.DESCRIPTOR.name
                 if name not in CARRIED and len(raw) > PLAIN_BYTES_MAX:
@@ -81,9 +86,9 @@ class Intake:
         )
 
 
-def is_small(raw: bytes) -> bool:
-    """Whether a message is as the client wrote it, and takes little memory to decode."""
-    return len(raw) <= SMALL_BYTES and not isinstance(raw, Packed)
+def is_quick(raw: bytes) -> bool:
+    """Whether a message is as the client wrote it, and takes little time to decode."""
+    return len(raw) <= QUICK_BYTES and not isinstance(raw, Packed)
 
 
 def decoded(raw: bytes, kind: Any) -> AnyMessage:

@@ -247,6 +247,9 @@ class GrpcConnection(asyncio.Protocol):
     def cut(self) -> None:
         self._transport.abort()
 
+    async def turn(self) -> None:
+        await self._turns.entered(self._seat.client)
+
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def _begins(self, event: RequestReceived) -> None:

@@ -35,6 +35,9 @@ class RpcLink(Protocol):
     def cut(self) -> None:
         """Closes the connection at once, with all of its calls."""
 
+    async def turn(self) -> None:
+        """Returns in a turn of the event loop that has time for one more call of this connection's client."""
+
 
 class Rpc:
     """A call. Its connection sets what is not private.
@@ -137,6 +140,10 @@ class Rpc:
         if self._error is not None:
             raise self._error
         return None
+
+    async def turn(self) -> None:
+        """Returns in a turn of the event loop that has time for what takes long. Clients take turns."""
+        await self._link.turn()
 
     async def write(self, message: bytes) -> None:
         """Sends a message. Returns when the connection has sent all of it. When the call is over, it does nothing."""

@@ -16,16 +16,19 @@ from hyperframe.frame import ContinuationFrame, HeadersFrame, SettingsFrame
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc import weight
+from gateway.grpc import intake, weight
+from gateway.grpc.intake import decoded
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
+from gateway.grpc.wire.messages import prefixed
+from gateway.ports.turns import LoopTurns
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.grpc.test_stream import request
-from tests.gateway.grpc.wire.peer import INFER, STREAM
+from tests.gateway.grpc.wire.peer import INFER, STREAM, peer_of
 from tests.gateway.hostile import Target, connected
 
 MESSAGE_MAX = 4 << 20
@@ -100,6 +103,39 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call
     return refused.value
+
+
+# -- turns ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("path", [INFER, STREAM])
+async def test_of_the_messages_that_end_at_one_moment_some_are_decoded_in_a_turn_of_the_loop(
+    server: GrpcServer, monkeypatch: pytest.MonkeyPatch, path: str, *, is_packed: bool
+) -> None:
+    """Large ones, and those that may unpack to large ones: each may take milliseconds."""
+    turns, seen = LoopTurns(), list[int]()
+
+    def noted(raw: bytes, kind: Any) -> Any:
+        seen.append(turns.number)
+        return decoded(raw, kind)
+
+    monkeypatch.setattr(intake, "decoded", noted)
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    message = prefixed(sized(intake.QUICK_BYTES), "gzip" if is_packed else "identity")
+    assert message[0] == is_packed
+    async with peer_of(server.port) as peer:
+        await peer.until(lambda: peer.h2.outbound_flow_control_window > 20 * len(message))
+        calls = [peer.call(path, grpc_encoding="gzip") for _ in range(20 if path == INFER else 1)]
+        for number in range(20):
+            peer.h2.send_data(calls[number % len(calls)], message, end_stream=number >= 20 - len(calls))
+        peer.flush()
+        for call in calls:
+            assert ("0", "") == await peer.status(call)
+
+    # Two turns, one after the other, may be counted as one.
+    assert 20 == len(seen)
+    assert len(set(seen)) >= 20 // 2
 
 
 # -- packed ---------------------------------------------------------------------------------------------------------
