@@ -27,7 +27,7 @@ class ByteBudget:
         self.bytes_max = bytes_max
         self.taken = 0
         self.decoding = FairLock()
-        """Held while a large body is decoded in a thread: decoding takes many times its size, so one goes at a time."""
+        """Held while something large is decoded in a thread. Decoding takes many times its size: one goes at a time."""
         self._memory = memory or MemoryBound()
 
     def take(self, size: int, *, own: int = 0) -> None:

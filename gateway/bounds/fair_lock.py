@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class FairLock:
@@ -32,6 +35,12 @@ class FairLock:
             yield
         finally:
             self._hand_on()
+
+    async def in_thread(self, client: str, work: Callable[..., T], *given: Any) -> T:
+        """What `work` returns, in a thread. One goes at a time: each further thread would keep the event loop waiting
+        for its turn of the interpreter, and none would be done earlier."""
+        async with self.held(client):
+            return await asyncio.to_thread(work, *given)
 
     def _hand_on(self) -> None:
         self._is_held = False

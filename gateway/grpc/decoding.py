@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from gateway.grpc.codec import OutputForms, decode_request, requested_forms
 from gateway.grpc.metadata import CallMetadata
@@ -17,6 +17,7 @@ from shared.contract.errors import RequestError
 from shared.contract.messages import ModelRecord
 
 Find = Callable[[str, str], tuple[ModelRecord, str]]
+InThread = Callable[..., Awaitable[Any]]
 
 VALUES_MAX = 1 << 14
 """Typed values that are packed on the event loop, about a millisecond."""
@@ -29,16 +30,18 @@ async def decoded_call(
     metadata: CallMetadata,
     regions: Regions,
     find: Find,
+    in_thread: InThread,
     endpoint: Endpoint = Endpoint.MODEL_INFER,
 ) -> tuple[InferCall, OutputForms]:
     """The call that a request makes, and the forms that its client wants.
 
-    find    looks its model up, as `Catalog.find`
-    raises  as `gateway.grpc.codec`; as `find`
+    find       looks its model up, as `Catalog.find`
+    in_thread  calls a function in a thread, when it is the client's turn
+    raises     as `gateway.grpc.codec`; as `find`
     """
     try:
         if takes_long(request):
-            return await asyncio.to_thread(_decode_all, request, metadata, regions, endpoint)
+            return await in_thread(_decode_all, request, metadata, regions, endpoint)
         call, forms = _decode(request, metadata, regions, endpoint)
     except RequestError:
         # As in Triton, what is wrong with the model comes before what is wrong with the request.
@@ -47,7 +50,7 @@ async def decoded_call(
             raise decoupled_refusal(endpoint) from None
         raise
     if has_many_strings(call):
-        call = await asyncio.to_thread(with_strings_read, call)
+        call = await in_thread(with_strings_read, call)
     return call, forms
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc.codec import encode_answer, is_bulky
+from gateway.grpc.codec import OutputForms, encode_answer, is_bulky
 from gateway.grpc.decoding import decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
@@ -38,6 +38,7 @@ from gateway.requests.waiting import Answer, OnOpen
 from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, REFUSED
+from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.store.release import RELEASE
 
@@ -117,7 +118,7 @@ class InferenceServicer(_base):
         request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call, forms = await decoded_call(request, self._metadata_of(rpc), self._regions, self._catalog.find)
+        call, forms = await self._decoded(rpc, self._metadata_of(rpc), request)
         del request  # its tensors are in `call`: keeping both would double them while the answer is awaited
         try:
             answer = await self._inference.submit(call)
@@ -154,11 +155,10 @@ class InferenceServicer(_base):
             partial(self.intake.next_message, rpc, pb.ModelInferRequest),
             submit,
             metadata,
-            self._catalog.find,
+            partial(self._decoded, rpc, metadata, endpoint=Endpoint.MODEL_STREAM_INFER),
             unread=self._unread,
             cut=rpc.cut,
             outstanding_max=self._outstanding_max,
-            regions=self._regions,
         )
         self._streams.add(stream)
         try:
@@ -166,6 +166,12 @@ class InferenceServicer(_base):
         finally:
             self._streams.discard(stream)
             connection.end()
+
+    async def _decoded(
+        self, rpc: Rpc, metadata: CallMetadata, request: InferRequest, endpoint: Endpoint = Endpoint.MODEL_INFER
+    ) -> tuple[InferCall, OutputForms]:
+        in_thread = partial(self._inference.budget.decoding.in_thread, rpc.client)
+        return await decoded_call(request, metadata, self._regions, self._catalog.find, in_thread, endpoint)
 
     def _metadata_of(self, rpc: Rpc) -> CallMetadata:
         metadata = call_metadata(rpc.opening.metadata, self._forward)

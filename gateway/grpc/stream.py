@@ -33,16 +33,13 @@ import msgspec
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, encode_stream_answer, encode_stream_error, is_bulky
-from gateway.grpc.decoding import Find, decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
 from gateway.grpc.wire.rpc import wake
 from gateway.requests.infer_call import InferCall, input_bytes
-from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.status import unexpected
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
-from shared.contract.endpoints import Endpoint
 from shared.contract.errors import MeshError, UnavailableError
 from shared.process import logs
 
@@ -55,6 +52,7 @@ PARTS_MAX = 100_000
 Submit = Callable[[InferCall, OnOpen], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage | None]]
 Write = Callable[[bytes], Awaitable[None]]
+Decode = Callable[[InferRequest], Awaitable[tuple[InferCall, OutputForms]]]
 
 
 class Outstanding(msgspec.Struct):
@@ -98,7 +96,7 @@ class InferStream:
 
     write   sends an answer; returns when the client has room for it
     read    gives the next request, None when there is none any more (`gateway.grpc.intake`)
-    find    looks a model up, as `Catalog.find`
+    decode  makes the call of a request, and the forms that its client wants (`gateway.grpc.decoding`)
     unread  counts the answers until they are written
     cut     closes the stream's connection
     """
@@ -109,12 +107,11 @@ class InferStream:
         read: Read,
         submit: Submit,
         metadata: CallMetadata,
-        find: Find,
+        decode: Decode,
         *,
         unread: UnreadAnswers,
         cut: Callable[[], None],
         outstanding_max: int,
-        regions: Regions = NO_REGIONS,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
     ) -> None:
         self._write = write
@@ -123,9 +120,8 @@ class InferStream:
         self._cut = cut
         self._submit = submit
         self._metadata = metadata
-        self._find = find
+        self._decode = decode
         self._outstanding_max = outstanding_max
-        self._regions = regions
         self._outstanding_bytes_max = outstanding_bytes_max
         self._outstanding: deque[Outstanding] = deque()
         # Requests to decoupled models, by the futures of their last answers; None between `submit` and `_queue`.
@@ -204,9 +200,7 @@ class InferStream:
         size = 0
         wants_empty_final = False
         try:
-            call, forms = await decoded_call(
-                request, self._metadata, self._regions, self._find, Endpoint.MODEL_STREAM_INFER
-            )
+            call, forms = await self._decode(request)
             if self._closed:
                 return
             size = input_bytes(call)

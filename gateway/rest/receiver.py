@@ -48,7 +48,7 @@ class Receiver:
         else:
             call, wanted = self._decoded(scope, headers, body, decode)
         if has_many_strings(call):
-            call = await asyncio.to_thread(with_strings_read, call)
+            call = await self._budget.decoding.in_thread(client_in(scope), with_strings_read, call)
         return call, wanted
 
     def _decoded(self, scope: Scope, headers: Headers, body: bytes, decode: Decode[T]) -> tuple[InferCall, T]:

@@ -101,6 +101,7 @@ class GrpcConnection(asyncio.Protocol):
         self._old_at = self._now() + rules.age_s * spread if rules.age_s else None
         self._lost = asyncio.Event()
         self.peer = ""
+        self.client = seat.client
 
     # -- what the transport calls -------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class GrpcConnection(asyncio.Protocol):
         }
         self._http2 = Http2()
         self._sending = Sending(self._transport, self._http2, self._pings, self._turns)
-        self._receiving = Receiving(self._transport, self._http2, self._turns, self._seat.client, self._sending, hears)
+        self._receiving = Receiving(self._transport, self._http2, self._turns, self.client, self._sending, hears)
         self.peer = peer_text(transport.get_extra_info("peername") or UNKNOWN)
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
@@ -248,7 +249,7 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.abort()
 
     async def turn(self) -> None:
-        await self._turns.entered(self._seat.client)
+        await self._turns.entered(self.client)
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -275,8 +276,8 @@ class GrpcConnection(asyncio.Protocol):
         if not self.rpcs:
             self._seat.work()
         self.rpcs[rpc.number] = rpc
-        if not self._limit.begin(self._seat.client, opening.path):
-            logs.warning("grpc calls refused", most=self._limit.most, client=self._seat.client)
+        if not self._limit.begin(self.client, opening.path):
+            logs.warning("grpc calls refused", most=self._limit.most, client=self.client)
             rpc.end(RESOURCE_EXHAUSTED, FULL)
         elif opening.encoding not in ENCODINGS:
             accepted = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
@@ -379,7 +380,7 @@ class GrpcConnection(asyncio.Protocol):
         self._sending.forget(rpc)
         if self._end_at is None:
             self._took(rpc.uncredited)
-        self._limit.end(self._seat.client)
+        self._limit.end(self.client)
         rpc.over()
         if not self.rpcs:
             self._seat.wait(self._now(), self._rules.idle_s)

@@ -18,10 +18,11 @@ PACKED_HERE_BYTES = 64 << 10
 
 
 class RpcLink(Protocol):
-    """The connection of a call. peer: its client's address"""
+    """The connection of a call. peer: its client's address; client: whom that counts for"""
 
     loop: asyncio.AbstractEventLoop
     peer: str
+    client: str
 
     def credit(self, rpc: Rpc) -> None:
         """The call waits for a message: its client may send more of it."""
@@ -103,6 +104,11 @@ class Rpc:
     def peer(self) -> str:
         """The client's address, as gRPC writes it: `ipv4:127.0.0.1:50000`."""
         return self._link.peer
+
+    @property
+    def client(self) -> str:
+        """With whose other calls it takes turns."""
+        return self._link.client
 
     def time_left_s(self) -> float | None:
         """How long its caller waits; None: without end."""

@@ -72,22 +72,21 @@ async def test_where_a_request_is_decoded(request_: Any, is_beside: bool, monkey
         return decode_request(*given)
 
     monkeypatch.setattr(decoding, "decode_request", noticed)
-    call, forms = await decoded_call(request_, NO_METADATA, NO_REGIONS, nothing_found)
+    call, forms = await decoded_call(request_, NO_METADATA, NO_REGIONS, nothing_found, asyncio.to_thread)
 
     assert (decode_request(request_), requested_forms(request_)) == (call, forms)
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
 
 
-async def test_many_strings_are_decoded_and_walked_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_strings_are_decoded_and_walked_in_one_go() -> None:
     went: list[Any] = []
-    to_thread = asyncio.to_thread
 
     async def noticed(work: Any, *given: Any) -> Any:
         went.append(work)
-        return await to_thread(work, *given)
+        return work(*given)
 
-    monkeypatch.setattr(asyncio, "to_thread", noticed)
-    call, _ = await decoded_call(typed(1 << 16, datatype="BYTES"), NO_METADATA, NO_REGIONS, nothing_found)
+    request = typed(1 << 16, datatype="BYTES")
+    call, _ = await decoded_call(request, NO_METADATA, NO_REGIONS, nothing_found, noticed)
 
     assert {"INPUT": ""} == call.string_problems
     assert 1 == len(went)
@@ -100,7 +99,7 @@ async def test_what_is_wrong_with_the_model_comes_before_what_is_wrong_with_the_
 
     async def refused(find: Find, endpoint: Endpoint) -> Code:
         with pytest.raises(RequestError) as caught:
-            await decoded_call(broken, NO_METADATA, NO_REGIONS, find, endpoint)
+            await decoded_call(broken, NO_METADATA, NO_REGIONS, find, asyncio.to_thread, endpoint)
         return caught.value.code
 
     unary, streamed = Endpoint.MODEL_INFER, Endpoint.MODEL_STREAM_INFER

@@ -19,16 +19,18 @@ from tritonclient.grpc import aio as triton_grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
+from gateway.grpc import decoding
+from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, decode_request
 from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
-from gateway.grpc.stream import InferStream
+from gateway.grpc.stream import Decode, InferStream
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
-from tests.gateway.grpc.conftest import CatalogTwin
+from tests.gateway.one_at_a_time import one_at_a_time
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 # The clients have no types.
@@ -341,20 +343,18 @@ async def test_refusals_that_nobody_reads_count_as_unread(twin: Any) -> None:
     assert (50, 0) == (len(written), unread.taken)
 
 
-async def test_what_is_refused_when_the_client_has_left_counts_as_nothing(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_refused_when_the_client_has_left_counts_as_nothing(twin: Any) -> None:
     """Nobody writes it, so nothing would ever count it off, or let go of the stream and its connection."""
     unread = UnreadAnswers(1 << 20)
     decodes, leaves = asyncio.Event(), asyncio.Event()
 
-    async def decoded(*_: object) -> Any:
+    async def refused(_: object) -> Any:
         decodes.set()
         await leaves.wait()
         raise RequestError("no")
 
-    monkeypatch.setattr("gateway.grpc.stream.decoded_call", decoded)
-    running = asyncio.create_task(stream_of(CallTwin(), reads_of(1), twin, unread=unread).run())
+    stream = stream_of(CallTwin(), reads_of(1), twin, unread=unread, decode=refused)
+    running = asyncio.create_task(stream.run())
     await decodes.wait()
     running.cancel()
     await asyncio.wait([running])
@@ -397,6 +397,27 @@ async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
     assert threading.get_ident() not in readers
 
 
+@pytest.mark.parametrize(
+    ("bound", "work"),
+    [
+        ("gateway.grpc.decoding.VALUES_MAX", "decode_request"),
+        ("gateway.requests.forms.STRINGS_BYTES_MAX", "with_strings_read"),
+    ],
+)
+async def test_what_takes_long_is_read_beside_the_loop_one_at_a_time(
+    stub: Any, monkeypatch: pytest.MonkeyPatch, bound: str, work: str
+) -> None:
+    monkeypatch.setattr(bound, 0)
+    made = request(1)
+    made.ClearField("raw_input_contents")
+    made.inputs[0].datatype, made.inputs[0].contents.bytes_contents[:] = "BYTES", [b"a"]
+    with one_at_a_time(monkeypatch, decoding, work) as readers:
+        await asyncio.gather(*(stub.ModelInfer(made) for _ in range(8)))
+
+    assert 8 == len(readers)
+    assert threading.get_ident() not in readers
+
+
 class CallTwin:
     """What a stream needs of its call."""
 
@@ -418,6 +439,10 @@ def reads_of(count: int) -> Callable[[], Awaitable[Any]]:
     return read
 
 
+async def decoded(request: Any) -> tuple[InferCall, OutputForms]:
+    return decode_request(request), RAW_OUTPUTS
+
+
 def stream_of(
     call: CallTwin,
     read: Any,
@@ -425,13 +450,14 @@ def stream_of(
     *,
     outstanding_bytes_max: int = 1 << 30,
     unread: UnreadAnswers = NO_BOUND,
+    decode: Decode = decoded,
 ) -> InferStream:
     return InferStream(
         call.write,
         read,
         lambda call, _on_open: twin.submit(call),
         NO_METADATA,
-        CatalogTwin().find,
+        decode,
         unread=unread,
         cut=lambda: None,
         outstanding_max=100,

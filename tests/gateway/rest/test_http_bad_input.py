@@ -12,8 +12,10 @@ import aiohttp
 import pytest
 
 from gateway.requests.regions import DISABLED
+from gateway.rest import receiver
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
+from tests.gateway.one_at_a_time import one_at_a_time
 
 SUM = "/v2/models/running_sum/infer"
 ECHO = "/v2/models/echo/infer"
@@ -368,6 +370,18 @@ async def test_structure_of_text_elements_is_checked(
 
     assert (status == 200) == (message == "")
     assert message in document.get("error", "")
+
+
+async def test_many_strings_are_read_for_one_request_at_a_time(
+    session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.requests.forms.STRINGS_BYTES_MAX", 0)
+    tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}
+    with one_at_a_time(monkeypatch, receiver, "with_strings_read") as readers:
+        posts = [post(session, "/v2/models/echo_text/infer", body(tensor)) for _ in range(8)]
+        assert [200] * 8 == [status for status, _ in await asyncio.gather(*posts)]
+
+    assert 8 == len(readers)
 
 
 async def test_byte_count_that_does_not_fit_the_shape_is_refused(session: aiohttp.ClientSession):
