@@ -203,6 +203,8 @@ class PortServer(ABC, Generic[C]):
         task = asyncio.current_task()
         assert task is not None
         try:
+            # Thousands may come at one moment, and to open one of gRPC takes some tenths of a millisecond.
+            await self._turns.entered(seat.client)
             connection = self._connection(seat)
             transport = await self._opened(accepted, connection.protocol)
             seat.end = partial(self._crowd_out, connection)

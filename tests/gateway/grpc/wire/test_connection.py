@@ -99,6 +99,31 @@ async def test_of_the_clients_that_send_at_one_moment_some_are_heard_in_a_turn_o
     assert len(heard) >= len(peers) // 2
 
 
+async def test_of_the_clients_that_come_at_one_moment_some_are_let_in_in_a_turn_of_the_loop(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, made = LoopTurns(), list[int]()
+    connection_made = GrpcConnection.connection_made
+
+    def noted(self: GrpcConnection, transport: asyncio.BaseTransport) -> None:
+        made.append(turns.number)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(GrpcConnection, "connection_made", noted)
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    async with serving() as server:
+        # The system accepts them all before the server's first turn.
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+        async with asyncio.timeout(SOON_S):
+            while len(made) < len(clients):
+                await asyncio.sleep(0)
+        for client in clients:
+            client.close()
+
+    # Two turns, one after the other, may be counted as one.
+    assert len(set(made)) >= len(clients) // 2
+
+
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
