@@ -269,12 +269,13 @@ class InferenceServicer(_base):
 
     async def TraceSetting(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Reads, and changes when the request says so, what is traced."""
-        by = f"gRPC client {rpc.peer}"
-        return trace_response(await self._runtime_settings.traces(request.model_name, trace_changes(request), by))
+        by, changes = f"gRPC client {rpc.peer}", trace_changes(request)
+        return trace_response(await self._runtime_settings.traces(request.model_name, changes, by, rpc.client))
 
     async def LogSettings(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Reads, and changes when the request says so, what is logged."""
-        return log_response(await self._runtime_settings.logs(log_changes(request), f"gRPC client {rpc.peer}"))
+        by = f"gRPC client {rpc.peer}"
+        return log_response(await self._runtime_settings.logs(log_changes(request), by, rpc.client))
 
 
 def refuse_repository_name(request: AnyMessage) -> None:

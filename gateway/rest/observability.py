@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.runtime_settings import RuntimeSettings
-from gateway.rest.body import BodyBounds, read_object
+from gateway.rest.body import BodyBounds, client_in, read_object
 from gateway.rest.json_values import Json, JsonError
 from gateway.rest.operations import OF_BODY, OF_MODEL, TRACE_CHANGES, TRACE_SETTINGS, described, json_content, of_struct
 from gateway.rest.reply import send_json
@@ -43,15 +43,17 @@ class Observability:
         await self._send_logs(scope, send, log_changes(await read_object(scope, receive, self._bounds)))
 
     async def _send_traces(self, scope: Scope, send: Send, changes: Mapping[str, list[str] | None]) -> None:
-        texts = await self._settings.traces(scope["path_params"].get("model", ""), changes, caller_of(scope))
+        model = scope["path_params"].get("model", "")
+        texts = await self._settings.traces(model, changes, caller_of(scope), client_in(scope))
         await send_json(send, {name: words if name == "trace_level" else words[0] for name, words in texts.items()})
 
     async def _send_logs(self, scope: Scope, send: Send, changes: Mapping[str, bool | int | str]) -> None:
-        await send_json(send, msgspec.to_builtins(await self._settings.logs(changes, caller_of(scope))))
+        settings = await self._settings.logs(changes, caller_of(scope), client_in(scope))
+        await send_json(send, msgspec.to_builtins(settings))
 
 
 def caller_of(scope: Scope) -> str:
-    host, port = scope.get("client") or ("unknown", 0)
+    host, port = scope["client"]
     return f"HTTP client {host}:{port}"
 
 

@@ -137,9 +137,9 @@ async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -
     with pytest.raises(UnavailableError, match=r"Redis refused the change of 'm': .*maxmemory"):
         await RepositoryControl(redis, keys, catalog).load("m")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
-        await settings.logs({"log_info": False}, "the test")
+        await settings.logs({"log_info": False}, "the test", "a client")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
-        await settings.traces("", {"trace_rate": ["7"]}, "the test")
+        await settings.traces("", {"trace_rate": ["7"]}, "the test", "a client")
 
 
 async def test_what_was_accepted_is_finished_also_of_a_suspected_sequence(redis: Redis) -> None:

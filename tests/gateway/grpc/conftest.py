@@ -150,10 +150,12 @@ class SettingsTwin(RuntimeSettings):
     def __init__(self) -> None:
         pass
 
-    async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
+    async def logs(self, changes: Mapping[str, bool | int | str], by: str, client: str) -> LogSettings:
         raise NotImplementedError
 
-    async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
+    async def traces(
+        self, model: str, changes: Mapping[str, list[str] | None], by: str, client: str
+    ) -> dict[str, list[str]]:
         raise NotImplementedError
 
 

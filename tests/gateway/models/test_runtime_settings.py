@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
+from gateway.models import runtime_settings
 from gateway.models.catalog import Catalog
 from gateway.models.runtime_settings import RuntimeSettings
 from shared.process import log_settings
@@ -39,10 +42,10 @@ def settings_of(stored: Any) -> RuntimeSettings:
 async def test_clients_that_ask_at_once_wait_for_two_reads_and_not_for_each_other() -> None:
     stored = Stored()
     settings = settings_of(stored)
-    asking = [asyncio.create_task(settings.logs({}, ""))]
+    asking = [asyncio.create_task(settings.logs({}, "", "a"))]
     while not stored.reads:
         await asyncio.sleep(0)
-    asking += [asyncio.create_task(settings.traces("", {}, "")) for _ in range(20)]
+    asking += [asyncio.create_task(settings.traces("", {}, "", "a")) for _ in range(20)]
     await asyncio.sleep(0)
     stored.go_on.set()
     await asyncio.wait(asking)
@@ -50,12 +53,13 @@ async def test_clients_that_ask_at_once_wait_for_two_reads_and_not_for_each_othe
     assert 2 == stored.reads
 
 
-async def test_changes_take_turns_and_who_asks_waits_for_none_of_them() -> None:
+async def test_changes_take_turns_and_who_asks_waits_for_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_settings, "PAUSE_S", 0)
     stored, ended = Stored(), list[str]()
     settings = settings_of(stored)
 
     async def end(name: str, changes: log_settings.Changes) -> None:
-        await settings.logs(changes, "")
+        await settings.logs(changes, "", "a")
         ended.append(name)
 
     changing = [asyncio.create_task(end("change", {"log_info": True})) for _ in range(20)]
@@ -70,3 +74,25 @@ async def test_changes_take_turns_and_who_asks_waits_for_none_of_them() -> None:
 
     assert 20 == stored.changes
     assert ended.index("ask") < 3
+
+
+async def test_between_two_changes_there_is_a_pause_and_the_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each leaves a line in every log."""
+    stored, pauses, ended = Stored(), list[float](), list[str]()
+    stored.go_on.set()
+    settings = settings_of(stored)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 7.0)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def change(name: str) -> None:
+        await settings.logs({"log_info": True}, name, name[0])
+        ended.append(name)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    await asyncio.gather(*map(change, ("a0", "a1", "a2", "a3", "b0")))
+
+    assert ["a0", "a1", "b0", "a2", "a3"] == ended
+    assert [runtime_settings.PAUSE_S] * 4 == pytest.approx(pauses[1:])
+    assert pauses[0] < 0
