@@ -180,11 +180,12 @@ class CallClient:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _once(self, gateway: CallGateway, call: ModelCall, request: bytes) -> tuple[CallAnswer, bool]:
+        rpc = gateway.ready if call.asks_readiness else gateway.infer
         try:
-            response = await gateway.infer(request, timeout=self.left_s(call), metadata=self.metadata(call))
+            response = await rpc(request, timeout=self.left_s(call), metadata=self.metadata(call))
         except rpc_error() as error:
             return await self.failed(gateway, call, error)
-        return answer_of(response), True
+        return CallAnswer(is_ready=response.ready) if call.asks_readiness else answer_of(response), True
 
     async def failed(self, gateway: CallGateway, call: ModelCall, error: Any) -> tuple[CallAnswer, bool]:
         """What an RPC's error says to the model, and whether that is the answer."""

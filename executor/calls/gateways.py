@@ -41,11 +41,12 @@ SERVICE = "/inference.GRPCInferenceService"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CallGateway:
-    """A gateway in use. infer, stream: the two RPCs, as grpc.aio calls them, of encoded requests"""
+    """A gateway in use. infer, ready, stream: the RPCs, as grpc.aio calls them, of encoded requests"""
 
     address: str
     channel: Any
     infer: Any
+    ready: Any
     stream: Any
 
 
@@ -105,8 +106,9 @@ class Gateways:
         else:
             channel = grpc.aio.insecure_channel(parts.netloc, options=OPTIONS)
         infer = channel.unary_unary(f"{SERVICE}/ModelInfer", None, pb.ModelInferResponse.FromString)
+        ready = channel.unary_unary(f"{SERVICE}/ModelReady", None, pb.ModelReadyResponse.FromString)
         stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer", None, pb.ModelStreamInferResponse.FromString)
-        return CallGateway(address, channel, infer, stream)
+        return CallGateway(address, channel, infer, ready, stream)
 
     def _credentials(self, grpc: Any) -> Any:
         settings = self._settings

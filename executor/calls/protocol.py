@@ -60,15 +60,24 @@ def rpc_error() -> type[Exception]:
 
 
 def request_of(call: ModelCall, first_answer: int = 0) -> bytes:
-    """The ModelInferRequest, encoded.
+    """The ModelInferRequest, encoded; the ModelReadyRequest of a call that asks for readiness.
 
     first_answer  of a stream of responses, the first one that is lacking; 0: there is one response alone
     """
+    if call.asks_readiness:
+        return _readiness_request(call)
     parts = [_without_contents(call, first_answer).SerializeToString()]
     for tensor in call.inputs:
         parts += (RAW_CONTENTS, encoded_varint(len(tensor.raw)), tensor.raw)
     # protobuf would copy the tensors twice, and let no other thread run meanwhile, so not the event loop either.
     return b"".join(parts)
+
+
+def _readiness_request(call: ModelCall) -> bytes:
+    from tritonclient.grpc import service_pb2  # noqa: PLC0415
+
+    pb: Any = service_pb2
+    return pb.ModelReadyRequest(name=call.model, version=call.version).SerializeToString()
 
 
 def _without_contents(call: ModelCall, first_answer: int) -> Any:
@@ -166,7 +175,7 @@ def failure_of(call: ModelCall, error: Any) -> CallAnswer:
 
 def _failure(call: ModelCall, code: Code, text: str, *, was_accepted: bool) -> CallAnswer:
     """In Triton's words (python_backend, `request_executor.cc`). The code is the error's own: Triton's is INTERNAL."""
-    if was_accepted:
+    if was_accepted or call.asks_readiness:
         return CallAnswer(error_code=code, error=text)
     if text.startswith(UNKNOWN_MODEL):
         text = f"Failed for execute the inference request. Model '{call.model}' is not ready."

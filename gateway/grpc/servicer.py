@@ -37,7 +37,7 @@ from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
 from gateway.requests.waiting import Answer, OnOpen
 from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
-from shared.contract.calls import ACCEPTED, ANSWERED_KEY, REFUSED
+from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, REFUSED
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.store.release import RELEASE
@@ -189,8 +189,13 @@ class InferenceServicer(_base):
         return pb.ServerReadyResponse(ready=self.is_ready())
 
     async def ModelReady(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
-        """Whether a model is ready. An unknown model is not ready, which is no error."""
-        ready = not self._leaving and self._catalog.is_model_ready(request.name, request.version)
+        """Whether a model is ready. An unknown model is not ready, which is no error.
+
+        A gateway that leaves calls no model ready, so that clients go elsewhere. A model that asks wants to know of the
+        other model, not of the gateway.
+        """
+        may_say_yes = not self._leaving or CALL_KEY in dict(rpc.opening.metadata)
+        ready = may_say_yes and self._catalog.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:

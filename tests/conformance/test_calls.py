@@ -77,6 +77,10 @@ class TritonPythonModel:
         except pb_utils.TritonModelException as refused:
             self.early = str(refused)
 
+    def ready(self):
+        questions = [("plain",), ("plain", "1"), ("plain", "2"), ("nobody",), ("caller",)]
+        return [pb_utils.is_model_ready(*question) for question in questions]
+
     def execute(self, requests):
         return answers(requests, lambda wish: getattr(self, wish)())
 
@@ -198,6 +202,7 @@ SAID: dict[str, Any] = {
             "[request id: <id_unknown>] inference input 'INPUT' data-type is 'FP32', but model 'plain' expects 'INT32'",
         ),
     ],
+    "ready": [True, True, False, False, True],
     "in_initialize": "BLS is only supported during the 'execute' function.",
     "sequence": [output(1), output(3), output(6)],
     "no_start": [

@@ -58,31 +58,35 @@ class ModelCall(msgspec.Struct, frozen=True):
                  of the model's own
     deadline_ms  wall clock, ms, when those who wait give up; 0: none of them said
     traceparent  trace context of its request
+    asks_readiness
+                 the model is not to run: it is asked whether it is ready
     """
 
     number: int
     model: str
-    version: str
-    request_id: str
-    correlation_id: CorrelationId
-    flags: int
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[str, ...]
-    timeout_us: int
-    parameters: dict[str, Parameter]
+    version: str = ""
+    request_id: str = ""
+    correlation_id: CorrelationId = 0
+    flags: int = 0
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[str, ...] = ()
+    timeout_us: int = 0
+    parameters: dict[str, Parameter] = {}
     name: str = ""
     chain: tuple[str, ...] = ()
     deadline_ms: int = 0
     traceparent: str = ""
+    asks_readiness: bool = False
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """A response. error_code: a `shared.contract.errors.Code`; "" for success"""
+    """A response. error_code: a `shared.contract.errors.Code`; "" for success. is_ready: answers `asks_readiness`"""
 
     outputs: tuple[Tensor, ...] = ()
     parameters: dict[str, Parameter] = {}
     error_code: str = ""
     error: str = ""
+    is_ready: bool = False
 
 
 class AnswerStream(Protocol):
@@ -112,7 +116,7 @@ class Calls(Protocol):
 class InstanceWait(msgspec.Struct, frozen=True):
     """An instance that waits for the answer to a call.
 
-    caller, target  models
+    caller, target  models; target "": it waits for no model, only for a gateway
     since_ms        wall clock
     thread          of this process, on which it waits; 0: the instance is a process of its own
     """
@@ -241,6 +245,11 @@ def door() -> Calls:
     """Where calls leave this process. Raises TritonModelException where none may be made now."""
     if _closed.get():
         raise TritonModelException(NOT_NOW)
+    return open_door()
+
+
+def open_door() -> Calls:
+    """As `door`, also in `initialize` and `finalize`."""
     if not _door:
         raise TritonModelException(NOT_HERE)
     return _door[-1]
@@ -313,7 +322,8 @@ def instance_execution() -> Execution | None:
 
 def begin_wait(call: ModelCall, caller: str, instance: str, thread: int = 0) -> None:
     """From now on an instance waits for the answer to a call. See `InstanceWait`."""
-    _waits[call.number] = InstanceWait(call.number, caller, instance, call.model, time.time_ns() // 1_000_000, thread)
+    target = "" if call.asks_readiness else call.model
+    _waits[call.number] = InstanceWait(call.number, caller, instance, target, time.time_ns() // 1_000_000, thread)
 
 
 def end_wait(number: int) -> None:

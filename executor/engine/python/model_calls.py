@@ -1,4 +1,5 @@
 """`InferenceRequest.exec` and `async_exec`: a request that a model made becomes a call, and its answer a response.
+`is_model_ready` is a call, too, whose answer is whether the model is ready.
 
 As in Triton, a call that fails is no exception but the response's error, and with `decoupled` the responses are an
 iterator. Beyond Triton, that iterator may also be awaited (`async for`), which leaves the model's event loop free.
@@ -55,6 +56,16 @@ def execute_async(request: MadeRequest, *, decoupled: bool) -> Awaitable[Any]:
     return loop.create_task(_answered(call, door.start(call)))
 
 
+def is_ready(model: str, version: str) -> bool:
+    """See `triton_python_backend_utils.is_model_ready`."""
+    call = ModelCall(calls.next_number(), _text(model), _text(version), asks_readiness=True)
+    with calls.waiting_for(call):
+        answer = calls.open_door().start(call).result()
+    if answer.error_code:
+        raise TritonModelException(f"Failed to check model readiness: {answer.error}")
+    return answer.is_ready
+
+
 async def _answered(call: ModelCall, answer: Future[CallAnswer]) -> InferenceResponse:
     with calls.waiting_for(call):
         return response_of(await asyncio.wrap_future(answer))
@@ -93,7 +104,7 @@ def prepared(request: MadeRequest) -> ModelCall:
 def _text(given: object) -> str:
     """What the model gave as a name. Raises TritonModelException for what is no text."""
     if not is_text(given):
-        raise TritonModelException(f"the names and ids of an InferenceRequest are strings, not {given!r}")
+        raise TritonModelException(f"names, versions and ids are strings, not {given!r}")
     return plain_text(given)
 
 

@@ -19,8 +19,8 @@ MODULES = """
 """What it may import."""
 NAMES = """
     open input exec eval compile breakpoint __import__ load loadtxt genfromtxt fromfile memmap open_memmap DataSource
-    save savez savez_compressed savetxt tofile dump ctypeslib f2py InferenceRequest async_exec get_response_sender
-    getcontext setcontext DefaultContext seterr seterrcall setbufsize set_printoptions get_context
+    save savez savez_compressed savetxt tofile dump ctypeslib f2py InferenceRequest async_exec is_model_ready
+    get_response_sender getcontext setcontext DefaultContext seterr seterrcall setbufsize set_printoptions get_context
 """
 """Names in these modules, and among Python's own, that lead to files, to other code, to other models, to answers that
 come later, to settings of a thread, or to a request's trace."""

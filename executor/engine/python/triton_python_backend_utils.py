@@ -351,9 +351,13 @@ def unload_model(*_arguments: object, **_options: object) -> None:
     raise _unsupported("unloading a model from a model (unload_model)")
 
 
-def is_model_ready(*_arguments: object, **_options: object) -> bool:
-    """Not supported: a call (`exec`) of a model that is not ready says so in its error."""
-    raise _unsupported("asking for another model (is_model_ready)")
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether the mesh serves a model. One that is unknown is not ready, which is no error.
+
+    model_version  "": any version will do
+    raises         TritonModelException for a version that is no number, and where no gateway can be asked
+    """
+    return model_calls.is_ready(model_name, model_version)
 
 
 def _unsupported(what: str) -> TritonModelException:

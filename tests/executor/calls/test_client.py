@@ -74,6 +74,10 @@ class FakeGateway(Servicer):
         self.metadata.append(dict(context.invocation_metadata()))
         return await self._handle(request, context)
 
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
+        return await self._handle(request, context)
+
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
             self.requests.append(request)
@@ -200,6 +204,42 @@ async def test_the_request_id_of_a_model_is_its_own(make: Make) -> None:
     await caller(msgspec.structs.replace(CALL, correlation_id=0))
 
     assert ["mine", ""] == [request.id for request in gateway.requests]
+
+
+async def serves_the_first_version_of_sum(request: Any, context: Any) -> Any:
+    if not request.version.isdecimal() and request.version:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a version is a number")
+    return pb.ModelReadyResponse(ready=request.name == "sum" and request.version in ("", "1"))
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "expected"),
+    [
+        ("sum", "", CallAnswer(is_ready=True)),
+        ("sum", "1", CallAnswer(is_ready=True)),
+        ("sum", "2", CallAnswer()),
+        ("other", "", CallAnswer()),
+        ("sum", "1a", CallAnswer(error_code="INVALID_ARG", error="a version is a number")),
+    ],
+)
+async def test_a_gateway_says_whether_a_model_is_ready(
+    make: Make, model: str, version: str, expected: CallAnswer
+) -> None:
+    gateway = FakeGateway(serves_the_first_version_of_sum)
+    caller = await make(gateway)
+
+    assert expected == await caller(ModelCall(1, model, version, asks_readiness=True))
+    assert CALL_KEY in gateway.metadata[0]
+
+
+async def test_another_gateway_is_asked_when_one_has_gone(make: Make) -> None:
+    gone, living = FakeGateway(answering), FakeGateway(serves_the_first_version_of_sum)
+    caller = await make(gone, living)
+    await gone.server.stop(None)
+
+    answers = [await caller(ModelCall(number, "sum", asks_readiness=True)) for number in range(1, 5)]
+
+    assert [CallAnswer(is_ready=True)] * 4 == answers
 
 
 async def test_when_a_gateway_dies_its_calls_are_made_again_through_another_one(make: Make) -> None:
@@ -396,7 +436,7 @@ async def test_a_call_can_be_failed_and_those_that_are_open_at_the_end_are(make:
 
     caller.client.fail(1, "deadlock")
     caller.client.fail(77, "nobody's")
-    assert ("UNAVAILABLE", "deadlock") == msgspec.structs.astuple(await asyncio.wrap_future(victim))[2:]
+    assert CallAnswer(error_code="UNAVAILABLE", error="deadlock") == await asyncio.wrap_future(victim)
     await caller.client.close()
     assert "the executor stops" == (await asyncio.wrap_future(last)).error
     assert "the executor stops" == (await caller()).error

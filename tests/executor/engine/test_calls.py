@@ -48,7 +48,7 @@ class Door:
         self.calls.append(call)
         future: Future[CallAnswer] = Future()
         self.futures.append(future)
-        answer = CallAnswer(call.inputs)
+        answer = CallAnswer(call.inputs, is_ready=(call.model, call.version) in (("other", ""), ("other", "1")))
         if self.open.is_set():
             future.set_result(answer)
         else:
@@ -415,7 +415,7 @@ def test_calls_have_a_depth(workshop: Workshop, door: Door) -> None:
     [
         ("parameters={'timeout': 1}", "the parameter 'timeout' of an InferenceRequest is set by"),
         ("parameters={'x': [1]}", "has invalid type"),
-        ("request_id=5", "the names and ids of an InferenceRequest are strings, not 5"),
+        ("request_id=5", "names, versions and ids are strings, not 5"),
         ("correlation_id=-1", "a correlation id is a str or a uint64, not -1"),
         ("correlation_id=1 << 64", "a correlation id is a str or a uint64"),
         ("correlation_id=1.5", "a correlation id is a str or a uint64, not 1.5"),
@@ -438,9 +438,58 @@ def test_initialize_may_not_call(workshop: Workshop, door: Door) -> None:
         pb_utils.InferenceRequest(model_name="other").exec()
 
 
+QUESTIONS = """[
+            pb_utils.is_model_ready("other"),
+            pb_utils.is_model_ready(model_name="other", model_version="1"),
+            pb_utils.is_model_ready("other", "2"),
+            pb_utils.is_model_ready("unknown"),
+        ]"""
+
+
+def test_a_model_may_ask_whether_another_one_is_ready_in_initialize_too(workshop: Workshop, door: Door) -> None:
+    source = model(f"assert self.early == {QUESTIONS} == [True, True, False, False], self.early")
+    workshop.python("caller", source + f"\n    def initialize(self, args):\n        self.early = {QUESTIONS}\n")
+
+    run(workshop.load(config()), row(1))
+
+    assert [("other", ""), ("other", "1"), ("other", "2"), ("unknown", "")] * 2 == [
+        (call.model, call.version) for call in door.calls
+    ]
+
+
+def test_an_instance_that_asks_for_a_model_is_not_hung_and_waits_for_none(workshop: Workshop, door: Door) -> None:
+    """A gateway answers, so it can be no part of a deadlock."""
+    workshop.python("caller", model('pb_utils.is_model_ready("other")'))
+    engine = workshop.load(config())
+    door.open.clear()
+    running = threading.Thread(target=run, args=(engine, row(1)))
+    running.start()
+    _await(lambda: len(calls.waits()) == 1)
+
+    assert [("caller", "")] == [(wait.caller, wait.target) for wait in calls.waits()]
+    door.open.set()
+    running.join(20)
+    assert not calls.waits()
+
+
+def test_a_model_hears_why_it_cannot_be_told(workshop: Workshop, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Future[CallAnswer] = Future()
+    told.set_result(CallAnswer(error_code="UNAVAILABLE", error="no gateway"))
+
+    def start(_: ModelCall) -> Future[CallAnswer]:
+        return told
+
+    monkeypatch.setattr(door, "start", start)
+    workshop.python("caller", model('pb_utils.is_model_ready("other")'))
+
+    assert "Failed to check model readiness: no gateway" in error(workshop.load(config()), row(1)).message
+
+
 def test_without_a_mesh_there_are_no_calls() -> None:
     with pytest.raises(pb_utils.TritonModelException, match="within a mesh only"):
         pb_utils.InferenceRequest(model_name="other").exec()
+    with pytest.raises(pb_utils.TritonModelException, match="within a mesh only"):
+        pb_utils.is_model_ready("other")
 
 
 async def test_an_instance_that_waits_for_an_answer_has_not_hung(workshop: Workshop, door: Door) -> None:

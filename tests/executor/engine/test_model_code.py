@@ -42,6 +42,7 @@ def test_a_model_that_keeps_to_itself_only_computes() -> None:
         "async def elsewhere(): ...",
         "        return [pb_utils.InferenceRequest(model_name='other') for _ in requests]",
         "        requests[0].exec()",
+        "        pb_utils.is_model_ready('other')",
         "        requests[0].async_exec(decoupled=True)",
         "import decimal; decimal.getcontext().prec = 50",
         "from decimal import setcontext",

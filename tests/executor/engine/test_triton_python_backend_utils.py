@@ -125,7 +125,7 @@ def test_an_input_that_a_model_gives_twice_is_not_dropped() -> None:
     assert twice == pb_utils.InferenceRequest(model_name="other", inputs=twice).inputs()
 
 
-@pytest.mark.parametrize("name", ["load_model", "unload_model", "is_model_ready"])
+@pytest.mark.parametrize("name", ["load_model", "unload_model"])
 def test_a_model_does_not_manage_other_models(name: str) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=rf"\({name}\) is not supported by seqmesh"):
         getattr(pb_utils, name)("other")

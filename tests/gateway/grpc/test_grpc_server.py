@@ -20,6 +20,7 @@ from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.pings import PingRules
 from gateway.settings import GatewaySettings
 from seqmesh_client import AsyncClient
+from shared.contract.calls import CALL_KEY, call_value
 from shared.contract.errors import UnavailableError
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
@@ -94,6 +95,10 @@ async def test_stopping_tells_the_watchers_and_answers_what_comes_until_the_clie
         assert await watch.read() is aio.EOF
         late = stub.ModelInfer(pb.ModelInferRequest(id="late"))
         await twin.wait_for_calls(2)
+        asked = pb.ModelReadyRequest(name="sum")
+        assert not (await stub.ModelReady(asked)).ready
+        # A model asks for the other model, wherever that is.
+        assert (await stub.ModelReady(asked, metadata=[(CALL_KEY, call_value("", ["caller"]))])).ready
         closes.set()
         twin.finish(0)
         assert (await before).id == "before"

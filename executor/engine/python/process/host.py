@@ -87,8 +87,8 @@ def _load(call: messages.Load, side: Side) -> tuple[PythonEngine, messages.Answe
     logging.basicConfig(level=call.log_level, handlers=[Forwarding(side)], force=True, format="%(message)s")
     # The executor's level may change meanwhile, and is applied there.
     logging.getLogger("seqmesh.model").setLevel(logging.DEBUG)
-    engine = in_this_process(call.request)
-    side.start(engine)
+    side.start()
+    engine = side.engine = in_this_process(call.request)
     return engine, msgspec.convert(engine, messages.Loaded, from_attributes=True)
 
 
@@ -169,10 +169,12 @@ class Side:
         self._is_asking = False
         """Whether the model has not said yet whether it is ready."""
         self.calls = RemoteCalls(self.send)
+        self.engine: PythonEngine | None = None
+        """None: the model is being loaded, and already asks for other models (`is_model_ready`)."""
 
-    def start(self, engine: PythonEngine) -> None:
+    def start(self) -> None:
         """From now on the executor's orders are taken."""
-        threading.Thread(target=self._listen, args=(engine,), name="seqmesh side", daemon=True).start()
+        threading.Thread(target=self._listen, name="seqmesh side", daemon=True).start()
 
     def run(self, engine: PythonEngine, rows: Sequence[Row], call: messages.Run) -> BatchResult:
         """Runs a batch, whose rows may be cancelled meanwhile."""
@@ -211,7 +213,7 @@ class Side:
             finally:
                 self._is_sending = False
 
-    def _listen(self, engine: PythonEngine) -> None:
+    def _listen(self) -> None:
         waiting = select.poll()
         waiting.register(self._frames.socket, select.POLLIN)
         while True:
@@ -223,16 +225,16 @@ class Side:
             except FrameError:
                 _end_all()
                 return
-            self._take(engine, order)
+            self._take(order)
 
-    def _take(self, engine: PythonEngine, order: messages.Order) -> None:
+    def _take(self, order: messages.Order) -> None:
         match order:
             case messages.AskReadiness():
-                self._ask_readiness(engine)
+                self._ask_readiness()
             case messages.Cancel():
                 number, rows = self._running
-                if number == order.number:
-                    engine.cancel(rows[order.row])
+                if self.engine is not None and number == order.number:
+                    self.engine.cancel(rows[order.row])
             case messages.CallAnswered():
                 self.calls.answered(order)
             case messages.AnswersTaken():
@@ -242,15 +244,15 @@ class Side:
                 if answers is not None:
                     answers.not_wanted()
 
-    def _ask_readiness(self, engine: PythonEngine) -> None:
+    def _ask_readiness(self) -> None:
         # The answer that is to come answers this too: a model that hangs there would have a thread for each time.
         if not self._is_asking:
             self._is_asking = True
             # The model may wait in it for something that another order brings.
-            threading.Thread(target=self._tell_readiness, args=(engine,), name="seqmesh ready", daemon=True).start()
+            threading.Thread(target=self._tell_readiness, name="seqmesh ready", daemon=True).start()
 
-    def _tell_readiness(self, engine: PythonEngine) -> None:
-        is_ready = engine.is_ready()
+    def _tell_readiness(self) -> None:
+        is_ready = self.engine is not None and self.engine.is_ready()
         self._is_asking = False
         self.send(messages.ModelReady(is_ready))
 
