@@ -109,9 +109,7 @@ class DecoupledEngine(PythonEngine):
 
     @property
     def _not_none(self) -> str:
-        return (
-            f"Python model '{self._config.name}' is using the decoupled mode and the execute function must return None."
-        )
+        return f"Python model '{self._instance}' is using the decoupled mode and the execute function must return None."
 
     def _begin(self, coroutine: Coroutine[Any, Any, object], senders: list[ResponseSender], columns: Columns) -> None:
         """Runs an `async` execute beside the batches to come."""

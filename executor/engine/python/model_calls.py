@@ -149,8 +149,8 @@ class MadeRequest(Protocol):
 class Responses:
     """The responses to a call with `decoupled`: an iterator, and an asynchronous one.
 
-    As in Triton, a response without tensors may be the last one, and once all have come they can be iterated again.
-    Before, a loop goes on where the last one stopped.
+    As in Triton, a response without tensors may be the last one. A loop goes on where the last one stopped; behind the
+    last response it begins again.
     """
 
     def __init__(self, call: ModelCall, stream: AnswerStream) -> None:
@@ -159,9 +159,10 @@ class Responses:
         self._seen: list[InferenceResponse] = []
         self._at = 0
         self._ended = False
+        self._is_cancelled = False
 
     def __iter__(self) -> Self:
-        if self._ended:
+        if self._ended and self._at == len(self._seen):
             self._at = 0
         return self
 
@@ -191,7 +192,11 @@ class Responses:
         return self._seen[self._at - 1]
 
     def cancel(self) -> None:
-        """The responses that have not come are not wanted any more."""
+        """The responses that have not come are not wanted any more.
+
+        In their place comes an error, as from those of Triton's models that ask whether they are cancelled.
+        """
+        self._is_cancelled = True
         self._stream.cancel()
 
     def __del__(self) -> None:
@@ -201,7 +206,9 @@ class Responses:
     def _took(self, answer: CallAnswer | None) -> bool:
         if answer is None:
             self._ended = True
-            return False
+            if not self._is_cancelled:
+                return False
+            answer = CallAnswer(error_code=Code.CANCELLED, error="the call was cancelled")
         self._seen.append(response_of(answer))
         return True
 

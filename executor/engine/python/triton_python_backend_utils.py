@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,9 @@ class InferenceRequest:
         self._correlation_id = correlation_id
         self.columns: dict[str, Column] = _Given()
         for tensor in inputs:
+            if cast("object", tensor) is None:
+                whose = f"with id '{request_id}' and model name '{model_name}'"
+                raise TritonModelException(f"Input tensor for request {whose} should not be empty.")
             # One that is given twice goes on twice: whoever is called refuses it.
             self.columns.setdefault(tensor.name(), []).append(tensor)
         self.position = 0

@@ -73,13 +73,15 @@ class AnswersTwice:
     def __init__(self, door: Door, call: ModelCall) -> None:
         self._door = door
         self._left: list[CallAnswer | None] = [CallAnswer(call.inputs), CallAnswer(), None]
+        self._is_cancelled = False
 
     def read(self) -> Future[CallAnswer | None]:
         future: Future[CallAnswer | None] = Future()
-        future.set_result(self._left.pop(0))
+        future.set_result(None if self._is_cancelled else self._left.pop(0))
         return future
 
     def cancel(self) -> None:
+        self._is_cancelled = True
         self._door.cancelled.set()
 
 
@@ -352,20 +354,23 @@ def test_a_stream_of_responses_can_be_iterated_twice(workshop: Workshop, door: D
 
 
 @pytest.mark.parametrize(
-    ("head", "taken", "rest"),
+    ("head", "taken", "loop"),
     [
-        ("def execute", "call().exec(decoupled=True)", "[one for one in found]"),
-        ("async def execute", "await call().async_exec(decoupled=True)", "[one async for one in found]"),
+        ("def execute", "call().exec(decoupled=True)", "for"),
+        ("async def execute", "await call().async_exec(decoupled=True)", "async for"),
     ],
 )
 def test_a_loop_behind_the_first_response_has_those_that_follow(
-    workshop: Workshop, door: Door, head: str, taken: str, rest: str
+    workshop: Workshop, door: Door, head: str, taken: str, loop: str
 ) -> None:
-    """And not the first one again, which its model would count twice."""
+    """And not the first one again, which its model would count twice; also when all are iterated again."""
     body = f"""
     found = {taken}
-    said = [[next(found)], {rest}, {rest}]
-    assert [[1], [0], [1, 0]] == [[len(one.output_tensors()) for one in responses] for responses in said]
+    said = [[next(found)], [one {loop} one in found], [one {loop} one in found]]
+    {loop} one in found:
+        break
+    said += [[one {loop} one in found], [one {loop} one in found]]
+    assert [[1], [0], [1, 0], [0], [1, 0]] == [[len(one.output_tensors()) for one in responses] for responses in said]
     """
     workshop.python("caller", model(body, head=f"{head}(self, requests):"))
 
@@ -380,6 +385,29 @@ def test_responses_that_nobody_wants_any_more_are_cancelled(workshop: Workshop, 
     run(workshop.load(config()), row(1))
 
     assert door.cancelled.wait(20)  # a process says it beside the answers
+
+
+def test_a_model_that_cancels_a_stream_of_responses_hears_that_it_is_cancelled(workshop: Workshop, door: Door) -> None:
+    """As an error behind the responses that it had; not if it had all of them."""
+    body = """
+    def codes(responses):
+        return [one.error().code() if one.has_error() else "" for one in responses]
+
+    stopped = call().exec(decoupled=True)
+    said = codes([next(stopped)])
+    stopped.cancel()
+    said += codes(stopped)
+    complete = call().exec(decoupled=True)
+    said += codes(complete)
+    complete.cancel()
+    said += codes(complete)
+    assert said == ["", pb_utils.TritonError.CANCELLED, "", "", "", ""], said
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1))
+
+    assert door.cancelled.wait(20)
 
 
 def test_a_call_that_could_never_be_answered_is_not_made(workshop: Workshop, door: Door) -> None:

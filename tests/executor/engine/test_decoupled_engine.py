@@ -364,7 +364,8 @@ def test_execute_returns_none(workshop: Workshop) -> None:
 
     assert isinstance(done.last, RowResult)
     assert isinstance(left_open.last, RowError)
-    assert "is using the decoupled mode and the execute function must return None." in left_open.last.message
+    text = "Python model 'many_0_1' is using the decoupled mode and the execute function must return None."
+    assert text in left_open.last.message
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

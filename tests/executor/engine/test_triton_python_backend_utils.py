@@ -125,6 +125,11 @@ def test_an_input_that_a_model_gives_twice_is_not_dropped() -> None:
     assert twice == pb_utils.InferenceRequest(model_name="other", inputs=twice).inputs()
 
 
+def test_an_input_that_the_model_itself_did_not_get_is_named_where_the_request_is_made() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="with id 'a' and model name 'other' should not be empty"):
+        pb_utils.InferenceRequest(model_name="other", inputs=[pb_utils.Tensor("x", np.zeros(1)), None], request_id="a")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("name", ["load_model", "unload_model"])
 def test_a_model_does_not_manage_other_models(name: str) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=rf"\({name}\) is not supported by seqmesh"):
