@@ -52,7 +52,7 @@ def execute_async(request: MadeRequest, *, decoupled: bool) -> Awaitable[Any]:
     except CallError as error:
         return _now(loop, _failed(error, decoupled=decoupled))
     if decoupled:
-        return _now(loop, Responses(call, door.stream(call)))
+        return loop.create_task(Responses(call, door.stream(call)).begin())
     return loop.create_task(_answered(call, door.start(call)))
 
 
@@ -160,6 +160,15 @@ class Responses:
         self._at = 0
         self._ended = False
         self._is_cancelled = False
+
+    async def begin(self) -> Self:
+        """Waits for the first response, as `async_exec` does in Triton. A loop that waits for it without `await` would
+        hold up the other requests of a model that is asynchronous.
+        """
+        async for _ in self:
+            break
+        self._at = 0
+        return self
 
     def __iter__(self) -> Self:
         if self._ended and self._at == len(self._seen):

@@ -46,16 +46,21 @@ class Door:
 
     def start(self, call: ModelCall) -> Future[CallAnswer]:
         self.calls.append(call)
+        if call.model == "opener":
+            self.open.set()
         future: Future[CallAnswer] = Future()
         self.futures.append(future)
         answer = CallAnswer(call.inputs, is_ready=(call.model, call.version) in (("other", ""), ("other", "1")))
+        self.give(future, answer)
+        return future
+
+    def give(self, future: Future[Any], answer: CallAnswer | None) -> None:
         if self.open.is_set():
             future.set_result(answer)
         else:
             threading.Thread(target=self._answer, args=(future, answer)).start()
-        return future
 
-    def _answer(self, future: Future[CallAnswer], answer: CallAnswer) -> None:
+    def _answer(self, future: Future[Any], answer: CallAnswer | None) -> None:
         self.open.wait()
         if future.set_running_or_notify_cancel():
             future.set_result(answer)
@@ -77,7 +82,7 @@ class AnswersTwice:
 
     def read(self) -> Future[CallAnswer | None]:
         future: Future[CallAnswer | None] = Future()
-        future.set_result(None if self._is_cancelled else self._left.pop(0))
+        self._door.give(future, None if self._is_cancelled else self._left.pop(0))
         return future
 
     def cancel(self) -> None:
@@ -377,6 +382,26 @@ def test_a_loop_behind_the_first_response_has_those_that_follow(
     run(workshop.load(config()), row(1))
 
     assert not door.cancelled.is_set()
+
+
+def test_a_model_awaits_the_first_response_of_a_stream_while_its_other_requests_go_on(
+    workshop: Workshop, door: Door
+) -> None:
+    """So a loop over the responses, which does not await, holds up nobody."""
+    body = """
+    taken = call().async_exec(decoupled=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not taken.done()
+    await call(to="opener").async_exec()
+    assert [1, 0] == [len(one.output_tensors()) for one in await taken]
+    """
+    workshop.python("caller", model(body, head="async def execute(self, requests):"))
+    door.open.clear()
+
+    run(workshop.load(config()), row(1))
+
+    assert ["other", "opener"] == [call.model for call in door.calls]
 
 
 def test_responses_that_nobody_wants_any_more_are_cancelled(workshop: Workshop, door: Door) -> None:
