@@ -31,6 +31,8 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._ended: asyncio.AbstractEventLoop | None = None
+        # A model is asked whether it is ready beside its batches.
+        self._starting = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -39,14 +41,15 @@ class Coroutines:
 
     def start(self) -> int:
         """Makes the loop, if there is none. Returns its thread (`threading.get_ident`)."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            name = f"{self._instance} coroutines"
-            thread = threading.Thread(target=self._serve, args=(self._loop,), name=name, daemon=True)
-            thread.start()
-            assert thread.ident is not None, "it has been started"
-            self._thread = thread.ident
-        return self._thread
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                name = f"{self._instance} coroutines"
+                thread = threading.Thread(target=self._serve, args=(self._loop,), name=name, daemon=True)
+                thread.start()
+                assert thread.ident is not None, "it has been started"
+                self._thread = thread.ident
+            return self._thread
 
     def begin(self, coroutine: Coroutine[Any, Any, object]) -> Future[object]:
         """Runs a coroutine, with the caller's context, once the loop is started."""

@@ -328,10 +328,16 @@ class PythonEngine:
         """See `base.FixesShape`. Does nothing: rows run alone already."""
 
     def is_ready(self) -> bool:
-        """The result of the model's `is_ready`; False if it raises."""
+        """The result of the model's `is_ready`, which may be asynchronous; False if it raises, or gives no bool."""
         try:
             with called(self._code):
-                return bool(self._model.is_ready())
+                said = self._model.is_ready()
+                if inspect.iscoroutine(said):
+                    self._coroutines.start()
+                    said = self._coroutines.run(said)
+                if not isinstance(said, bool):
+                    raise TypeError(f"is_ready must return a bool, not {type(said).__name__}")
+                return said
         except BaseException:  # as in `_responses`
             log.exception("is_ready of model instance '%s' failed", self._instance)
             return False

@@ -746,6 +746,44 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert [False, True] == [first.is_ready(), second.is_ready()]
 
 
+@pytest.mark.parametrize(
+    ("check", "expected"),
+    [
+        ("def is_ready(self): return True", True),
+        ("def is_ready(self): return 'ready'", False),
+        ("def is_ready(self): return None", False),
+        ("async def is_ready(self): return await self.said(True)", True),
+        ("async def is_ready(self): return await self.said(False)", False),
+    ],
+)
+def test_a_model_is_ready_if_it_says_so_at_once_or_later(workshop: Workshop, check: str, *, expected: bool) -> None:
+    """On the event loop of its batches, where its connections are."""
+    workshop.python(
+        "echo",
+        f"""
+        import asyncio
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            async def execute(self, requests):
+                self.loop = asyncio.get_running_loop()
+                return [pb_utils.InferenceResponse() for _ in requests]
+
+            async def said(self, value):
+                assert asyncio.get_running_loop() is self.loop
+                return value
+
+            {check}
+        """,
+    )
+    engine = workshop.load(instance_config())
+    results(engine, [Row({"x": wire("x", [[1, 2]])})])
+
+    assert isinstance(engine, ChecksReadiness)
+    assert expected is engine.is_ready()
+
+
 def test_modules_that_vanish_or_are_forbidden_meanwhile_fail_no_load(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
