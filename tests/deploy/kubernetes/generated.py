@@ -1,4 +1,5 @@
-"""What of the chart is made from the code: the settings in its schema; and the plain manifests, made from the chart.
+"""What of the chart is made: the settings in its schema, from the code; its alerts, from those of `deploy/prometheus`,
+because a chart reads no file outside itself; and the plain manifests, made from the chart.
 
 Helm refuses a setting that does not exist, or whose value cannot be, before anything is started.
 """
@@ -20,8 +21,10 @@ from scheduler.settings import SchedulerSettings
 from shared.settings import ENTRY_POINTS, Meaning, MeshSettings, SettingsClass
 from tests.deploy.kubernetes.chart import CHART, rendered
 from tests.markdown_pages import ROOT
+from tests.monitoring_files import PROMETHEUS
 
 SCHEMA = CHART / "values.schema.json"
+ALERTS = CHART / "alerts.yaml"
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 SETTINGS: dict[str, type[SettingsClass]] = {
     "common": MeshSettings,
@@ -38,6 +41,7 @@ OF_THE_CHART = {
     # gateway has its pod's ports for itself.
     *("name", "console_control", "reuse_port"),
 }
+ALERTS_HEAD = "# Written by `make reference` from deploy/prometheus/alerts.yaml. Change that one.\n"
 HEAD = "# Written by `make reference` from deploy/helm/seqmesh with its defaults. Change the chart, not this file.\n"
 WIDTH = 120
 NUMBERS = {int: "integer", float: "number", bool: "boolean"}
@@ -92,6 +96,11 @@ def schema_of_setting(kind: Any, meaning: Meaning) -> dict[str, Any]:
     )
 
 
+def alerts() -> str:
+    """The chart's alerts.yaml."""
+    return ALERTS_HEAD + (PROMETHEUS / "alerts.yaml").read_text()
+
+
 def manifests() -> dict[str, str]:
     """The files of deploy/kubernetes: the chart with its defaults, in whatever namespace they are applied."""
     made = rendered({}, namespace="NAMESPACE")
@@ -106,6 +115,7 @@ def settings_classes() -> Iterable[str]:
 def write(folder: Path = MANIFESTS) -> None:
     """Writes all of it."""
     SCHEMA.write_text(schema())
+    ALERTS.write_text(alerts())
     folder.mkdir(exist_ok=True)
     for name, text in manifests().items():
         (folder / name).write_text(text)

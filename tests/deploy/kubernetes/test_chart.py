@@ -1,7 +1,7 @@
 """The chart: what Helm makes of it is valid, fits the services, and refuses what cannot be.
 
-Kubernetes' own schemas judge the objects, in strict mode: a misspelt field is an error. For the two kinds that are not
-Kubernetes' own there is the part of their schema that the chart uses.
+Kubernetes' own schemas judge the objects, in strict mode: a misspelt field is an error. For the three kinds that are
+not Kubernetes' own there is the part of their schema that the chart uses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,35 @@ from deploy.local.embedded import free_port
 from shared.checks import CHECKS
 from shared.settings import parse_settings
 from tests.deploy.kubernetes.chart import CHART, RefusedValuesError, ask, containers, objects, question_of, rendered
-from tests.deploy.kubernetes.generated import MANIFESTS, SCHEMA, SETTINGS, manifests, schema, settings_classes
+from tests.deploy.kubernetes.generated import (
+    ALERTS,
+    MANIFESTS,
+    SCHEMA,
+    SETTINGS,
+    alerts,
+    manifests,
+    schema,
+    settings_classes,
+)
 from tests.markdown_pages import ROOT, all_blocks
+from tests.monitoring_files import rules
 
 pytest.importorskip("helm_python", reason="there is no wheel of Helm for this machine")
 
 ELSEWHERE: dict[str, Any] = {"internal": {"enabled": False}}
 KEDA: dict[str, Any] = {"enabled": True, "targets": {"slotsUsed": 4, "batchFillPercent": 90}}
 TO_REDIS: dict[str, Any] = {"ports": [{"port": 6379}], "to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}
+NODES: dict[str, Any] = {
+    "nodeSelector": {"pool": "mesh"},
+    "tolerations": [{"key": "mesh", "operator": "Exists"}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}]
+            }
+        }
+    },
+}
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "redis elsewhere, a Secret of one's own": {"redis": {"secretName": "ours", **ELSEWHERE}},
@@ -57,15 +78,22 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "autoscaling by KEDA": {"executor": {"autoscaling": KEDA}, "gateway": {"autoscaling": {"enabled": True}}},
     "autoscaling by HPA": {"executor": {"autoscaling": {"enabled": True, "kind": "hpa"}}},
+    "each service on nodes of its own": {
+        **dict.fromkeys(("gateway", "scheduler", "executor"), NODES),
+        "console": {"enabled": True, **NODES},
+        "redis": {"internal": NODES},
+    },
     "pods with labels and annotations": {
         "gateway": {"podLabels": {"team": "speech", "on": "true"}, "podAnnotations": {"a.example.com/b": "c"}},
         "scheduler": {"podLabels": {"app.kubernetes.io/part-of": "speech"}},
         "executor": {"podLabels": {"team": "speech"}},
         "console": {"enabled": True, "podLabels": {"team": "speech"}},
+        "redis": {"internal": {"podLabels": {"team": "speech"}, "podAnnotations": {"a.example.com/b": "c"}}},
     },
     "watched and closed": {
         "console": {"enabled": True},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "networkPolicies": {"enabled": True, "clients": [{"podSelector": {}}], "monitoring": [{"podSelector": {}}]},
     },
     "closed, redis elsewhere": {"redis": ELSEWHERE, "networkPolicies": {"enabled": True, "egress": [TO_REDIS]}},
@@ -117,6 +145,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "scheduler.podLabels: app.kubernetes.io/name",
     ),
     ({"gateway": {"podLabels": {"team": 7}}}, "podLabels"),
+    ({"redis": {"internal": {"podLabels": {"app.kubernetes.io/component": "other"}}}}, "redis.podLabels"),
     ({"executor": {"modelsVolume": {"emptyDir": {}, "hostPath": {"path": "/"}}}}, "modelsVolume"),
 ]
 """Values, and words of what Helm says about them."""
@@ -144,6 +173,13 @@ def closed(**properties: Any) -> dict[str, Any]:
 
 TEXT = {"type": "string", "minLength": 1}
 METADATA = {"type": "object", "required": ["name", "namespace", "labels"]}
+RULE = closed(
+    alert=TEXT,
+    expr=TEXT,
+    labels=closed(severity=TEXT),
+    annotations=closed(summary=TEXT, runbook=TEXT),
+)
+RULE["properties"]["for"] = {"type": "string", "pattern": "^[0-9]+[smh]$"}
 TRIGGER = closed(
     type={"const": "prometheus"}, name=TEXT, metadata=closed(serverAddress=TEXT, query=TEXT, threshold=TEXT)
 )
@@ -161,6 +197,12 @@ FOREIGN = {
             advanced=closed(horizontalPodAutoscalerConfig=closed(behavior=BEHAVIOUR)),
             triggers={"type": "array", "minItems": 1, "items": TRIGGER},
         ),
+    ),
+    "PrometheusRule": closed(
+        apiVersion={"const": "monitoring.coreos.com/v1"},
+        kind=TEXT,
+        metadata=METADATA,
+        spec=closed(groups={"type": "array", "items": closed(name=TEXT, rules={"type": "array", "items": RULE})}),
     ),
     "ServiceMonitor": closed(
         apiVersion={"const": "monitoring.coreos.com/v1"},
@@ -320,12 +362,36 @@ def test_every_pod_is_of_the_service_account_that_a_cloud_may_know(values: dict[
     }
 
 
+def given_to(component: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of one component."""
+    return values.get("redis", {}).get("internal", {}) if component == "redis" else values.get(component, {})
+
+
+@ALL
+def test_a_pod_runs_on_the_nodes_that_are_given(values: dict[str, Any]) -> None:
+    for one in objects(values):
+        if one["kind"] in WORKLOADS:
+            pod = one["spec"]["template"]["spec"]
+            given = given_to(pod["containers"][0]["name"], values)
+
+            for field in NODES:
+                assert given.get(field) == pod.get(field)
+
+
+def test_the_alerts_of_the_chart_are_those_of_prometheus_with_the_labels_that_are_given() -> None:
+    (rule,) = (one for one in objects(CASES["watched and closed"]) if one["kind"] == "PrometheusRule")
+
+    assert rules() == [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    assert "prometheus" == rule["metadata"]["labels"]["release"]
+    assert ALERTS.read_text() == alerts(), "make reference"
+
+
 @ALL
 def test_a_pod_has_the_labels_and_annotations_that_are_given_and_no_selector_has_them(values: dict[str, Any]) -> None:
     for one in objects(values):
         if one["kind"] in WORKLOADS:
             metadata, selector = one["spec"]["template"]["metadata"], one["spec"]["selector"]["matchLabels"]
-            given = values.get(selector["app.kubernetes.io/component"], {})
+            given = given_to(selector["app.kubernetes.io/component"], values)
 
             assert metadata["labels"] == selector | given.get("podLabels", {})
             assert given.get("podAnnotations", {}) == {
@@ -414,7 +480,7 @@ def test_what_selects_finds_the_pods_of_one_workload(values: dict[str, Any]) -> 
                 assert {"job": SCRAPED["job_name"], "mesh": "mesh/seqmesh"} == labelled
                 assert endpoint["honorLabels"], "else what the alerts know as `service` is called `exported_service`"
             case _:
-                assert one["kind"] in {"Secret", "ServiceAccount"}
+                assert one["kind"] in {"PrometheusRule", "Secret", "ServiceAccount"}
 
 
 def test_autoscalers_ask_for_metrics_that_exist_by_their_labels() -> None:

@@ -100,23 +100,29 @@ imagePullPolicy: {{ $image.pullPolicy }}
 {{- end }}
 {{- end }}
 
-{{- /* What every pod has in common, that of Redis too. */}}
+{{- /* What every pod has in common, that of Redis too; argument: (list root values-of-the-component). */}}
 {{- define "seqmesh.anyPod" -}}
-serviceAccountName: {{ include "seqmesh.name" . }}
+serviceAccountName: {{ include "seqmesh.name" (index . 0) }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .Values.image.pullSecrets }}
+{{- with (index . 0).Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
+{{- end }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index (index $ 1) $field }}
+{{ $field }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end }}
 
 {{- /* What every pod of a service has in common; argument: (list root component). */}}
 {{- define "seqmesh.pod" -}}
 {{- $root := index . 0 -}}
-{{ include "seqmesh.anyPod" $root }}
+{{ include "seqmesh.anyPod" (list $root (index $root.Values (index . 1))) }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -130,14 +136,6 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "seqmesh.selector" . | nindent 8 }}
-{{- with (index $root.Values (index . 1)).nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with (index $root.Values (index . 1)).tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end }}
 
 {{- define "seqmesh.containerSecurity" -}}
@@ -147,9 +145,9 @@ securityContext:
   capabilities: { drop: [ALL] }
 {{- end }}
 
-{{- /* Labels and annotations of a pod; argument: (list root component). */}}
+{{- /* Labels and annotations of a pod; argument: (list root component values-of-the-component). */}}
 {{- define "seqmesh.podMetadata" -}}
-{{- $values := index (index . 0).Values (index . 1) -}}
+{{- $values := index . 2 -}}
 {{- $selector := include "seqmesh.selector" . -}}
 {{- range $name := keys $values.podLabels }}
 {{- if hasKey (fromYaml $selector) $name }}
