@@ -37,7 +37,15 @@ from deploy.local.control import control_served
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, state_path, write_state
 from deploy.local.embedded import ending_remedy, serves, socket_path, socket_url
 from deploy.local.endings import stop_signals
-from deploy.local.plans import ChildPlan, ServiceCommand, number_of_gateways, plan, refuse_taken_ports, service_command
+from deploy.local.plans import (
+    ChildPlan,
+    ServiceCommand,
+    number_of_gateways,
+    plan,
+    refuse_foreign_host,
+    refuse_taken_ports,
+    service_command,
+)
 from deploy.local.private_files import make_private, private_files
 from deploy.local.readiness import NO_EXECUTOR, reachable, unreadiness
 from deploy.local.settings import UpSettings
@@ -96,6 +104,7 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     for repository in settings.models:
         if isinstance(repository, Path):
             check_repository(repository)
+    refuse_foreign_host(settings.host)
     settings = dataclasses.replace(
         settings,
         console_token=settings.console_token or secrets.token_urlsafe(16),

@@ -17,7 +17,6 @@ from deploy.local.embedded import family_of, held_port, on_socket, server_comman
 from deploy.local.private_files import PRIVATE_UMASK
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
-from shared.process.addresses import is_foreign
 from shared.process.machine import available_bytes
 from shared.settings import MeshSettings, environment_of, variable_name
 
@@ -101,6 +100,14 @@ def inherited_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(CONSOLE_TOKEN)}
 
 
+def refuse_foreign_host(host: str) -> None:
+    """Raises `LauncherError` if nothing here can listen on the host, whatever the port."""
+    try:
+        socket.create_server((host, 0), family=family_of(host)).close()
+    except OSError as refused:
+        raise LauncherError(f"{host} is no address of this machine: give another --host") from refused
+
+
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
     """Raises `LauncherError` if a port is to serve two purposes, or another process listens on it: its answers would
     pass for ours. Gateways may share a port for one purpose."""
@@ -121,8 +128,6 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
             except OSError as refused:
                 # What stands behind it is Python's, and names the address again.
                 reason = str(refused.strerror).partition(" (while")[0]
-                if is_foreign(refused):
-                    raise LauncherError(f"{host} is no address of this machine: give another --host") from refused
                 raise LauncherError(
                     f"{child.name} cannot listen on {host}:{port} ({reason}): "
                     f"stop what runs there, or give another --{name}-port"
