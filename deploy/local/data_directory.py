@@ -56,14 +56,21 @@ class LauncherError(click.ClickException):
 
 
 @contextmanager
+def keeping_data(directory: Path) -> Generator[None]:
+    """Raises `LauncherError` in place of an OSError: nothing can be kept in the directory."""
+    try:
+        yield
+    except OSError as refused:
+        raise LauncherError(f"no data can be kept in {directory} ({refused}): give another --data-dir") from refused
+
+
+@contextmanager
 def locked(data_dir: Path) -> Generator[None]:
     """Holds the data directory. Raises `LauncherError` if it cannot be written, or another launcher holds it, or
     another user owns it."""
-    try:
+    with keeping_data(data_dir):
         open_to_others = make_private(data_dir)
         opened = (data_dir / "lock").open("a+")
-    except OSError as refused:
-        raise LauncherError(f"no data can be kept in {data_dir} ({refused}): give another --data-dir") from refused
     if open_to_others:
         say(f"warning: {open_to_others}")
     with opened as lock:

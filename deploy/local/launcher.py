@@ -34,7 +34,15 @@ from urllib.parse import quote
 
 from deploy.local.child_logs import LogFile
 from deploy.local.control import control_served
-from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, state_path, write_state
+from deploy.local.data_directory import (
+    ChildState,
+    LauncherError,
+    MeshState,
+    keeping_data,
+    locked,
+    state_path,
+    write_state,
+)
 from deploy.local.embedded import ending_remedy, serves, socket_path, socket_url
 from deploy.local.endings import stop_signals
 from deploy.local.plans import (
@@ -132,7 +140,8 @@ def server_socket(settings: UpSettings) -> Generator[Path | None]:
         yield None
         return
     directory = settings.data_dir / "redis"
-    make_private(directory)
+    with keeping_data(directory):
+        make_private(directory)
     with socket_path(directory) as path:
         yield path
 
@@ -207,7 +216,7 @@ class Launcher:
                 try:
                     process = await self._spawn(self._plans[name])
                 except OSError as error:  # too many processes or open files, above all: the others run on
-                    say(f"{name} cannot be started: {error.strerror}")
+                    say(f"{name} cannot be started: {error}")
                     self._events.put_nowait(Exited(name, FAILED))
                     return
                 tasks.create_task(self._watch(name, process), name=f"watch {name}")

@@ -226,7 +226,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_mesh_goes_on(la
     log.unlink()
     log.mkdir()
     os.kill(before, signal.SIGKILL)
-    launched.reads_until("executor-2 cannot be started: Is a directory")
+    launched.reads_until(f"executor-2 cannot be started: [Errno 21] Is a directory: '{log}'")
     log.rmdir()
 
     assert launched.comes_back("executor-2", before)
@@ -460,6 +460,16 @@ def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path, place: str
         locked(tmp_path / place),
     ):
         pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_a_servers_directory_of_another_user_is_told(tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    os.chown(directory, 54321, -1)
+
+    with pytest.raises(LauncherError, match=r"no data can be kept in .*redis .*another user.*give another --data-dir"):
+        up(UpSettings(data_dir=tmp_path, http_port=0, grpc_port=0, metrics_port=0, console_port=0))
 
 
 @pytest.mark.parametrize(
