@@ -95,7 +95,7 @@ def of_fitness(info: Mapping[str, Any], *, of_cluster: bool = False) -> Diagnosi
 def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
     """Whether a fit server takes writes, keeps what it is given, and is near enough."""
     info, config = facts.info, facts.config
-    yield from _writing(info, config)
+    yield from _writing(facts)
     yield from _keeping(info, config)
     yield from _memory(info)
     if facts.round_trip > SLOW_ROUND_TRIP_MS:
@@ -116,16 +116,29 @@ def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
         yield ok("clock", "this machine and Redis agree")
 
 
-def _writing(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
-    # Named so by Redis and by Valkey; there only if some are wanted.
-    good, wanted = int(info.get("min_slaves_good_slaves", -1)), int(config.get("min-replicas-to-write", 0))
+def of_refused_writes(facts: ServerFacts) -> Diagnosis | None:
+    """Why a server takes no writes; None if it takes them. Without writes there is no sign of life in it."""
+    good, wanted = _replicas(facts)
     if 0 <= good < wanted:
-        yield fail(
+        return fail(
             "redis",
             f"takes no writes: {good} of {wanted} replicas keep up (min-replicas-to-write)",
             "start its replicas, or look into their logs; callers wait meanwhile",
         )
-    elif 0 < good == wanted:
+    if (status := facts.info.get("aof_last_write_status", "ok")) != "ok":
+        return fail(
+            "redis",
+            f"takes no writes: aof_last_write_status is {status}",
+            "look into the server's log: its disk may be full; callers wait meanwhile",
+        )
+    return None
+
+
+def _writing(facts: ServerFacts) -> Iterator[Diagnosis]:
+    if (refused := of_refused_writes(facts)) is not None:
+        yield refused
+    good, wanted = _replicas(facts)
+    if 0 < good == wanted:
         yield warn(
             "redis",
             f"takes no writes once a replica is lost: {good} keep up, and as many must (min-replicas-to-write)",
@@ -133,11 +146,17 @@ def _writing(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Dia
         )
 
 
+def _replicas(facts: ServerFacts) -> tuple[int, int]:
+    """How many replicas keep up, -1 if nobody asks, and how many must."""
+    # Named so by Redis and by Valkey; there only if some are wanted.
+    return int(facts.info.get("min_slaves_good_slaves", -1)), int(facts.config.get("min-replicas-to-write", 0))
+
+
 def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
     policy = config.get("maxmemory-policy", NO_EVICTION)
     if policy != NO_EVICTION:
         yield fail("redis", f"maxmemory-policy {policy} may drop live sequences", f"set it to {NO_EVICTION}")
-    for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
+    for name in ("aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
             yield fail("redis", f"{name} is {info[name]}", "look into the server's log: its disk may be full")
     told = list(risks(config, replicas=int(info.get("connected_slaves", 0)))) if config else []

@@ -98,6 +98,8 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
         for address, told in facts.items():
             found += diagnoses.of_node(address, diagnoses.of_server(told))
         found += diagnoses.of_cluster(facts)
+        if facts and all(diagnoses.of_refused_writes(told) for told in facts.values()):
+            return found  # whoever lives cannot say so, and would be taken for dead
         async with found_mesh(settings) as mesh:
             if not lost:
                 found += await of_use(mesh, facts)

@@ -22,7 +22,7 @@ from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.reading import text_of
 from shared.store.redis_client import RETRIES, connect
-from shared.store.redis_py import REDIS_LOST, REFUSED
+from shared.store.redis_py import REDIS_LOST, REFUSED, UnfitServerError
 from shared.store.redis_url import url_without_password
 from shared.store.sequences import Sequences, kept_by
 
@@ -110,6 +110,9 @@ async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> Asyn
         yield redis
     except REFUSED as error:
         raise click.ClickException(refusal(url, error).message) from error
+    except UnfitServerError as error:
+        said = f"Redis at {url_without_password(url)} does not serve now ({error}): `seqmesh doctor` says more"
+        raise click.ClickException(said) from error
     except REDIS_LOST as error:  # an OSError is of something else in the block, such as what it prints
         raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error}){hint}") from error
     except UnfitRedisError as error:

@@ -7,6 +7,7 @@ import json
 import socket
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -186,6 +187,28 @@ async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -
 
     assert {"maxmemory-policy allkeys-lru may drop live sequences", "no gateway runs", "no scheduler runs"} < set(found)
     assert [True] == ["cannot be reached" in text for text in gone]
+
+
+async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(private_server: EmbeddedRedis) -> None:
+    """Whoever lives cannot say so there. A command that fails sends to the doctor, not to a server that runs."""
+    with Redis.from_url(private_server.url) as client:
+        client.hset(Keyspace("seqmesh").mesh, mapping={"shards": 1, "schema": SCHEMA_VERSION})
+        client.config_set("min-replicas-to-write", 1)
+
+    async def told(*command: str) -> str:
+        environment = {"SEQMESH_REDIS_URL": private_server.url}
+        invoked = partial(CliRunner().invoke, cli.main, command, env=environment, catch_exceptions=False)
+        result = await asyncio.to_thread(invoked)
+        assert 1 == result.exit_code
+        return result.output
+
+    found = json.loads(await told("doctor", "--json"))
+    assert ["takes no writes: 0 of 1 replicas keep up (min-replicas-to-write)"] == [
+        one["text"] for one in found if one["severity"] == Severity.FAIL
+    ]
+    assert "does not serve now (NOREPLICAS Not enough good replicas to write.): `seqmesh doctor`" in await told(
+        *("tenants", "set", "acme", "--share=2")
+    )
 
 
 def every_node(cluster: EmbeddedCluster, *command: str) -> None:
