@@ -82,9 +82,9 @@ def locked(data_dir: Path) -> Generator[None]:
                 f"{data_dir} is in use by another launcher (process {lock.read().strip() or 'unknown'}); "
                 "stop it, or give another --data-dir"
             ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with keeping_data(data_dir):
+            lock.truncate(0)
+            os.write(lock.fileno(), str(os.getpid()).encode())
         yield
 
 

@@ -462,6 +462,14 @@ def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path, place: str
         pass
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+def test_a_data_directory_without_room_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to("/dev/full")
+
+    with pytest.raises(LauncherError, match=r"no data can be kept in .*: give another --data-dir"), locked(tmp_path):
+        pass
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 def test_a_servers_directory_of_another_user_is_told(tmp_path: Path) -> None:
     directory = tmp_path / "redis"
