@@ -55,9 +55,7 @@ def choice(outcome: Analysis, notes: Notes) -> list[str]:
         why = f"The given configuration does not work under this load: {given.problem}"
     else:
         gain = best.steps_per_s / given.steps_per_s - 1
-        why = (
-            f"Changed: {change(outcome.start, outcome.best)}. Throughput {gain:+.0%}; below {noise:.0%} it were noise."
-        )
+        why = f"Changed: {change(outcome.start, outcome.best)}. Throughput {gain:+.0%}; less than {noise:.0%} is noise."
     parts.append(why)
     if said_bounds := bounds_text(outcome.bounds):
         kept = "keeps" if not outcome.bounds.excess(best) else "**does not keep**"

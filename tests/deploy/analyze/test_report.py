@@ -42,7 +42,7 @@ def outcome(best: Setting, bounds: Bounds) -> Analysis:
 def test_the_choice_is_told_with_its_reason_and_its_neighbours() -> None:
     text = markdown(outcome(BEST, Bounds(p99_ms=8)), notes(START, BEST))
 
-    assert "Changed: size 4 -> 8. Throughput +50%; below 4% it were noise." in text
+    assert "Changed: size 4 -> 8. Throughput +50%; less than 4% is noise." in text
     assert "The choice keeps the bounds: p99 at most 8 ms." in text
     assert "| chosen, again | size 8, copies 1 | 1,400 |" in text
     assert "failed to load: no / memory at all" in text
