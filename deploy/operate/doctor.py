@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -20,8 +21,9 @@ import click
 import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
-from deploy.local.data_directory import has_state
+from deploy.local.data_directory import MeshState, has_state, read_state
 from deploy.local.embedded import family_of
+from deploy.local.readiness import NO_EXECUTOR, unreadiness
 from deploy.local.settings import UpSettings
 from deploy.local.terminal import styled
 from deploy.operate import diagnoses
@@ -104,6 +106,8 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
             if not lost:
                 found += await of_use(mesh, facts)
             found += await of_members(mesh, are_all_there=not lost)
+        if not settings.redis_url:
+            found += await of_gateways(read_state(settings.data_dir))
     except click.ClickException as error:
         remedy = "docs/guides/redis.md" if settings.redis_url else "if it does not run any more: `seqmesh up`"
         found.append(diagnoses.fail("mesh", error.message, remedy))
@@ -179,6 +183,17 @@ async def of_members(mesh: OperatedMesh, *, are_all_there: bool) -> list[Diagnos
         *diagnoses.of_executors(members, await mesh.membership.drained()),
         *diagnoses.of_leaders(led),
         *diagnoses.of_models(members, lines),
+    ]
+
+
+async def of_gateways(mesh: MeshState) -> list[Diagnosis]:
+    """Diagnoses of the gateways of `seqmesh up` that do not answer: in Redis one that was lost lives for a minute."""
+    gateways = [child for child in mesh.children if child.service == "gateway"]
+    reasons = await asyncio.gather(*(unreadiness(mesh.host, gateway.metrics_port) for gateway in gateways))
+    return [
+        diagnoses.fail(gateway.name, reason, f"look into {gateway.log}")
+        for gateway, reason in zip(gateways, reasons, strict=True)
+        if reason not in ("", NO_EXECUTOR)  # the executors have diagnoses of their own
     ]
 
 

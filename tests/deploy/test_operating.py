@@ -21,10 +21,11 @@ from redis import Redis
 from deploy import cli
 from deploy.chaos.node import until
 from deploy.console.reader import MeshReader
-from deploy.local.data_directory import MeshState, state_path
+from deploy.local.data_directory import ChildState, MeshState, state_path
 from deploy.local.embedded import free_port
 from deploy.operate import doctor, tenants
 from deploy.operate.diagnoses import Severity
+from deploy.operate.doctor import of_gateways
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, holdings
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
@@ -209,6 +210,24 @@ async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(privat
     assert "does not serve now (NOREPLICAS Not enough good replicas to write.): `seqmesh doctor`" in await told(
         *("tenants", "set", "acme", "--share=2")
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(b"200 OK", []), (b"400 Bad Request", []), (b"", ["does not listen yet"])]
+)
+async def test_a_doctor_asks_the_gateways_of_this_machine(status: bytes, told: list[str]) -> None:
+    """In Redis one whose port was taken would live for a minute. 400: no executor serves, which is told elsewhere."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        gateway = ChildState("gateway-1", "gateway", 1, "g.log", metrics_port=port if status else free_port())
+        found = await of_gateways(MeshState(1, "127.0.0.1", "", ready=True, children=[gateway]))
+
+    assert told == [one.text for one in found]
 
 
 def every_node(cluster: EmbeddedCluster, *command: str) -> None:
