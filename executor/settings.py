@@ -84,14 +84,12 @@ class ExecutorSettings(MetricsSettings):
         "auto", help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1."
     )
     lease_ms: int = lease_setting()
-    inbox_read_count: int = setting(
-        512, help="Most entries taken from an inbox in one read.", group="Step loop", minimum=1
-    )
     inbox_bytes_max: int = setting(
         256 << 20,
         help="Bytes of steps' requests that wait in this process for their turn. While there are more, and some of "
         "them can run, the rest stays in Redis.",
         unit="bytes",
+        group="Step loop",
         minimum=1,
     )
     state_bytes_max: int = setting(

@@ -194,7 +194,7 @@ def _dispatch(
         backlog_max=settings.backlog_max,
         live_max=settings.live_max,
         tenants=lambda: tenants.now,
-        prefers=PreferredExecutors(catalog, settings.virtual_nodes).of,
+        prefers=PreferredExecutors(catalog).of,
         summaries=settings.metrics.summary_latencies,
     )
     return Dispatch(redis, scripts, keys, replies, calls, early_wait_s=settings.early_step_wait_ms / 1000)

@@ -17,7 +17,7 @@ from shared.contract.limits import GATEWAY_MEMORY_MIN, LIVE_MAX
 from shared.contract.response_cache import parse_cache_config
 from shared.origins import parse_origin
 from shared.process.machine import available_bytes
-from shared.settings import MetricsSettings, setting, virtual_nodes_setting
+from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1
 OWN_BYTES = 192 << 20
@@ -293,7 +293,6 @@ class GatewaySettings(MetricsSettings):
         "slots. Beyond it a START is refused. About 1 KiB of Redis each, beside their state.",
         minimum=1,
     )
-    virtual_nodes: int = virtual_nodes_setting()
 
     def __post_init__(self) -> None:
         """Raises click.UsageError for texts that mean nothing, so that a process does not start with them."""

@@ -125,7 +125,6 @@ class Scheduler:
         self._tasks = tasks
         self._policy = Policy(
             settings.bounded_load,
-            settings.virtual_nodes,
             forget_after_ms=FORGET_LEASES * settings.lease_ms,
             spare_slots=settings.spare_slots,
             shards=mesh.keys.shards,

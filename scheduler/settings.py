@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.settings import CommonSettings, lease_setting, setting, virtual_nodes_setting
+from shared.settings import CommonSettings, lease_setting, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,6 @@ class SchedulerSettings(CommonSettings):
         group="Placement",
         minimum=1.0,
     )
-    virtual_nodes: int = virtual_nodes_setting()
     spare_slots: int = setting(
         32,
         help="Free slots of each executor and version that new sequences may take without asking the scheduler. With 0 "

@@ -102,18 +102,6 @@ def lease_setting() -> Any:
     )
 
 
-def virtual_nodes_setting() -> Any:
-    """The field `virtual_nodes` of each service that computes which executor a sequence prefers."""
-    return setting(
-        64,
-        help="Points of each executor on the hash ring, the same in gateways and schedulers. More points make the load "
-        "more even and cost memory.",
-        group="Placement",
-        minimum=1,
-        maximum=4096,
-    )
-
-
 Count = int | Literal["auto"]
 """A number, or as many as this machine is good for."""
 LogLevel = Literal["debug", "info", "warning", "error"]

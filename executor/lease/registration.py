@@ -108,7 +108,7 @@ class Registration:
         self._committer = Committer(
             connections.scripts, connections.commands, connections.keys, self.executor, tombstone_ms
         )
-        self._inbox = Inbox(connections, self.executor, count_max=settings.inbox_read_count)
+        self._inbox = Inbox(connections, self.executor)
         self.serving = Serving(
             self.executor,
             connections,

@@ -24,6 +24,8 @@ READ_BYTES = 32 << 20
 """Most bytes that a read should bring."""
 FIRST_COUNT = 16
 """Entries of the first read, when their size is unknown."""
+COUNT_MAX = 512
+"""Most entries of a shard that a read asks for."""
 GROWTH = 4
 
 LastEntries = Mapping[ShardId, str]
@@ -41,15 +43,14 @@ Read = Mapping[str, Sequence[ReadEntry]]
 class Inbox:
     """Reads every entry once, in the order of its shard, unless told to read again.
 
-    count_max  of a shard, per read
-    parts      the inboxes of each server, which are read together
+    parts  the inboxes of each server, which are read together
     """
 
-    def __init__(self, connections: RedisConnections, executor: ExecutorId, *, count_max: int) -> None:
+    def __init__(self, connections: RedisConnections, executor: ExecutorId) -> None:
         self._redis = connections.commands
         self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shards}
         self.parts = [
-            InboxPart(connections.blocking, names, executor, count_max=count_max)
+            InboxPart(connections.blocking, names, executor)
             for names in connections.blocking.apart(self._names.values())
         ]
 
@@ -88,12 +89,11 @@ class InboxPart:
     again      whether they are to be read once more from their beginning
     """
 
-    def __init__(self, redis: Redis, names: Sequence[str], executor: ExecutorId, *, count_max: int) -> None:
+    def __init__(self, redis: Redis, names: Sequence[str], executor: ExecutorId) -> None:
         self._redis = redis.home(names[0])
         self.positions = dict.fromkeys(names, BEGINNING)
         self._executor = executor
-        self._count_max = count_max
-        self._count = min(FIRST_COUNT, count_max)
+        self._count = FIRST_COUNT
         self._done: dict[str, list[str]] = {name: [] for name in names}
         self.again = False
 
@@ -122,7 +122,7 @@ class InboxPart:
         """One blocking read of all inboxes."""
         if self.again:
             self.positions = dict.fromkeys(self.positions, BEGINNING)
-            self._count = min(FIRST_COUNT, self._count_max)
+            self._count = FIRST_COUNT
             self.again = False
         head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
         command = (*head, *self.positions, *self.positions.values())
@@ -130,7 +130,7 @@ class InboxPart:
         found: Read = {stream.decode(): entries for stream, entries in streams_read(read)}
         if found:
             largest = max(sum(map(len, flat)) for entries in found.values() for _, flat in entries)
-            self._count = next_count(self._count, largest, self._count_max)
+            self._count = next_count(self._count, largest)
         return found
 
     async def _taken(self, link: Link, read: Read) -> None:
@@ -147,8 +147,8 @@ class InboxPart:
             self.positions[name] = entries[-1][0].decode()
 
 
-def next_count(count: int, largest: int, count_max: int) -> int:
+def next_count(count: int, largest: int) -> int:
     """How many entries of each shard the next read asks for. count, largest: entries asked for, and bytes of the
     largest entry found, in the read before
     """
-    return max(1, min(count_max, GROWTH * count, READ_BYTES // max(1, largest)))
+    return max(1, min(COUNT_MAX, GROWTH * count, READ_BYTES // max(1, largest)))

@@ -15,11 +15,8 @@ from shared.store.membership import Member
 
 
 class PreferredExecutors:
-    """virtual_nodes: as the schedulers have it"""
-
-    def __init__(self, catalog: Catalog, virtual_nodes: int) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._virtual_nodes = virtual_nodes
         self._members: Sequence[Member] = ()
         self._offering: Mapping[Place, tuple[str, ...]] = {}
         self._rings: dict[tuple[str, ...], HashRing] = {}
@@ -36,7 +33,7 @@ class PreferredExecutors:
             return executors[0] if executors else ""
         ring = self._rings.get(executors)
         if ring is None:
-            ring = self._rings[executors] = HashRing(self._virtual_nodes)
+            ring = self._rings[executors] = HashRing()
             for executor in executors:
                 ring.add(executor)
         return next(ring.walk(sequence))

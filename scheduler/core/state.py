@@ -17,6 +17,7 @@ from scheduler.core.history import History
 from scheduler.core.placement import Ring
 from scheduler.core.slot_holders import SlotHolders
 from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
+from shared.contract.hashing import VIRTUAL_NODES
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, first_shards
 
 
@@ -129,7 +130,7 @@ class Policy:
     """
 
     load_factor: float = 1.25
-    virtual_nodes: int = 64
+    virtual_nodes: int = VIRTUAL_NODES
     forget_after_ms: int = 6000
     spare_slots: int = 32
     shards: tuple[ShardId, ...] = first_shards(1)

@@ -36,13 +36,14 @@ def bounded_capacity(load_total: int, nodes: int, factor: float) -> int:
     return max(math.ceil(load_total / nodes), math.floor(factor * load_total / nodes))
 
 
+VIRTUAL_NODES = 64
+"""Points of each node: more is more even, and costs memory and time when a node joins."""
+
+
 class HashRing:
-    """Nodes on a ring. Two rings of the same nodes are the same ring, in whatever order the nodes came.
+    """Nodes on a ring. Two rings of the same nodes are the same ring, in whatever order the nodes came."""
 
-    virtual_nodes  points of each node: more is more even, and costs memory and time when a node joins
-    """
-
-    def __init__(self, virtual_nodes: int = 64) -> None:
+    def __init__(self, virtual_nodes: int = VIRTUAL_NODES) -> None:
         assert virtual_nodes > 0
         self._virtual_nodes = virtual_nodes
         # Sorted by hash, then by name. So every process resolves a collision of two nodes' points in the same way.

@@ -71,7 +71,7 @@ def keys(key_prefix: str) -> Keyspace:
 async def reading(redis: Redis, keys: Keyspace, held: Held, *, bytes_max: int = 1 << 30) -> AsyncGenerator[str]:
     """An inbox that is read; gives its name."""
     connections: Any = SimpleNamespace(blocking=redis, commands=redis, keys=keys)
-    inbox = Inbox(connections, EXECUTOR, count_max=512)
+    inbox = Inbox(connections, EXECUTOR)
     task = asyncio.create_task(take_in(inbox, cast("Serving", held), bytes_max=bytes_max))
     name = keys.inbox(ShardId(0), EXECUTOR)
     try:
@@ -115,14 +115,14 @@ async def add_expired(redis: Redis, name: str) -> None:
     ],
 )
 def test_a_read_asks_for_what_will_be_no_more_than_its_bytes(count: int, largest: int, expected: int) -> None:
-    assert expected == next_count(count, largest, 512)
+    assert expected == next_count(count, largest)
 
 
 def test_entries_of_any_one_size_are_soon_read_within_the_bound() -> None:
     for size in (1, 1000, 1 << 20, READ_BYTES // 2, READ_BYTES):
         count = FIRST_COUNT
         for _ in range(4):
-            count = next_count(count, size, 512)
+            count = next_count(count, size)
         assert count * size <= READ_BYTES
 
 
