@@ -43,7 +43,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
-from shared.store.redis_client import connect
+from shared.store.redis_client import BACKOFF_CAP_S, connect, pause_s
 from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
@@ -55,9 +55,6 @@ from shared.traces.tracing import setup
 
 ROUNDS_PER_LEASE = 6
 """How often per lease's time a lease is renewed or asked for: a few lost rounds must not cost the lease."""
-RETRY_FIRST_S = 0.05
-RETRY_LAST_S = 2.0
-"""Pauses after failures in a row: the first, doubled each time, up to the last."""
 REBUILDS_MAX = 16
 """Leaders that rebuild at the same time. Hundreds at once, after a start, would keep the loop that renews the leases
 from its turn for longer than a lease.
@@ -151,16 +148,15 @@ class Scheduler:
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
-        period_s = self._settings.lease_ms / 1000 / ROUNDS_PER_LEASE
-        tick_s = self._settings.tick_ms / 1000
+        settings = self._settings
         self._loops.append(self._tasks.start(self._tenants.run(), name="tenants"))
-        for name, turn, pause_s in (("contend", self._contend, period_s), ("watch", self._watch, tick_s)):
-            self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
-        silent_s = self._settings.redis_timeout_ms / 1000
-        returned = self._repeat("returned", self._look_for_returned, RETURNED_INTERVAL_S, block_s=silent_s)
-        self._loops.append(self._tasks.start(returned, name="returned"))
-        looking = self._repeat("owners", self._look_for_owners, OWNERS_INTERVAL_S, block_s=OWNERS_INTERVAL_S)
-        self._loops.append(self._tasks.start(looking, name="owners"))
+        for name, turn, every_s, block_s in (
+            ("contend", self._contend, settings.lease_ms / 1000 / ROUNDS_PER_LEASE, 0.0),
+            ("watch", self._watch, settings.tick_ms / 1000, 0.0),
+            ("returned", self._look_for_returned, RETURNED_INTERVAL_S, settings.redis_timeout_ms / 1000),
+            ("owners", self._look_for_owners, OWNERS_INTERVAL_S, OWNERS_INTERVAL_S),
+        ):
+            self._loops.append(self._tasks.start(self._repeat(name, turn, every_s, block_s), name=name))
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
 
     async def stop(self) -> None:
@@ -182,7 +178,7 @@ class Scheduler:
     # -- loops ----------------------------------------------------------------------------------------------------
 
     async def _repeat(
-        self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float = 0.0, block_s: float = 0.0
+        self, name: str, turn: Callable[[], Awaitable[None]], every_s: float = 0.0, block_s: float = 0.0
     ) -> None:
         """Runs a loop that goes on when Redis fails: its turns are repeated, with longer pauses while they fail.
 
@@ -205,7 +201,7 @@ class Scheduler:
                 logs.warning("redis out of reach", loop=name, cause=cause)
                 failures += 1
             self._give_up_expired()
-            await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))
+            await asyncio.sleep(max(0.0, begin + every_s - self._clock()) if not failures else pause_s(failures))
 
     async def _contend(self) -> None:
         self._tell_cut_off()
@@ -327,8 +323,8 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
                 self._handovers.forget(model)
-            failures = failures + 1 if self._clock() - begin < RETRY_LAST_S else 1
-            await asyncio.sleep(retry_s(failures))
+            failures = failures + 1 if self._clock() - begin < BACKOFF_CAP_S else 1
+            await asyncio.sleep(pause_s(failures))
 
     async def _run_leader(self, model: str, term: Term) -> None:
         """Has a new leader lead, of all shards whose server answers. Raises as `Leader.run`."""
@@ -399,8 +395,3 @@ class Scheduler:
 
 def tell_of_many(event: str, models: Sequence[str], cause: object) -> None:
     logs.warning(event, models=len(models), named=", ".join(models[:LOST_NAMED_MAX]), cause=cause)
-
-
-def retry_s(failures: int) -> float:
-    """The pause in seconds after so many failures in a row."""
-    return min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
