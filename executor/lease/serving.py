@@ -55,8 +55,8 @@ from shared.statistics.meter import LoadMeter
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
 from shared.store.homes import grouped, together
+from shared.store.intervals import at_intervals
 from shared.store.membership import Member
-from shared.store.redis_py import CONNECTION_LOST
 from shared.traces.tracing import Tracing
 
 LINGER_S = 1.0
@@ -129,7 +129,7 @@ class Serving:
         self._group = group
         for place, version in self._versions().items():
             await self._start(place, version)
-        group.create_task(self._claim_work(), name="claims")
+        group.create_task(at_intervals(CLAIM_INTERVAL_S, self._claim_work, "claims delayed"), name="claims")
         group.create_task(self._dozing.run(), name="dozing queues")
         group.create_task(self._watch_readiness(), name="readiness")
 
@@ -425,18 +425,13 @@ class Serving:
     # -- loops ------------------------------------------------------------------------------------------------------
 
     async def _claim_work(self) -> None:
-        """Takes back stateless requests that executors without a lease hold, every second."""
-        while True:
-            await asyncio.sleep(CLAIM_INTERVAL_S)
-            try:
-                members = await self._connections.membership.members()
-                alive = {member.registration.executor for member in members if member.alive}
-                works = [model for model in self._models.values() if isinstance(model, WorkModel)]
-                groups = grouped(self._connections.commands, works, lambda model: model.queue.takers)
-                claims = [self._claim_from_dead(group, alive) for group in groups]
-                await together([*claims, self._refuse_unloaded(members)])
-            except CONNECTION_LOST as error:
-                logs.warning("claims delayed", cause=str(error))
+        """Takes back stateless requests that executors without a lease hold."""
+        members = await self._connections.membership.members()
+        alive = {member.registration.executor for member in members if member.alive}
+        works = [model for model in self._models.values() if isinstance(model, WorkModel)]
+        groups = grouped(self._connections.commands, works, lambda model: model.queue.takers)
+        claims = [self._claim_from_dead(group, alive) for group in groups]
+        await together([*claims, self._refuse_unloaded(members)])
 
     async def _claim_from_dead(self, works: Sequence[WorkModel], alive: AbstractSet[ExecutorId]) -> None:
         takers = await takers_of(self._connections.links, [model.queue for model in works])
