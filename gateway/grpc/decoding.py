@@ -18,6 +18,8 @@ from shared.contract.messages import ModelRecord
 
 Find = Callable[[str, str], tuple[ModelRecord, str]]
 InThread = Callable[..., Awaitable[Any]]
+Decode = Callable[[InferRequest], Awaitable[tuple[InferCall, OutputForms]]]
+"""`decoded_call` for one client."""
 
 VALUES_MAX = 1 << 14
 """Typed values that are packed on the event loop, about a millisecond."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.grpc.codec import OutputForms, encode_answer, is_bulky
-from gateway.grpc.decoding import decoded_call
+from gateway.grpc.codec import encode_answer, is_bulky
+from gateway.grpc.decoding import Decode, decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with_deadline
@@ -118,7 +118,7 @@ class InferenceServicer(_base):
         request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call, forms = await self._decoded(rpc, self._metadata_of(rpc), request)
+        call, forms = await self._decoder(rpc, self._metadata_of(rpc))(request)
         del request  # its tensors are in `call`: keeping both would double them while the answer is awaited
         try:
             answer = await self._inference.submit(call)
@@ -155,7 +155,7 @@ class InferenceServicer(_base):
             partial(self.intake.next_message, rpc, pb.ModelInferRequest),
             submit,
             metadata,
-            partial(self._decoded, rpc, metadata, endpoint=Endpoint.MODEL_STREAM_INFER),
+            self._decoder(rpc, metadata, Endpoint.MODEL_STREAM_INFER),
             unread=self._unread,
             cut=rpc.cut,
             outstanding_max=self._outstanding_max,
@@ -167,11 +167,15 @@ class InferenceServicer(_base):
             self._streams.discard(stream)
             connection.end()
 
-    async def _decoded(
-        self, rpc: Rpc, metadata: CallMetadata, request: InferRequest, endpoint: Endpoint = Endpoint.MODEL_INFER
-    ) -> tuple[InferCall, OutputForms]:
-        in_thread = partial(self._inference.budget.decoding.in_thread, rpc.client)
-        return await decoded_call(request, metadata, self._regions, self._catalog.find, in_thread, endpoint)
+    def _decoder(self, rpc: Rpc, metadata: CallMetadata, endpoint: Endpoint = Endpoint.MODEL_INFER) -> Decode:
+        return partial(
+            decoded_call,
+            metadata=metadata,
+            regions=self._regions,
+            find=self._catalog.find,
+            in_thread=partial(self._inference.budget.decoding.in_thread, rpc.client),
+            endpoint=endpoint,
+        )
 
     def _metadata_of(self, rpc: Rpc) -> CallMetadata:
         metadata = call_metadata(rpc.opening.metadata, self._forward)

@@ -33,6 +33,7 @@ import msgspec
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, encode_stream_answer, encode_stream_error, is_bulky
+from gateway.grpc.decoding import Decode
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
@@ -52,7 +53,6 @@ PARTS_MAX = 100_000
 Submit = Callable[[InferCall, OnOpen], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage | None]]
 Write = Callable[[bytes], Awaitable[None]]
-Decode = Callable[[InferRequest], Awaitable[tuple[InferCall, OutputForms]]]
 
 
 class Outstanding(msgspec.Struct):
