@@ -18,7 +18,7 @@ def reachable(host: str) -> str:
 
 
 async def unreadiness(host: str, port: int) -> str:
-    """Why a gateway is not ready, in a few words; "" if it is ready."""
+    """Why a gateway is not ready, in a few words; "" if it is ready, or tells only those who send a header."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -36,6 +36,4 @@ async def unreadiness(host: str, port: int) -> str:
         return "its host cannot be resolved (no host has such a name)"
     except OSError:
         return "does not listen yet"
-    if status[1:2] == [b"200"]:
-        return ""
-    return NO_EXECUTOR
+    return "" if status[1:2] in ([b"200"], [b"403"]) else NO_EXECUTOR

@@ -218,6 +218,11 @@ def test_a_mesh_whose_state_cannot_be_written_goes_on(launch: Launch) -> None:
     assert 0 == launched.process.wait(timeout=60)
 
 
+def test_a_mesh_whose_health_is_restricted_is_announced(launch: Launch) -> None:
+    """The launcher does not know the header: a gateway that refuses to say whether it is ready has started."""
+    launch(FAKE_READY="403").reads_until("ready: ")
+
+
 def test_a_process_that_cannot_be_started_is_tried_again_and_the_mesh_goes_on(launch: Launch) -> None:
     """As where there are too many processes. Here its log cannot be opened."""
     launched = launch()
