@@ -315,7 +315,7 @@ class Launcher:
         while waiting := await self._not_ready():
             if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
                 said_at = time.monotonic()
-                say("waiting for " + "; ".join(waiting))
+                say(f"waiting for {'; '.join(waiting)}. `seqmesh doctor` says what is not well")
             await asyncio.sleep(PROBE_INTERVAL_S)
         self._ready = True
         self._write_state()

@@ -174,13 +174,13 @@ def test_says_that_an_http_port_speaks_tls(launch: Launch) -> None:
     assert f"metrics http://127.0.0.1:{gateway.metrics_port}/metrics" in line
 
 
-def test_who_waits_for_models_is_told_the_log_of_the_executor_that_loads_them(launch: Launch) -> None:
+def test_who_waits_for_models_is_told_the_log_of_the_executor_that_loads_them_and_the_doctor(launch: Launch) -> None:
     launcher = launch(FAKE_READY="400")
 
     line = launcher.reads_until("waiting for gateway-1")
 
     log = launcher.data_dir / "logs" / "executor-1.log"
-    assert f"gateway-2 (no executor serves yet; {log})" in line
+    assert f"gateway-2 (no executor serves yet; {log}). `seqmesh doctor`" in line
 
 
 def test_warnings_of_children_reach_the_terminal_and_everything_reaches_their_logs(launch: Launch) -> None:
