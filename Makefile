@@ -106,7 +106,7 @@ format: install  ## writes every file as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reference: install  ## writes docs/reference, the chart's schema and the plain manifests from the code
+reference: install  ## writes docs/reference, the chart's schema and alerts, and the plain manifests
 	$(BIN)/python -m tests.docs.reference
 	$(BIN)/python -m tests.deploy.kubernetes
 
