@@ -4,7 +4,8 @@ Each attempt is noted in Redis before it begins, and the note is removed when th
 badly. A note that stays belongs to a load that ended its process.
 
     attempt   a process loads a model, and renews its note every few seconds
-    ended     an attempt whose note was not renewed for a while, or whose executor's name another process has now
+    ended     an attempt whose note was not renewed for a while, or in whose place another process of its executor's
+              name and host is now
     round     one more than the last round of ended attempts. Attempts side by side share a round: if a machine loses
               power while five executors load a model, that counts once against the model, not five times
 
@@ -263,12 +264,11 @@ class Loader:
         return Evidence({field: one for field, one in ended.items() if one.executor == self._executor or not is_proven})
 
     def _succeeds(self, attempt: LoadAttempt) -> bool:
-        """Whether this process has taken the place of the attempt's process: it has the same name, and the other runs
-        no more.
+        """Whether this process has taken the place of the attempt's process: it has the same name and host, and the
+        other runs no more. Of a process on another host only its silence tells.
         """
-        if attempt.executor != self._executor:
-            return False
-        return attempt.host != self._host or attempt.pid == os.getpid() or not may_run(attempt.pid)
+        is_own = attempt.executor == self._executor and attempt.host == self._host
+        return is_own and (attempt.pid == os.getpid() or not may_run(attempt.pid))
 
     async def _speak_for(self, key: str, field: bytes, number: int) -> None:
         """Renews the note of an attempt until this process is told to stop; then removes the note."""

@@ -197,17 +197,21 @@ async def test_a_frozen_executor_takes_its_attempt_back_when_it_thaws(
     await other.load()
 
 
-@pytest.mark.parametrize(("runs", "counts"), [(True, False), (False, True)])
-async def test_two_processes_of_one_name_on_one_machine_do_not_count_against_each_other(
-    host: Host, connections: RedisConnections, redis: Redis, *, runs: bool, counts: bool
+@pytest.mark.parametrize(
+    ("runs", "machine", "counts"), [(True, "", False), (False, "", True), (False, "another", False)]
+)
+async def test_two_processes_of_one_name_do_not_count_against_each_other(
+    host: Host, connections: RedisConnections, redis: Redis, *, runs: bool, machine: str, counts: bool
 ) -> None:
-    """Nobody should give two the same name; by default it is the machine's."""
+    """Nobody should give two the same name; by default it is the machine's. But all replicas of a container may have
+    it, and begin at once. Here a process id of another machine means nothing.
+    """
     ended = await asyncio.create_subprocess_exec("true")
     await ended.wait()
     seconds, _ = await redis.time()
     pid = os.getppid() if runs else ended.pid
     for number in range(1, ROUNDS_MAX + 1):
-        attempt = LoadAttempt("a", socket.gethostname(), pid, number, seconds * 1000)
+        attempt = LoadAttempt("a", machine or socket.gethostname(), pid, number, seconds * 1000)
         await redis.hset(connections.keys.load_attempts("m", "g1"), str(number), msgspec.msgpack.encode(attempt))
     await redis.pexpire(connections.keys.load_attempts("m", "g1"), 60_000)
 
