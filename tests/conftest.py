@@ -68,6 +68,7 @@ STORE_CONTRACT = frozenset(
         "shared/store/test_libraries.py",
         "shared/contract/test_response_cache.py",
         "shared/store/test_scripts.py",
+        "shared/store/test_vital.py",
         "shared/store/test_work_scripts.py",
     }
 )
