@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from redis import RedisCluster
 
 from executor.connections import insist
 from gateway.models.catalog import Catalog
@@ -109,7 +110,8 @@ async def test_every_service_comes_back_and_what_ends_makes_room(tmp_path: Path)
     with running_mesh(tmp_path / "data", [tmp_path / "models"]) as mesh:
         for model in (MODEL, BRIEF):
             assert 5 == answer(await sent(mesh, model, sequence_start=True))
-        mesh.redis.config_set("maxmemory", 1)
+        nodes = {"target_nodes": "all"} if isinstance(mesh.redis, RedisCluster) else {}
+        mesh.redis.config_set("maxmemory", 1, **nodes)
         for service in ("gateway-1", "scheduler-1", "executor-1"):
             await mesh.restart(service, signal.SIGKILL)
 
@@ -117,7 +119,7 @@ async def test_every_service_comes_back_and_what_ends_makes_room(tmp_path: Path)
         assert "1: ends now" in await seqmesh(mesh, "seq", "end", MODEL, "1")
         brief = sequence_id(BRIEF, "", 1)
         await eventually(lambda: mesh.record(brief)[STATE] == EXPIRED.decode(), "an idle one expires")
-        mesh.redis.config_set("maxmemory", 0)
+        mesh.redis.config_set("maxmemory", 0, **nodes)
         assert 5 == answer(await sent(mesh, MODEL, sequence_start=True, sequence_end=True))
 
         assert 3 == len(mesh.deaths()), mesh.deaths()
