@@ -49,6 +49,10 @@ class RequestAnswers:
                 too_slow()
 
         def too_slow() -> None:
+            # Its client may never read, and so never come to an end: what waits for it goes now.
+            self._untaken.clear()
+            self._unread.took(self, self._bytes)
+            self._bytes = 0
             request.failed(UnavailableError(TOO_SLOW))
 
         request.take = take
