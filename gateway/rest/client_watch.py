@@ -38,6 +38,9 @@ class ClientWatch:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        # A task that was cancelled keeps its frames, and they keep this watch: in a cycle, the answer would wait for
+        # the collector.
+        self._task = self._awaited = None
 
     async def while_present(self, awaited: asyncio.Future[T]) -> T:
         """The future's result. Raises ClientLeftError when the client leaves first, or has left already."""
