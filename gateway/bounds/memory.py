@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -85,6 +86,10 @@ class MemoryBound:
             # The allocator keeps freed memory in the middle of its heaps. Trimming may make the process small enough
             # without taking anything from a client.
             self._trimmed = now
+            if resident > self.bytes_max * FULL_PART:
+                # The collector looks when many new objects are there. Of requests that are refused none stays, so what
+                # is in cycles would keep the process full for ever.
+                gc.collect()
             trim()
             resident = self._resident()
         self.is_full = resident > self.bytes_max * FULL_PART

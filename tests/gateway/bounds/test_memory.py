@@ -124,6 +124,18 @@ def test_memory_that_is_short_is_taken_from_those_who_keep_much() -> None:
     assert 0 == unread.relieve(1)
 
 
+async def test_what_is_in_cycles_does_not_keep_memory_full() -> None:
+    """While requests are refused, nothing else would call the collector."""
+
+    class Circle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    async with nothing_stays(Circle):
+        Circle()
+        MemoryBound(100, lambda: 90).look(0.0)
+
+
 @pytest.mark.parametrize("path", ["/v2/models/echo/infer", "/v2/models/nobody/infer", "/v2/repository/index"])
 async def test_a_refused_body_stays_in_no_cycle(gateway: RunningGateway, path: str) -> None:
     """Nothing of it waits for the collector: neither the call, nor the error with its frames."""
