@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 import uuid
@@ -44,7 +45,7 @@ from shared.contract.tensors import Tensor
 
 NOT_NOW = "BLS is only supported during the 'execute' function."
 """Triton's text."""
-NOT_HERE = "calls to other models are made within a mesh only"
+NOT_HERE = "calls to other models are made within a mesh only, and not by a process that a model has forked"
 
 
 class ModelCall(msgspec.Struct, frozen=True):
@@ -214,6 +215,9 @@ _closed: ContextVar[bool] = ContextVar("closed", default=False)
 _door: list[Calls] = []
 _numbers = itertools.count(1)
 _waits: dict[int, InstanceWait] = {}
+
+# Neither the event loop that makes calls goes on in a fork, nor does an answer find its way there.
+os.register_at_fork(after_in_child=_door.clear)
 
 
 @contextmanager

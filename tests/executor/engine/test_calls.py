@@ -545,6 +545,37 @@ def test_without_a_mesh_there_are_no_calls() -> None:
         pb_utils.is_model_ready("other")
 
 
+@pytest.mark.starts_processes
+def test_a_process_that_a_model_has_forked_is_refused_its_calls_and_the_model_goes_on(
+    workshop: Workshop, door: Door
+) -> None:
+    body = """
+    import os
+
+    def called():
+        try:
+            call().exec()
+            return "made"
+        except pb_utils.TritonModelException as refused:
+            return str(refused)
+
+    reading, writing = os.pipe()
+    forked = os.fork()
+    if not forked:
+        os.write(writing, called().encode())
+        os._exit(0)
+    said = os.read(reading, 1000).decode()
+    os.waitpid(forked, 0)
+    assert "not by a process that a model has forked" in said, said
+    assert called() == "made"
+    """
+    workshop.python("caller", model(body))
+
+    run(workshop.load(config()), row(1))
+
+    assert 1 == len(door.calls)
+
+
 async def test_an_instance_that_waits_for_an_answer_has_not_hung(workshop: Workshop, door: Door) -> None:
     """From the answer on it has."""
     workshop.python("caller", model("import time; call(requests[0]).exec(); time.sleep(3)"))
