@@ -1,7 +1,7 @@
 """The event loop on which an `async def execute` runs, as in Triton: the instance's own, on a thread beside batches.
 
 So what a model binds to its loop in one batch, such as a client with open connections, it finds again in the next, and
-tasks that `execute` leaves behind run on.
+tasks that `execute` leaves behind run on. A model that is not asynchronous finds a loop, too, which it runs itself.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 CLOSING_S = 5.0
@@ -83,6 +83,24 @@ class Coroutines:
             except _ENDING:
                 log.exception("a task of model instance '%s' wanted to end the process", self._instance)
         loop.close()
+
+
+@contextmanager
+def thread_loop() -> Generator[None]:
+    """Within the block `asyncio.get_event_loop` gives a loop on this thread, as on the main thread, where Triton calls
+    models.
+    """
+    if threading.current_thread() is threading.main_thread():
+        yield
+        return
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop(None)
+        with suppress(RuntimeError):  # the model runs it on another thread
+            loop.close()
 
 
 class _Exit:

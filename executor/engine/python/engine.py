@@ -29,6 +29,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as interface
 from executor.engine.python.columns import Columns, Sources
-from executor.engine.python.coroutines import Coroutines
+from executor.engine.python.coroutines import Coroutines, thread_loop
 from executor.engine.python.instance_code import InstanceCode, current_code
 from executor.engine.python.model import (
     called,
@@ -139,17 +140,17 @@ class PythonEngine:
         self.only_computes = only_computes(path.read_bytes())
         # Code that only computes has no name for a call.
         self.makes_calls = not self.only_computes
-        self._code_dir = path.parent
         # As in Triton: a python-based backend serves many models, and asks in whose folder it is to look.
         model_dir = version_dir if request.code else path.parent
         self._code = InstanceCode(config.name, request.version, str(model_dir))
-        self._model_class = import_model_class(path, self._code)
-        keep_importable(path.parent)
-        try:
+        with ExitStack() as opened:
+            if not self.only_computes:
+                opened.enter_context(thread_loop())
+            self._model_class = import_model_class(path, self._code)
+            keep_importable(path.parent)
+            opened.callback(forget, self._code, path.parent)
             self._model = self._initialised(self._model_class, request)
-        except LoadError:
-            forget(self._code, path.parent)
-            raise
+            self._opened = opened.pop_all()
         self.has_readiness = hasattr(self._model, "is_ready")
         # The model may call others there too: then the instance waits, and has not hung.
         beside = partial(self._executing, ())
@@ -352,7 +353,7 @@ class PythonEngine:
             except BaseException:  # as in `_responses`
                 log.exception("finalize of model instance '%s' failed", self._instance)
         self._coroutines.close()
-        forget(self._code, self._code_dir)
+        self._opened.close()
 
     # --- the batch
 

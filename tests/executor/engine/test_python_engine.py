@@ -16,6 +16,7 @@ from executor.engine.base import ChecksReadiness, Engine, Row, RowError, RowResu
 from executor.engine.python import model
 from executor.engine.python.engine import PythonEngine
 from executor.workers.answers import answer
+from executor.workers.engine_thread import EngineThread
 from shared.contract.errors import Code, LoadError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import decode_reply, encode
@@ -744,6 +745,39 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert isinstance(first, PythonEngine)
     assert isinstance(second, PythonEngine)
     assert [False, True] == [first.is_ready(), second.is_ready()]
+
+
+def test_a_model_that_is_not_asynchronous_finds_an_event_loop_too(workshop: Workshop) -> None:
+    """Which it runs itself: Triton calls models on a main thread, which has one."""
+    workshop.python(
+        "echo",
+        """
+        import asyncio
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        loop = asyncio.get_event_loop()
+
+        async def one():
+            return 1
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.one = loop.run_until_complete(one())
+
+            def execute(self, requests):
+                total = np.array([[self.one + asyncio.get_event_loop().run_until_complete(one())]], np.int32)
+                assert asyncio.get_event_loop() is loop
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("y", total)]) for _ in requests]
+        """,
+    )
+    thread = EngineThread("echo")
+    engine = thread.run(workshop.load, instance_config())
+
+    (result,) = thread.run(results, engine, [Row({"x": wire("x", [[1, 2]])})])
+    thread.end_now(engine.close)
+
+    assert 2 == array(result, "y").item()
 
 
 @pytest.mark.parametrize(
