@@ -9,6 +9,9 @@ would get the same module; imports at the top of a file never do.)
 The code in the files runs, never bytecode; also for folders of the model. Bytecode is matched by its file's size and
 the second of its last change, and two versions of a model may have both in common (a repository whose files have no
 times of their own; a change of one digit).
+
+As in Triton, where `model.py` is a module of the package that its folder is, its files may import each other relatively
+(`from .sort import ...`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+import xxhash
+
 from executor.configuration.absence import absence
 from executor.engine.error_texts import class_and_text
 from executor.engine.python import triton_python_backend_utils
@@ -39,6 +44,8 @@ from shared.contract.errors import LoadError
 MODEL_FILE = "model.py"
 INTERFACE_NAME = "triton_python_backend_utils"
 CLASS_NAME = "TritonPythonModel"
+PACKAGE_PREFIX = "seqmesh_folder_"
+"""How the names of the packages begin that models' folders are."""
 
 _turns = ImportTurns()
 _importable: Counter[str] = Counter()
@@ -75,7 +82,8 @@ class SiblingLoader(SourceLoader):
             raise ImportError("the import of this model was given up")
         super().exec_module(module)
         if code is not None and code.adopts:
-            code.adopt(module, f"{code.name}.{self.name}")
+            name = self.name.partition(".")[2] if self.name.startswith(PACKAGE_PREFIX) else self.name
+            code.adopt(module, f"{code.name}.{name}")
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -127,6 +135,7 @@ def keep_importable(directory: Path) -> None:
         if _importable[str(directory)] == 0:
             sys.path.append(str(directory))
         _importable[str(directory)] += 1
+        _make_package(directory)
 
 
 def forget(code: InstanceCode, directory: Path | None = None) -> None:
@@ -140,6 +149,7 @@ def forget(code: InstanceCode, directory: Path | None = None) -> None:
         if _importable[str(directory)] == 0:
             del _importable[str(directory)]
             _leave_path(directory)
+            _leave_package(directory)
             _forget_finders(directory)
             _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
 
@@ -181,10 +191,14 @@ def error_text(error: BaseException) -> str:
 
 def _executed(path: Path, code: InstanceCode) -> ModuleType:
     name = code.name
-    loader = SourceLoader(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if path.suffix in SOURCE_SUFFIXES:
+        part = f"{_package_name(path.parent)}.{path.stem}"
+        spec = importlib.util.spec_from_file_location(part, path, loader=SourceLoader(part, str(path)))
+    else:
+        spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
+    module.__name__ = name
     # Before it runs, because dataclasses look a class's module up by its name.
     code.adopt(module, name)
     code.adopts = True
@@ -206,6 +220,7 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
     _drop_outdated(directory)
     before = set(sys.modules)
     sys.path.insert(0, str(directory))
+    _make_package(directory)
     _importing[str(directory)] += 1
     _forget_finders(directory)
     if _finder not in sys.path_hooks:
@@ -214,6 +229,7 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
     def leave() -> None:
         code.given_up = turn.next is not None
         _leave_path(directory)
+        _leave_package(directory)
         _importing[str(directory)] -= 1
         if _importing[str(directory)] == 0:
             del _importing[str(directory)]
@@ -227,6 +243,25 @@ def _leave_path(directory: Path) -> None:
     # The model's own code may have taken it away.
     with suppress(ValueError):
         sys.path.remove(str(directory))
+
+
+def _package_name(directory: Path) -> str:
+    return PACKAGE_PREFIX + xxhash.xxh3_64_hexdigest(str(directory).encode())
+
+
+def _make_package(directory: Path) -> None:
+    """Makes the folder a package, which holds no module yet."""
+    package = ModuleType(_package_name(directory))
+    package.__path__ = [str(directory)]
+    sys.modules[package.__name__] = package
+
+
+def _leave_package(directory: Path) -> None:
+    """What an import has put into the package belongs to its instance. Methods of others may import from it."""
+    if _importable[str(directory)]:
+        _make_package(directory)
+    else:
+        sys.modules.pop(_package_name(directory), None)
 
 
 def _finder(path: str) -> PathEntryFinder:

@@ -15,6 +15,7 @@ import torch
 from executor.engine.base import ChecksReadiness, Engine, Row, RowError, RowResult
 from executor.engine.python import model
 from executor.engine.python.engine import PythonEngine
+from executor.engine.python.model import PACKAGE_PREFIX
 from executor.workers.answers import answer
 from executor.workers.engine_thread import EngineThread
 from shared.contract.errors import Code, LoadError
@@ -745,6 +746,43 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert isinstance(first, PythonEngine)
     assert isinstance(second, PythonEngine)
     assert [False, True] == [first.is_ready(), second.is_ready()]
+
+
+def test_files_of_a_model_import_each_other_relatively(workshop: Workshop) -> None:
+    """Each instance has its own, whatever the file is called; those that a method imports are shared."""
+    workshop.python(
+        "echo",
+        """
+        import pickle
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+        from . import queue
+        from .parts.deep import Deep
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                from .late import ONE
+                queue.calls += 1
+                assert isinstance(pickle.loads(pickle.dumps(Deep())), Deep)
+                said = np.array([[queue.calls * 100 + Deep.two * 10 + ONE]], np.int32)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("y", said)]) for _ in requests]
+        """,
+        queue="calls = 0",
+        other="TWO = 2",
+        late="ONE = 1",
+    )
+    parts = workshop.version_dir("echo") / "parts"
+    parts.mkdir()
+    (parts / "__init__.py").touch()
+    (parts / "deep.py").write_text("from ..other import TWO\nclass Deep:\n    two = TWO\n")
+    first, second = workshop.load(instance_config()), workshop.load(instance_config())
+    row = Row({"x": wire("x", [[1, 2]])})
+
+    assert [121, 221, 121] == [array(results(engine, [row])[0], "y").item() for engine in (first, first, second)]
+    for engine in (first, second):
+        engine.close()
+    workshop.engines.clear()
+    assert not [name for name in sys.modules if name.startswith(PACKAGE_PREFIX)]
 
 
 def test_a_model_that_is_not_asynchronous_finds_an_event_loop_too(workshop: Workshop) -> None:
