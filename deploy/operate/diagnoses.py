@@ -169,14 +169,15 @@ def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Dia
 
 
 def _memory(info: Mapping[str, Any]) -> Iterator[Diagnosis]:
-    used = int(info.get("used_memory", 0))
-    bound = int(info.get("maxmemory", 0)) or int(info.get("total_system_memory", 0))
-    if bound and used > FULL * bound:
-        yield warn(
-            "redis",
-            f"{used / bound:.0%} of its memory is used ({size(used)} of {size(bound)})",
-            "give it more, or bound the sequences (--live-max): a full Redis refuses steps",
-        )
+    used, bound = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    of = bound or int(info.get("total_system_memory", 0))
+    if not of or used <= FULL * of:
+        return
+    told = f"{used / of:.0%} of its memory is used ({size(used)} of {size(of)})"
+    if used >= bound > 0:
+        yield fail("redis", f"is full: {told}", "give it more (maxmemory), or let sequences end: it refuses new steps")
+    else:
+        yield warn("redis", told, "give it more, or bound the sequences (--live-max): a full Redis refuses steps")
 
 
 # -- a Cluster's nodes -------------------------------------------------------------------------------------------------

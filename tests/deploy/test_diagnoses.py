@@ -104,6 +104,7 @@ def test_a_server_that_can_hold_a_mesh_needs_no_remedy() -> None:
         ({}, {"appendonly": "no"}, Severity.WARN, "not durable"),
         ({"connected_slaves": 1}, {"min-replicas-to-write": "0"}, Severity.WARN, "fails over with losses"),
         ({"used_memory": 9 << 30, "maxmemory": 10 << 30}, {}, Severity.WARN, "90% of its memory"),
+        ({"used_memory": 10 << 30, "maxmemory": 10 << 30}, {}, Severity.FAIL, "is full: 100% of its memory"),
     ],
 )
 def test_a_server_that_loses_sequences_fails_and_one_that_may_is_warned_of(
