@@ -2,9 +2,9 @@
 
 Triton runs every instance in a process of its own, so models rely on having their module globals to themselves. Here
 the instances of an executor share a process. So `model.py` and the modules beside it are executed for each instance,
-and belong to it (`instance_code`). While a model is being imported, its directory comes first on `sys.path`. Later it
-stays there, last, for imports inside the model's methods. (Two models that import siblings of the same name that late
-would get the same module; imports at the top of a file never do.)
+and belong to it (`instance_code`). While a model is being imported, its directory comes first on `sys.path`, and behind
+it the directory of all its versions. Later they stay there, last, for imports inside the model's methods. (Two models
+that import siblings of the same name that late would get the same module; imports at the top of a file never do.)
 
 The code in the files runs, never bytecode; also for folders of the model. Bytecode is matched by its file's size and
 the second of its last change, and two versions of a model may have both in common (a repository whose files have no
@@ -132,9 +132,10 @@ def takes(method: object, *arguments: object, **named: object) -> bool:
 def keep_importable(directory: Path) -> None:
     """Lets imports inside a model's methods find its siblings, after everything else, until `forget`."""
     with _turns.alone():
-        if _importable[str(directory)] == 0:
-            sys.path.append(str(directory))
-        _importable[str(directory)] += 1
+        for folder in _searched(directory):
+            if _importable[str(folder)] == 0:
+                sys.path.append(str(folder))
+            _importable[str(folder)] += 1
         _make_package(directory)
 
 
@@ -145,13 +146,14 @@ def forget(code: InstanceCode, directory: Path | None = None) -> None:
         code.forget()
         if directory is None:
             return
-        _importable[str(directory)] -= 1
-        if _importable[str(directory)] == 0:
-            del _importable[str(directory)]
-            _leave_path(directory)
-            _leave_package(directory)
-            _forget_finders(directory)
-            _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
+        for folder in _searched(directory):
+            _importable[str(folder)] -= 1
+            if _importable[str(folder)] == 0:
+                del _importable[str(folder)]
+                _leave_path(folder)
+                _forget_finders(folder)
+                _drop_siblings(folder, set(sys.modules))  # what methods imported: the next load may find new code
+        _leave_package(directory)
 
 
 CallBlock = Callable[[], AbstractContextManager[object]]
@@ -217,23 +219,27 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
     """Puts the directory first on `sys.path`. The siblings that are imported meanwhile belong to this import alone."""
     sys.modules[INTERFACE_NAME] = triton_python_backend_utils
     importlib.invalidate_caches()
-    _drop_outdated(directory)
+    folders = _searched(directory)
+    for folder in folders:
+        _drop_outdated(folder)
     before = set(sys.modules)
-    sys.path.insert(0, str(directory))
+    sys.path[:0] = map(str, folders)
     _make_package(directory)
-    _importing[str(directory)] += 1
-    _forget_finders(directory)
+    for folder in folders:
+        _importing[str(folder)] += 1
+        _forget_finders(folder)
     if _finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _finder)
 
     def leave() -> None:
         code.given_up = turn.next is not None
-        _leave_path(directory)
         _leave_package(directory)
-        _importing[str(directory)] -= 1
-        if _importing[str(directory)] == 0:
-            del _importing[str(directory)]
-        _drop_siblings(directory, set(sys.modules) - before)
+        for folder in folders:
+            _leave_path(folder)
+            _importing[str(folder)] -= 1
+            if _importing[str(folder)] == 0:
+                del _importing[str(folder)]
+            _drop_siblings(folder, set(sys.modules) - before)
 
     with turn.importing(str(directory), leave):
         yield
@@ -243,6 +249,13 @@ def _leave_path(directory: Path) -> None:
     # The model's own code may have taken it away.
     with suppress(ValueError):
         sys.path.remove(str(directory))
+
+
+def _searched(directory: Path) -> tuple[Path, ...]:
+    """Where a model's imports look: in the directory of its file; if that is a version's, in that of all its versions,
+    too, as in Triton.
+    """
+    return (directory, directory.parent) if directory.name.isdecimal() else (directory,)
 
 
 def _package_name(directory: Path) -> str:

@@ -748,6 +748,36 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert [False, True] == [first.is_ready(), second.is_ready()]
 
 
+def test_a_model_imports_what_lies_beside_its_versions(workshop: Workshop) -> None:
+    """Its own, where others have a file of that name."""
+    for name in ("echo", "other"):
+        workshop.python(
+            name,
+            """
+            import numpy as np
+            import triton_python_backend_utils as pb_utils
+            import of_all_versions
+
+            class TritonPythonModel:
+                def execute(self, requests):
+                    of_all_versions.NUMBER += 1
+                    said = np.array([[of_all_versions.NUMBER]], np.int32)
+                    return [pb_utils.InferenceResponse([pb_utils.Tensor("y", said)]) for _ in requests]
+            """,
+        )
+        (workshop.directory / name / "of_all_versions.py").write_text(f"NUMBER = {len(name) * 100}")
+    other = msgspec.structs.replace(instance_config(), name="other")
+    engines = [workshop.load(config) for config in (instance_config(), other, other)]
+    row = Row({"x": wire("x", [[1, 2]])})
+
+    assert [401, 501, 501] == [array(results(engine, [row])[0], "y").item() for engine in engines]
+    for engine in engines:
+        engine.close()
+    workshop.engines.clear()
+    assert not [path for path in sys.path if path.startswith(str(workshop.directory))]
+    assert "of_all_versions" not in sys.modules
+
+
 def test_files_of_a_model_import_each_other_relatively(workshop: Workshop) -> None:
     """Each instance has its own, whatever the file is called; those that a method imports are shared."""
     workshop.python(
