@@ -70,7 +70,7 @@ class Membership:
         """Extends a lease that still holds; False if it has ended: then the executor must drop everything that it
         owns.
         """
-        # PEXPIRE and not SET, because a Redis without memory refuses SET.
+        # PEXPIRE and not SET: a lease that has ended must not come back. Also a Redis without memory takes it.
         return bool(await self._redis.pexpire(self._keys.executor_lease(executor), lease_ms))
 
     async def leave(self, registration: ExecutorRegistration) -> None:
