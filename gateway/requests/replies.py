@@ -35,14 +35,16 @@ HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
 READ_BLOCK_MS = 2_000
 """How long a read waits for entries. A stream that was made again meanwhile is read only with the next read."""
-READ_ENTRIES_MAX = 256
-"""Per stream and read: an entry holds a whole batch's replies."""
+READ_BYTES = 16 << 20
+"""What a read of a stream may bring, if its entries are as large as those of the last read. An entry holds a whole
+batch's replies; with models whose answers are large, the replies that gather meanwhile would fill this process."""
 BEGINNING = b"0-0"
 TRIM_AFTER_BYTES = 4 << 20
 """The entries that were read are trimmed, together with the next read, when they are this large. Until then Redis
 holds them."""
 ENTRY_BYTES = 64 << 10
 """Added to each entry's size in that sum, so that small entries are trimmed at the latest when they are 64."""
+READ_ENTRIES_MAX = READ_BYTES // ENTRY_BYTES
 TURNS_TO_CALLERS = 3
 """Turns of the event loop that an answer takes from here to its connection. The next read is sent after them: where
 cores are few, what is written to Redis runs Redis, and the answers would wait for that."""
@@ -62,6 +64,7 @@ class Replies:
         self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shards}
         self._positions: dict[bytes, bytes] = {}
         self._untrimmed: dict[bytes, int] = {}
+        self._entries_max = READ_ENTRIES_MAX
         self._waiting: dict[str, PendingRequest] = {}
         self._tokens = itertools.count(1)
         self.has_given_up = False
@@ -190,15 +193,16 @@ class Replies:
         for command in commands:
             self._untrimmed[command[1]] = 0
         positions = [self._positions[stream] for stream in streams]
-        commands.append(("XREAD", "COUNT", READ_ENTRIES_MAX, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
+        commands.append(("XREAD", "COUNT", self._entries_max, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
         *_, news = await link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
         if isinstance(news, Exception):
             raise news
-        delivered = 0
+        delivered, self._entries_max = 0, READ_ENTRIES_MAX
         for stream, entries in streams_read(news):
             self._positions[stream] = entries[-1][0]
             size = sum([ENTRY_BYTES + sum(map(len, fields)) for _, fields in entries])
             self._untrimmed[stream] = self._untrimmed.get(stream, 0) + size
+            self._entries_max = min(self._entries_max, max(1, READ_BYTES * len(entries) // size))
             key = stream.decode()
             for _, fields in entries:
                 for index in range(0, len(fields), 2):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from gateway.ports.turns import LoopTurns
-from gateway.requests.replies import DELIVERED_AT_ONCE, Replies
+from gateway.requests.replies import DELIVERED_AT_ONCE, ENTRY_BYTES, Replies
 from shared.contract.ids import GatewayId, ShardId
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.link import Link
 from shared.store.server_run import ServerRun
 
 MANY = 20 * DELIVERED_AT_ONCE
@@ -47,3 +49,44 @@ async def test_thousands_of_replies_in_one_entry_are_handed_out_in_their_order_a
     assert list(map(str, range(MANY))) == handed
     # Two turns, one after the other, may be counted as one.
     assert 2 * DELIVERED_AT_ONCE >= max(in_turn.values())
+
+
+async def test_a_read_brings_fewer_entries_where_they_are_large(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the replies that gather in Redis while this process is busy do not all come into its memory at once."""
+    keys, gateway = Keyspace(key_prefix), GatewayId("g")
+    replies, asked, handed = Replies(redis, keys, gateway), list[int](), list[str]()
+    exchange = Link.exchange
+
+    async def noted(self: Link, commands: Sequence[Sequence[Any]], **given: Any) -> Any:
+        asked.append(commands[-1][2])
+        return await exchange(self, commands, **given)
+
+    def handed_out(token: str, *_: object) -> None:
+        handed.append(token)
+
+    monkeypatch.setattr(Link, "exchange", noted)
+    monkeypatch.setattr("gateway.requests.replies.READ_BYTES", 3 << 20)
+    monkeypatch.setattr(replies, "deliver", handed_out)
+    await replies.open(ServerRun())
+    numbers = [str(number) for number in range(20)]
+    for number in numbers:
+        await cast("Any", redis).xadd(keys.replies(ShardId(0), gateway), {number: bytes(1 << 20)})
+    monkeypatch.setattr(replies, "_entries_max", 4)
+    reading = asyncio.create_task(replies.run())
+    async with asyncio.timeout(SOON_S):
+        while len(handed) < len(numbers):
+            await asyncio.sleep(0)
+        await cast("Any", redis).xadd(keys.replies(ShardId(0), gateway), {"small": b""})
+        while handed[-1] != "small":
+            await asyncio.sleep(0)
+        while asked[-1] == 2:
+            await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await replies.close()
+
+    assert [*numbers, "small"] == handed
+    assert [4, *[2] * 9] == asked[:10]
+    assert asked[-1] == (3 << 20) // (ENTRY_BYTES + len("small"))
