@@ -169,11 +169,14 @@ class Scheduler:
         for readers in self._readers.values():
             for reader in readers:
                 await reader.close()
+        lease_s = self._settings.lease_ms / 1000
         try:
-            await self._leadership.resign()
-            await self._mesh.redis.delete(self._mesh.keys.scheduler(self._name))
+            # Then they have ended, and there is nothing to give back.
+            async with asyncio.timeout(lease_s):
+                await self._leadership.resign()
+                await self._mesh.redis.delete(self._mesh.keys.scheduler(self._name))
         except CONNECTION_LOST as error:
-            logs.warning("leases not given back", cause=error)
+            logs.warning("leases not given back", cause=str(error) or f"no answer within {lease_s:g} s")
 
     # -- loops ----------------------------------------------------------------------------------------------------
 

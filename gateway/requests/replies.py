@@ -33,6 +33,7 @@ from shared.store.vital import vital
 
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
+CLOSE_S = 1.0
 READ_BLOCK_MS = 2_000
 """How long a read waits for entries. A stream that was made again meanwhile is read only with the next read."""
 READ_BYTES = 16 << 20
@@ -140,11 +141,14 @@ class Replies:
                     self._positions[stream] = BEGINNING
 
     async def close(self) -> None:
-        """Removes this gateway's keys. Where Redis cannot be reached, their TTL removes them."""
+        """Removes this gateway's keys. Where Redis does not answer within a second, their TTL removes them: by now the
+        grace of a stop is over.
+        """
         with contextlib.suppress(*CONNECTION_LOST):
-            await self._redis.unlink(self._keys.gateway(self._gateway))
-            for stream in self._streams.values():
-                await self._redis.unlink(stream)
+            async with asyncio.timeout(CLOSE_S):
+                await self._redis.unlink(self._keys.gateway(self._gateway))
+                for stream in self._streams.values():
+                    await self._redis.unlink(stream)
 
     async def run(self) -> None:
         """Reads replies until it is cancelled, of each server by itself."""

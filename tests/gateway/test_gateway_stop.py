@@ -323,3 +323,18 @@ async def test_a_gateway_that_starts_waits_for_a_redis_that_takes_no_writes_yet(
             group.create_task(heal())
             async with gateway.parts.running_parts(settings, "g", Keyspace(), Tracing(), Tasks(group)) as parts:
                 assert 0 == parts.inference.in_flight
+
+
+async def test_a_stop_does_not_wait_for_a_redis_that_hangs(
+    gateway_settings: GatewaySettings, private_server: EmbeddedRedis
+) -> None:
+    """The grace is over by then: what stops services would kill the gateway."""
+    settings = dataclasses.replace(gateway_settings.bounded(), redis_url=private_server.url, redis_timeout_ms=600_000)
+
+    async with (
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as group,
+        gateway.parts.running_parts(settings, "g", Keyspace(), Tracing(), Tasks(group)),
+    ):
+        private_server.send(signal.SIGSTOP)
+    private_server.send(signal.SIGCONT)

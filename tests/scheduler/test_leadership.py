@@ -491,6 +491,23 @@ async def test_a_scheduler_shows_that_it_lives_in_a_redis_without_memory(private
     await stage.close()
 
 
+async def test_a_stop_does_not_wait_for_a_redis_that_hangs(
+    private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stops services kills those that take longer than their grace."""
+    stage = Stage(private_server.url, "hangs", connect(private_server.url, retries=0, timeout_ms=600_000))
+    await stage.publish()
+
+    async with asyncio.timeout(60):
+        async with stage.scheduler():
+            await stage.until(lambda: stage.commands.exists(stage.keys.leader(MODEL)))
+            private_server.send(signal.SIGSTOP)
+        private_server.send(signal.SIGCONT)
+
+    assert "leases not given back" in caplog.messages
+    await stage.close()
+
+
 async def test_a_lease_that_cannot_be_read_is_free(stage: Stage) -> None:
     """Also one that would never end: a leader's always does."""
     leadership = Leadership(stage.scripts, SchedulerId("s1"), lease_ms=60_000, clock=lambda: 0.0)
