@@ -33,29 +33,30 @@ class RequestAnswers:
         self._bytes = 0
         self._unread = inference.unread
         self._news = asyncio.Event()
+        self._request: OpenRequest | None = None
         self._last = inference.submit(call, on_open=self._opened)
         self._last.add_done_callback(lambda _: self._news.set())
 
     def _opened(self, request: OpenRequest) -> None:
-        if not request.is_many:
-            return
+        if request.is_many:
+            self._request = request
+            request.take = self._take
 
-        def take(content: Answer | MeshError) -> None:
-            self._untaken.append(content)
-            self._bytes += size_of(content)
-            self._unread.add(self, size_of(content), too_slow)
-            self._news.set()
-            if self._bytes > UNTAKEN_BYTES_MAX or (len(self._untaken) > 1 and self._unread.is_beyond(self)):
-                too_slow()
+    def _take(self, content: Answer | MeshError) -> None:
+        self._untaken.append(content)
+        self._bytes += size_of(content)
+        self._unread.add(self, size_of(content), self._too_slow)
+        self._news.set()
+        if self._bytes > UNTAKEN_BYTES_MAX or (len(self._untaken) > 1 and self._unread.is_beyond(self)):
+            self._too_slow()
 
-        def too_slow() -> None:
-            # Its client may never read, and so never come to an end: what waits for it goes now.
-            self._untaken.clear()
-            self._unread.took(self, self._bytes)
-            self._bytes = 0
-            request.failed(UnavailableError(TOO_SLOW))
-
-        request.take = take
+    def _too_slow(self) -> None:
+        # Its client may never read, and so never come to an end: what waits for it goes now.
+        self._untaken.clear()
+        self._unread.took(self, self._bytes)
+        self._bytes = 0
+        if self._request is not None:
+            self._request.failed(UnavailableError(TOO_SLOW))
 
     async def each(self) -> AsyncGenerator[Answer | MeshError]:
         """See `answers_of`."""
@@ -78,6 +79,8 @@ class RequestAnswers:
         finally:
             self._unread.took(self, self._bytes)
             self._last.cancel()
+            # In a cycle, the request's inputs would wait for the collector.
+            self._request = None
 
     def _result(self) -> Answer | MeshError:
         try:

@@ -63,3 +63,17 @@ async def test_answers_that_are_not_taken_go_when_their_request_fails(
 
     assert unread.taken == 0
     assert [TOO_SLOW] == [error.message async for error in given if isinstance(error, MeshError)]
+
+
+async def test_a_request_that_its_client_leaves_stays_in_no_cycle() -> None:
+    """Its inputs may be large."""
+    async with nothing_stays(Request, Kept):
+        given = answers_of(cast("Inference", twin := InferenceTwin(UnreadAnswers(1 << 40))), cast("Any", None))
+        take = twin.request.take
+        assert take is not None
+        for _ in range(3):
+            take(answer())
+        await anext(given)
+        await given.aclose()
+        assert twin.request.future.cancelled()
+        del given, take, twin
