@@ -40,7 +40,7 @@ class FairLock:
         """What `work` returns, in a thread. One goes at a time: each further thread would keep the event loop waiting
         for its turn of the interpreter, and none would be done earlier."""
         async with self.held(client):
-            return await asyncio.to_thread(work, *given)
+            return await through_in_thread(work, *given)
 
     def _hand_on(self) -> None:
         self._is_held = False
@@ -52,3 +52,14 @@ class FairLock:
             if not come.done():
                 self._is_held = True
                 come.set_result(None)
+
+
+async def through_in_thread(work: Callable[..., T], *given: Any) -> T:
+    """What `work` returns, in a thread. Who is cancelled meanwhile goes on when it has ended: nothing ends a thread, so
+    clients that leave would have many at work, beside each other and uncounted."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *given))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any, cast
 from starlette.types import Receive, Scope
 
 from gateway.bounds.byte_budget import ByteBudget, Reservation
+from gateway.bounds.fair_lock import through_in_thread
 from gateway.bounds.inflate import gathered
 from gateway.ports.seats import client_of
 from gateway.requests.headers import only_value
@@ -139,7 +139,7 @@ async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, opt
             return parse_object(body)
         async with bounds.budget.decoding.held(client_in(scope)):
             reservation.hold_decoded(len(body), parsing_bytes(body))
-            return await asyncio.to_thread(parse_object, body)
+            return await through_in_thread(parse_object, body)
 
 
 def client_in(scope: Scope) -> str:

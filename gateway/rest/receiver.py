@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,6 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from gateway.bounds.byte_budget import Reservation
+from gateway.bounds.fair_lock import through_in_thread
 from gateway.requests.forms import has_many_strings, with_strings_read
 from gateway.requests.headers import forwarded
 from gateway.requests.infer_call import InferCall
@@ -44,7 +44,7 @@ class Receiver:
         if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
             async with self._budget.decoding.held(client_in(scope)):
                 reservation.hold_decoded(len(body), parsing_bytes(body[: headers.header_length]))
-                call, wanted = await asyncio.to_thread(self._decoded, scope, headers, body, decode)
+                call, wanted = await through_in_thread(self._decoded, scope, headers, body, decode)
         else:
             call, wanted = self._decoded(scope, headers, body, decode)
         if has_many_strings(call):

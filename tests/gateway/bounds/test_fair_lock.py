@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 
 from gateway.bounds.fair_lock import FairLock
 
@@ -50,3 +51,27 @@ async def test_who_is_cancelled_or_fails_keeps_nobody_waiting() -> None:
 
     assert [0, 2, 4] == held
     assert [True, True, False, True, False] == [task.cancelled() for task in tasks]
+
+
+async def test_who_is_cancelled_keeps_the_lock_while_its_thread_works() -> None:
+    lock, works, may_end, done = FairLock(), asyncio.Event(), threading.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+
+    def work(name: str) -> None:
+        loop.call_soon_threadsafe(works.set)
+        assert may_end.wait(60)
+        done.append(name)
+
+    left = asyncio.create_task(lock.in_thread("a", work, "a"))
+    await works.wait()
+    works.clear()
+    left.cancel()
+    other = asyncio.create_task(lock.in_thread("b", work, "b"))
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert not works.is_set(), "two are at work"
+    may_end.set()
+    await asyncio.wait([left, other])
+
+    assert left.cancelled()
+    assert ["a", "b"] == done
