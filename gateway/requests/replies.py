@@ -65,7 +65,7 @@ class Replies:
         self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shards}
         self._positions: dict[bytes, bytes] = {}
         self._untrimmed: dict[bytes, int] = {}
-        self._entries_max = READ_ENTRIES_MAX
+        self._entries_max = dict.fromkeys(map(str.encode, self._streams.values()), READ_ENTRIES_MAX)
         self._waiting: dict[str, PendingRequest] = {}
         self._tokens = itertools.count(1)
         self.has_given_up = False
@@ -197,16 +197,18 @@ class Replies:
         for command in commands:
             self._untrimmed[command[1]] = 0
         positions = [self._positions[stream] for stream in streams]
-        commands.append(("XREAD", "COUNT", self._entries_max, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
+        count = min(self._entries_max[stream] for stream in streams)
+        commands.append(("XREAD", "COUNT", count, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
         *_, news = await link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
         if isinstance(news, Exception):
             raise news
-        delivered, self._entries_max = 0, READ_ENTRIES_MAX
+        delivered = 0
+        self._entries_max.update(dict.fromkeys(streams, READ_ENTRIES_MAX))
         for stream, entries in streams_read(news):
             self._positions[stream] = entries[-1][0]
             size = sum([ENTRY_BYTES + sum(map(len, fields)) for _, fields in entries])
             self._untrimmed[stream] = self._untrimmed.get(stream, 0) + size
-            self._entries_max = min(self._entries_max, max(1, READ_BYTES * len(entries) // size))
+            self._entries_max[stream] = min(READ_ENTRIES_MAX, max(1, READ_BYTES * len(entries) // size))
             key = stream.decode()
             for _, fields in entries:
                 for index in range(0, len(fields), 2):

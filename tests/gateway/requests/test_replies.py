@@ -51,29 +51,36 @@ async def test_thousands_of_replies_in_one_entry_are_handed_out_in_their_order_a
     assert 2 * DELIVERED_AT_ONCE >= max(in_turn.values())
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many entries each read has asked; one may bring 3 MiB."""
+    found, exchange = list[int](), Link.exchange
+
+    async def noted(self: Link, commands: Sequence[Sequence[Any]], **given: Any) -> Any:
+        found.append(commands[-1][2])
+        return await exchange(self, commands, **given)
+
+    monkeypatch.setattr(Link, "exchange", noted)
+    monkeypatch.setattr("gateway.requests.replies.READ_BYTES", 3 << 20)
+    return found
+
+
 async def test_a_read_brings_fewer_entries_where_they_are_large(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
     """So the replies that gather in Redis while this process is busy do not all come into its memory at once."""
     keys, gateway = Keyspace(key_prefix), GatewayId("g")
-    replies, asked, handed = Replies(redis, keys, gateway), list[int](), list[str]()
-    exchange = Link.exchange
-
-    async def noted(self: Link, commands: Sequence[Sequence[Any]], **given: Any) -> Any:
-        asked.append(commands[-1][2])
-        return await exchange(self, commands, **given)
+    replies, handed = Replies(redis, keys, gateway), list[str]()
 
     def handed_out(token: str, *_: object) -> None:
         handed.append(token)
 
-    monkeypatch.setattr(Link, "exchange", noted)
-    monkeypatch.setattr("gateway.requests.replies.READ_BYTES", 3 << 20)
     monkeypatch.setattr(replies, "deliver", handed_out)
     await replies.open(ServerRun())
     numbers = [str(number) for number in range(20)]
     for number in numbers:
         await cast("Any", redis).xadd(keys.replies(ShardId(0), gateway), {number: bytes(1 << 20)})
-    monkeypatch.setattr(replies, "_entries_max", 4)
+    monkeypatch.setattr(replies, "_entries_max", {keys.replies(ShardId(0), gateway).encode(): 4})
     reading = asyncio.create_task(replies.run())
     async with asyncio.timeout(SOON_S):
         while len(handed) < len(numbers):
@@ -90,3 +97,21 @@ async def test_a_read_brings_fewer_entries_where_they_are_large(
     assert [*numbers, "small"] == handed
     assert [4, *[2] * 9] == asked[:10]
     assert asked[-1] == (3 << 20) // (ENTRY_BYTES + len("small"))
+
+
+async def test_what_one_server_has_brought_says_nothing_of_the_next_read_of_another(
+    redis: Redis, key_prefix: str, asked: list[int]
+) -> None:
+    keys, gateway = Keyspace(key_prefix, 2), GatewayId("g")
+    replies = Replies(redis, keys, gateway)
+    await replies.open(ServerRun())
+    large, small = (keys.replies(shard, gateway) for shard in keys.shards)
+    link = Link(redis)
+    await link.connect()
+    for stream, size in ((large, 1 << 20), (small, 1), (large, 1 << 20)):
+        await cast("Any", redis).xadd(stream, {"token": bytes(size)})
+        await replies._read(link, [stream.encode()])
+    await link.close()
+    await replies.close()
+
+    assert asked == [256, 256, 2]
