@@ -17,6 +17,7 @@ from deploy.local.embedded import family_of, held_port, on_socket, server_comman
 from deploy.local.private_files import PRIVATE_UMASK
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
+from shared.process.addresses import is_foreign
 from shared.process.machine import available_bytes
 from shared.settings import MeshSettings, environment_of, variable_name
 
@@ -105,7 +106,9 @@ def refuse_foreign_host(host: str) -> None:
     try:
         socket.create_server((host, 0), family=family_of(host)).close()
     except OSError as refused:
-        raise LauncherError(f"{host} is no address of this machine: give another --host") from refused
+        # What else may be wrong is told of the ports.
+        if is_foreign(refused):
+            raise LauncherError(f"{host} is no address of this machine: give another --host") from refused
 
 
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
