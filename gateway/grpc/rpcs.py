@@ -6,11 +6,13 @@ Every MeshError, also of a malformed message, ends its call with the error's sta
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from google.protobuf import message_factory
 
 from gateway.access.restrictions import Restriction
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.errors import status_of
 from gateway.grpc.intake import Intake
 from gateway.grpc.restricted import refuse_restricted
@@ -20,6 +22,8 @@ from shared.contract.errors import Code, MeshError, RequestError
 from shared.process import logs
 
 Method = Callable[[Rpc], Awaitable[None]]
+COUNTED_BYTES = 4 << 10
+"""Answers up to this size are not counted as unread: the number of calls is bounded."""
 
 
 class Rpcs:
@@ -28,11 +32,13 @@ class Rpcs:
     Of the client's messages, a method that takes one gets it decoded, and the call; one that takes a stream gets the
     call alone. It returns its answer, or, of a method that answers with a stream, writes its answers to the call.
 
+    unread        counts answers until their clients have read them; of streams their methods count
     restrictions  what closes parts of the protocol, by category
     """
 
-    def __init__(self, intake: Intake, restrictions: Mapping[str, Restriction]) -> None:
+    def __init__(self, intake: Intake, unread: UnreadAnswers, restrictions: Mapping[str, Restriction]) -> None:
         self._intake = intake
+        self._unread = unread
         self._restrictions = restrictions
         self._methods: dict[str, Method] = {}
 
@@ -43,7 +49,7 @@ class Rpcs:
             if not method.client_streaming:
                 work = self._with_message(work, message_factory.GetMessageClass(method.input_type))
             if not method.server_streaming:
-                work = with_answer(work)
+                work = self._with_answer(work)
             self._methods[f"/{service.full_name}/{method.name}"] = work
 
     async def serve(self, rpc: Rpc) -> None:
@@ -70,12 +76,18 @@ class Rpcs:
 
         return read_and_work
 
+    def _with_answer(self, work: Callable[[Rpc], Awaitable[Any]]) -> Method:
+        """Calls `work`, then writes the message that it returns."""
 
-def with_answer(work: Callable[[Rpc], Awaitable[Any]]) -> Method:
-    """Calls `work`, then writes the message that it returns."""
+        async def work_and_answer(rpc: Rpc) -> None:
+            # In one expression, so that nothing keeps the answer while its bytes wait for the client.
+            await rpc.write(self._counted((await work(rpc)).SerializeToString(), rpc))
 
-    async def work_and_answer(rpc: Rpc) -> None:
-        # In one expression, so that nothing keeps the answer while its bytes wait for the client.
-        await rpc.write((await work(rpc)).SerializeToString())
+        return work_and_answer
 
-    return work_and_answer
+    def _counted(self, answer: bytes, rpc: Rpc) -> bytes:
+        """The answer of a call. A large one counts as unread until the call ends."""
+        if len(answer) > COUNTED_BYTES:
+            self._unread.add(rpc, len(answer), rpc.cut)
+            rpc.when_ended(partial(self._unread.took, rpc, len(answer)))
+        return answer

@@ -117,7 +117,7 @@ async def serve_grpc(
     raises           UnavailableError when the address cannot be had, or a file of TLS cannot be read
     """
     health = Health(servicer.is_ready)
-    rpcs = Rpcs(servicer.intake, settings.grpc_restrictions)
+    rpcs = Rpcs(servicer.intake, servicer.unread, settings.grpc_restrictions)
     rpcs.add(pb.DESCRIPTOR.services_by_name["GRPCInferenceService"], servicer)
     messages: Any = health_pb2
     rpcs.add(messages.DESCRIPTOR.services_by_name["Health"], health)

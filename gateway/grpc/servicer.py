@@ -47,8 +47,6 @@ from shared.store.release import RELEASE
 OUTSTANDING_MAX = 1024
 """Unanswered requests of one stream. More than the sequences that one client may sensibly interleave; 1024 waiting
 futures take about a megabyte."""
-COUNTED_BYTES = 4 << 10
-"""Unary answers up to this size are not counted as unread: the number of calls is bounded."""
 COMPRESSION = {"none": IDENTITY, "low": GZIP, "medium": DEFLATE, "high": DEFLATE}
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""
 
@@ -89,7 +87,7 @@ class InferenceServicer(_base):
         self._forward = settings.metadata_forward_regex
         self._compression = COMPRESSION[settings.grpc_infer_response_compression_level]
         self.intake = Intake(inference.budget, memory, message_bytes_max=settings.grpc_max_input_size)
-        self._unread = unread
+        self.unread = unread
         self._streams: set[InferStream] = set()
         self._leaving = False
         self._refuses = False
@@ -132,10 +130,6 @@ class InferenceServicer(_base):
             response = await asyncio.to_thread(encode_answer, answer, forms)
         else:
             response = encode_answer(answer, forms)
-        size = answer.output_bytes
-        if size > COUNTED_BYTES:
-            self._unread.add(rpc, size, rpc.cut)
-            rpc.when_ended(partial(self._unread.took, rpc, size))
         rpc.compress(self._compression)
         return response
 
@@ -156,7 +150,7 @@ class InferenceServicer(_base):
             submit,
             metadata,
             self._decoder(rpc, metadata, Endpoint.MODEL_STREAM_INFER),
-            unread=self._unread,
+            unread=self.unread,
             cut=rpc.cut,
             outstanding_max=self._outstanding_max,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from h2.settings import SettingCodes
 from hyperframe.frame import ContinuationFrame, HeadersFrame, SettingsFrame
 
 from gateway.bounds.byte_budget import ByteBudget
@@ -26,6 +27,7 @@ from gateway.ports.turns import LoopTurns
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError
+from shared.contract.messages import RepositoryEntry
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.grpc.test_stream import request
 from tests.gateway.grpc.wire.peer import INFER, STREAM, peer_of
@@ -429,6 +431,32 @@ async def test_an_answer_that_is_cut_off_late_harms_nobody(
     cut()
 
     await channel.unary_unary(INFER)(sized(4))
+
+
+async def test_answers_of_any_method_count_until_they_are_read(
+    server: GrpcServer, unread: UnreadAnswers, repository: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that say something of the mesh: a client may let thousands of them wait."""
+    entries = [RepositoryEntry(f"model_{number}", "1", "READY") for number in range(1000)]
+
+    def index(*, ready_only: bool) -> list[RepositoryEntry]:
+        return entries if not ready_only else []
+
+    monkeypatch.setattr(repository, "index", index)
+    async with peer_of(server.port) as peer:
+        peer.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        numbers = [peer.call("/inference.GRPCInferenceService/RepositoryIndex") for _ in range(3)]
+        for number in numbers:
+            peer.say(number, b"")
+        await peer.until(lambda: len(peer.headers) == 3)
+        assert 3 * len("model_0") * len(entries) < unread.taken
+
+        peer.h2.reset_stream(numbers.pop())
+        peer.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
+        peer.flush()
+        for number in numbers:
+            assert ("0", "") == await peer.status(number)
+        assert 0 == unread.taken
 
 
 # -- what is refused goes -------------------------------------------------------------------------------------------
