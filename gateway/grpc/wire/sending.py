@@ -1,7 +1,7 @@
 """What a connection sends: when, how much, and of which call first.
 
 What is ready in one turn of the event loop leaves in one write. What a window or a full transport holds back waits at
-its call; the calls take turns. A call that waits for its own window takes none.
+its call; the calls take turns, frame by frame. A call that waits for its own window takes none.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Sending:
 
     def opened(self, rpcs: Iterable[Rpc] = ()) -> None:
         """The connection's window may have grown, and the windows of these calls. Sends what windows and transport take
-        now, of one call after the other, for one turn of the event loop."""
+        now, a frame of one call after the other, for one turn of the event loop."""
         self._waiting.update((rpc, None) for rpc in rpcs if rpc.unsent)
         if not self._waiting:
             return
         until = self._loop.time() + TURN_S
         while self._can_send and not self._goes_on:
             rpc, _ = self._waiting.popitem(last=False)
-            self._send_some(rpc)
+            self._send_part(rpc)
             if self._can_send and self._loop.time() > until:
                 self._goes_on = True
                 self._turns.wait(self._go_on)
@@ -104,23 +104,22 @@ class Sending:
     def _can_send(self) -> bool:
         return bool(self._waiting) and not self.is_full and self._http2.outbound_flow_control_window > 0
 
-    def _send_some(self, rpc: Rpc) -> None:
-        unsent = rpc.unsent
-        while unsent:
-            if self.is_full or self._http2.outbound_flow_control_window <= 0:
-                self._waiting[rpc] = None
-                return
-            window = self._http2.local_flow_control_window(rpc.number)
-            size = min(window, self._http2.max_outbound_frame_size, len(unsent[0]))
-            if size <= 0:
-                return  # until its own window opens
-            self._http2.send_data(rpc.number, bytes(unsent[0][:size]))
-            if size == len(unsent[0]):
-                unsent.popleft()
-            else:
-                unsent[0] = unsent[0][size:]
-            self._wrote(size)
-        rpc.sent()
+    def _send_part(self, rpc: Rpc) -> None:
+        """Sends a frame of a call, which then waits for its next turn if there is more."""
+        part = rpc.unsent[0]
+        size = min(self._http2.local_flow_control_window(rpc.number), self._http2.max_outbound_frame_size, len(part))
+        if size <= 0:
+            return  # until its own window opens
+        self._http2.send_data(rpc.number, bytes(part[:size]))
+        if size == len(part):
+            rpc.unsent.popleft()
+        else:
+            rpc.unsent[0] = part[size:]
+        self._wrote(size)
+        if rpc.unsent:
+            self._waiting[rpc] = None
+        else:
+            rpc.sent()
 
     def _wrote(self, size: int) -> None:
         self._pings.wrote()

@@ -243,6 +243,33 @@ async def test_an_answer_waits_for_its_client_and_others_pass_it(peer: Peer) -> 
     assert answer.raw_output_contents[0] == bytes(size)
 
 
+async def test_an_answer_that_is_sent_at_once_takes_many_turns_of_the_loop(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far its client opens the windows: otherwise nobody else is served meanwhile."""
+    turns, sent = LoopTurns(), list[int]()
+    send_data = Http2.send_data
+
+    def noted(self: Http2, number: int, data: Any) -> None:
+        sent.append(turns.number)
+        send_data(self, number, data)
+
+    monkeypatch.setattr(Http2, "send_data", noted)
+    monkeypatch.setattr("gateway.grpc.wire.sending.TURN_S", -1.0)
+    peer.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
+    peer.h2.increment_flow_control_window(1 << 20)
+    await peer.until(lambda: peer.h2.outbound_flow_control_window > 1 << 20)
+    number = peer.call(INFER)
+    await peer.until(lambda: peer.h2.local_flow_control_window(number) == WINDOW_BYTES)
+    for begin in range(0, len(whole := prefix(sized(200_000))), 16_000):
+        peer.h2.send_data(number, whole[begin : begin + 16_000], end_stream=begin + 16_000 >= len(whole))
+    peer.flush()
+    assert ("0", "") == await peer.status(number)
+
+    # Two turns, one after the other, may be counted as one.
+    assert len(set(sent)) >= len(sent) // 2 >= 6
+
+
 def prefix(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
