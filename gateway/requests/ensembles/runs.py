@@ -280,16 +280,25 @@ class StageRun:
             # A request of an iterative model is a sequence of its own, whatever sequence the client has.
             own = planned.config.sequence_batching is not None
             return msgspec.structs.replace(request, correlation_id=0 if own else self._context.correlation_id)
-        start = call.start or self._context.made is not None if step.stand is None else step.stand.step == 1
+        part = self._part(planned, step.stand)
+        if step.stand is not None:
+            return msgspec.structs.replace(
+                request,
+                correlation_id=self._context.correlation_id,
+                start=step.stand.step == 1,
+                expected_step=step.stand.step,
+                part=part,
+            )
         return msgspec.structs.replace(
             request,
-            correlation_id=self._context.correlation_id,
-            start=start,
-            expected_step=call.expected_step if step.stand is None else step.stand.step,
-            session_id=call.session_id if step.stand is None else None,
+            # As the client named it: where it named a session, admission makes the id of that once more.
+            correlation_id=self._context.made or call.correlation_id,
+            start=call.start or self._context.made is not None,
+            expected_step=call.expected_step,
+            session_id=call.session_id,
             # The ensemble's sequence is the anchor's: it counts once for the tenant, and no follower is refused.
-            tenant=call.tenant if step.stand is None else "",
-            part=self._part(planned, step.stand),
+            tenant=call.tenant,
+            part=part,
         )
 
     def _part(self, planned: PlannedStep, stand: Stand | None) -> EnsemblePart:

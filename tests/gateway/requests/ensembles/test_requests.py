@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
+from gateway.requests.admission import IMPLICIT, Admitted, admit, session_number
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.ensembles.runs import EnsembleServices, SendRequest
@@ -21,6 +23,7 @@ from gateway.requests.waiting import Accepted, Answer, PendingRequest
 from shared.contract.errors import MeshError, ModelError
 from shared.contract.ids import sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
+from shared.contract.model_config import ControlKind, ControlSpec
 from shared.contract.tensors import Tensor
 from shared.statistics.meter import REQUEST_TIME
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
@@ -28,7 +31,7 @@ from shared.statistics.tally import ModelLoad, first_response_of, sketch_of, unp
 from shared.traces.context import sequence_root_id
 from shared.traces.spans import FinishedSpan, SpanSink
 from shared.traces.tracing import Tracing
-from tests.gateway.requests.ensembles.test_progress import MODELS, model, step
+from tests.gateway.requests.ensembles.test_progress import MODELS, STATEFUL, model, step
 from tests.shared.traces.test_tracing import Kept
 
 pytestmark = pytest.mark.unit
@@ -174,6 +177,31 @@ async def test_a_defect_while_a_step_is_sent_is_its_requests_error_and_holds_nob
         await request.answer
 
     assert 0 == len(request.ensembles.lines)
+
+
+@pytest.mark.parametrize(("session", "known_as"), [("7", 7), ("007", 7), ("ada", session_number("ada"))])
+async def test_a_session_names_the_sequence_of_an_anchor_with_integer_ids(
+    monkeypatch: pytest.MonkeyPatch, session: str, known_as: int
+) -> None:
+    config = MODELS["state"].config
+    control = ControlSpec("ID", ControlKind.CORRID, "UINT64")
+    batching = msgspec.structs.replace(STATEFUL, controls=(control,))
+    record = ModelRecord(msgspec.structs.replace(config, sequence_batching=batching), "{}", ("1",))
+    monkeypatch.setitem(MODELS, "state", record)
+    admitted: list[Admitted] = []
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        admitted.append(admit(call, record, version, arrived_ns=1, make_session=list[str]().pop))
+        return cast(Any, SimpleNamespace(call=call, future=caller.future))
+
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    call = InferCall("e", "", session_id=session, inputs=begun().inputs)
+    of = model("e", steps=(step("state", "I", "O"),))
+    ensembles_of(send).begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+
+    (step_of_anchor,) = admitted
+    assert known_as == step_of_anchor.message.correlation_id
+    assert IMPLICIT & step_of_anchor.flags
 
 
 ROOT = sequence_root_id(sequence_id("e", "", 1))
