@@ -109,9 +109,7 @@ class Dispatch:
         raises  one of CONNECTION_LOST; then `ask_again` must be called again
         """
         requests = [
-            pending
-            for pending in self._replies.unanswered
-            if pending.shard in shards and pending.accepted is not None and not pending.withdrawn
+            pending for pending in self._replies.unanswered if pending.shard in shards and pending.accepted is not None
         ]
         link = Link(redis.home(self._keys.base(shards[0])))
         try:

@@ -573,6 +573,24 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
             await open_step
 
 
+async def test_a_step_that_is_being_taken_back_hears_that_redis_has_lost_it(
+    parts: GatewayParts, executor: FakeExecutor, redis: Redis, keys: Keyspace
+):
+    """An ensemble whose client has left waits for what becomes of it, and later requests wait for the ensemble."""
+    await executor.pause()
+    first = parts.inference.submit(step(1, start=True))
+    while not parts.dispatch.sent:
+        await asyncio.sleep(0.005)
+    (waiting,) = parts.replies.unanswered
+    waiting.withdrawn = True
+    await executor.commands.unlink(keys.sequence(waiting.sequence).record)
+
+    await parts.dispatch.ask_again(redis, keys.shards, [])
+
+    with pytest.raises(UnavailableError, match="Redis was restarted and has lost data"):
+        await asyncio.wait_for(first, 30)
+
+
 async def test_a_step_that_is_sent_again_after_a_restart_does_not_pass_for_an_unnamed_one_that_is_lost(
     parts: GatewayParts, executor: FakeExecutor, redis: Redis, keys: Keyspace
 ):
