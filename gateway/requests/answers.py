@@ -13,7 +13,8 @@ from gateway.requests.waiting import Answer, OpenRequest
 from shared.contract.errors import MeshError, UnavailableError
 
 UNTAKEN_BYTES_MAX = 64 << 20
-"""Bytes of answers of one request that its client has not taken. Beyond it the request fails."""
+"""Bytes of answers of one request that its client has not taken. Beyond it the request fails, unless they are of one
+answer: its client has had no time to take that."""
 TOO_SLOW = "the client takes the answers too slowly: those that wait for it have reached the gateway's bound"
 
 
@@ -47,7 +48,7 @@ class RequestAnswers:
         self._bytes += size_of(content)
         self._unread.add(self, size_of(content), self._too_slow)
         self._news.set()
-        if self._bytes > UNTAKEN_BYTES_MAX or (len(self._untaken) > 1 and self._unread.is_beyond(self)):
+        if len(self._untaken) > 1 and (self._bytes > UNTAKEN_BYTES_MAX or self._unread.is_beyond(self)):
             self._too_slow()
 
     def _too_slow(self) -> None:

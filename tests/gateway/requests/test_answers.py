@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
+from gateway.bounds.unread_answers import ENTRY_BYTES, UNLIMITED, UnreadAnswers
 from gateway.requests import answers
 from gateway.requests.answers import TOO_SLOW, answers_of
 from gateway.requests.inference import Inference
@@ -63,6 +63,20 @@ async def test_answers_that_are_not_taken_go_when_their_request_fails(
 
     assert unread.taken == 0
     assert [TOO_SLOW] == [error.message async for error in given if isinstance(error, MeshError)]
+
+
+@pytest.mark.parametrize("bound", ["of one request", "of all"])
+async def test_one_answer_is_never_too_many(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    unread = UnreadAnswers(ENTRY_BYTES // 2 if bound == "of all" else UNLIMITED)
+    monkeypatch.setattr(answers, "UNTAKEN_BYTES_MAX", ENTRY_BYTES // 2)
+    given = answers_of(cast("Inference", twin := InferenceTwin(unread)), cast("Any", None))
+    take = twin.request.take
+    assert take is not None
+    for large in (answer(), answer()):
+        take(large)
+        assert large is await anext(given)
+
+    await given.aclose()
 
 
 async def test_a_request_that_its_client_leaves_stays_in_no_cycle() -> None:
