@@ -20,7 +20,10 @@ if state and not TOMBSTONES[state] then return 0 end
 if redis.call('ZCARD', deadlines) >= tonumber(ARGV[3]) then return -1 end
 
 redis.call('DEL', keys.record, keys.checkpoint, journal_of(sid))
-if fields > 0 then redis.call('HSET', keys.record, unpack(ARGV, 8, 7 + fields)) end
+-- In pieces: of a decoupled model it may hold thousands of answers.
+for from = 8, 7 + fields, PIECE do
+  redis.call('HSET', keys.record, unpack(ARGV, from, math.min(from + PIECE - 1, 7 + fields)))
+end
 local tenant = tenant_of(keys.record)
 if tenant ~= '' then redis.call('SADD', sequences_of(tenant), sid) end
 local entry = line_up(sid, 'm', version, '0', tenant)

@@ -293,6 +293,19 @@ class TestExport:
         sizes = StateSizes({"h": 80_000 + len(copies[0][b"s:h"])})
         assert sizes == await sequences.state_sizes(mesh.sequence("copy"))
 
+    async def test_a_copy_has_all_kept_answers_of_a_decoupled_model(
+        self, mesh: ScriptedMesh, sequences: Sequences
+    ) -> None:
+        await live(mesh, 7, ALICE)
+        answers = {f"p:1:{number}": b"%d" % number for number in range(1, 5001)}
+        answers |= {"p:1": b"last", "rk": b"1:20000/1/5000"}
+        await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(7)).record, mapping=answers)
+
+        await sequences.reopen(mesh.sequence("copy"), await sequences.export(mesh.sequence(7)))
+
+        copied = await mesh.record("copy")
+        assert answers == {name: copied[name].encode() for name in answers}
+
     async def test_a_step_in_the_midst_of_it_is_told(
         self, mesh: ScriptedMesh, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
     ) -> None:
