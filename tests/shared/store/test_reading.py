@@ -118,6 +118,28 @@ async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redi
     await redis.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_link_leaves_keys_whose_type_its_user_may_not_ask_for(
+    redis: Any, keys: Keyspace, *, is_told: bool
+) -> None:
+    """Which of several is wrong, nobody knows then."""
+    feed, starts = keys.feed(ShardId(0), "m"), keys.starts(ShardId(0), "m")
+    await redis.xadd(feed, {"a": "1"})
+    await redis.hset(starts, "no", "stream")
+    user = f"user-{keys.prefix}"
+    await redis.execute_command("ACL", "SETUSER", user, "on", "nopass", "~*", "+@all", *(() if is_told else ("-type",)))
+    link = Link(redis)
+    await link.connect()
+    await link.ask([("AUTH", user, "any")])
+
+    (read,) = await link.exchange([("XREAD", "STREAMS", feed, starts, "0", "0")])
+
+    await link.close()
+    await redis.execute_command("ACL", "DELUSER", user)
+    assert (is_told, 1) == (not isinstance(read, Exception), await redis.exists(feed))
+    await redis.delete(feed, starts)
+
+
 async def test_a_wait_for_several_lists_mends_whichever_is_none(redis: Redis, keys: Keyspace) -> None:
     first, second, third = (keys.work_queue(model, "1").wake for model in ("a", "b", "c"))
     await redis.set(second, "no list")
