@@ -441,8 +441,10 @@ local function submit(step, flags)
   local state = got[1]
   local begins = has(flags, START)
   if not state then
-    if begins or has(flags, IMPLICIT) then return create(step, flags, 0) end
-    return { NEVER_SEEN, 0 }
+    if not (begins or has(flags, IMPLICIT)) then return { NEVER_SEEN, 0 } end
+    -- Without a record they are of a sequence whose record was removed, not ended: they must not become this one's.
+    if redis.call('EXISTS', step.parked, checkpoint_of(step.sid)) > 0 then error(NOT_SOUND) end
+    return create(step, flags, 0)
   end
   local record = { state = state, owner = got[2], instance = got[3], slot = got[4], epoch = got[5],
     accepted = tonumber(got[6]), committed = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]),

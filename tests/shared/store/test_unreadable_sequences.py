@@ -9,7 +9,7 @@ import pytest
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber, entry_key
-from shared.contract.messages import ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -286,6 +286,30 @@ async def test_nothing_of_its_wait_stays_in_the_line(mesh: ScriptedMesh) -> None
 
     assert (SubmitCode.WAITING, 1) == (again.code, again.step)
     assert [(await mesh.record(VICTIM))["be"]] == [entry.decode() for entry, _ in await mesh.redis.xrange(starts)]
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["nx", "record"])
+async def test_who_begins_anew_gets_nothing_of_it(mesh: ScriptedMesh, kind: str) -> None:
+    """Of a sequence with a checkpoint that waits for its next slot: the callers of its parked steps are told."""
+    await mesh.submit(mesh.submission(VICTIM, ONE, START))
+    await mesh.assign(VICTIM, ALICE)
+    await mesh.commit(VICTIM, ALICE)
+    await mesh.take_over(ALICE)
+    parked = [mesh.submission(VICTIM, ONE) for _ in range(2)]
+    await submitted(mesh, *parked)
+    await spoil(mesh, VICTIM, kind)
+
+    again = mesh.submission(VICTIM, ONE, START)
+    (accepted,) = await submitted(mesh, again)
+
+    assert (SubmitCode.WAITING, 1) == (accepted.code, accepted.step)
+    told = await answers(mesh)
+    assert [Reason.LOST] * 2 == [decode_reply(told[step.token]).reason for step in parked]
+    assert not await mesh.redis.exists(mesh.keys.sequence(mesh.sequence(VICTIM)).checkpoint)
+    assert await mesh.assign(VICTIM, BOB)
+    entries = [inbox_entry(*entry) for entry in await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shards[0], BOB))]
+    assert [again.token] == [entry.token for entry in entries if isinstance(entry, InboxStep)]
 
 
 async def assign_by(mesh: ScriptedMesh, correlation_id: int, entry: str) -> Epoch:
