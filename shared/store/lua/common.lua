@@ -85,7 +85,9 @@ local try
 function redis.call(command, ...)
   local reply = try(command, ...)
   -- Sums of statistics (HINCRBY) may be larger: no script takes their reply.
-  if command == 'INCR' and type(reply) == 'number' and reply >= COUNTED_MAX then reply = PAST_COUNTING end
+  if (command == 'INCR' or command == 'INCRBY') and type(reply) == 'number' and reply >= COUNTED_MAX then
+    reply = PAST_COUNTING
+  end
   if type(reply) ~= 'table' or not reply.err then return reply end
   remove_unreadable(reply.err, command, ...)
   return server.call(command, ...)

@@ -127,6 +127,19 @@ async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_r
     await drop(mesh)
 
 
+@pytest.mark.parametrize("value", [GARBAGE, b"7.5", b"%d" % (1 << 53), b"9" * 17, b"%d" % ((1 << 63) - 1)])
+async def test_a_counter_of_arrivals_that_is_none_or_too_large_to_count_begins_anew(
+    mesh: ScriptedMesh, value: bytes
+) -> None:
+    await mesh.redis.set(mesh.keys.work_queue("sum", "1").number, value)
+
+    await enqueue(mesh, "ab")
+    await run_everything(mesh)
+
+    assert {"a": "", "b": ""} == await answered(mesh)
+    await drop(mesh)
+
+
 async def test_a_request_of_another_hand_can_be_withdrawn_and_refused(mesh: ScriptedMesh) -> None:
     await enqueue(mesh, "abc")
     queue, client = mesh.keys.work_queue("sum", "1"), mesh.redis
