@@ -58,7 +58,7 @@ T = TypeVar("T", bound=SettingsClass)
 class Meaning:
     """The help text of a setting, and the checks of its value.
 
-    unit      "ms", "s", "bytes" (may be written 64MiB), "url" (its password is never shown), ...
+    unit      "ms", "s", "bytes" (may be written 64MiB), "url" (its password is never shown), "prefix" (of keys), ...
     group     heading in the help; "": that of the field before it
     minimum   smallest value allowed (numbers); None: no bound
     secret    never printed: not in repr, not in errors, not in the log (of a URL: its password)
@@ -129,7 +129,11 @@ class MeshSettings:
         unit="ms",
         minimum=100,
     )
-    key_prefix: str = setting(DEFAULT_PREFIX, help="Beginning of every key, so that meshes can share a Redis.")
+    key_prefix: str = setting(
+        DEFAULT_PREFIX,
+        help="Beginning of every key, so that meshes can share a Redis. It has no braces.",
+        unit="prefix",
+    )
     shards: int = setting(
         0,
         help="Shards of the keys (Cluster hash tags). 0: as many as the mesh has in Redis; a new mesh begins with one, "
@@ -298,6 +302,17 @@ class RedisUrl(click.ParamType[str]):
         return url
 
 
+class KeyPrefix(click.ParamType[str]):
+    """A beginning of keys. Braces would take the place of the hash tag, by which the scripts know a key's shard."""
+
+    name = "prefix"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if "{" in value or "}" in value:
+            self.fail(f"{value!r} has a brace", param, ctx)
+        return value
+
+
 def settings_fields(settings_type: type[SettingsClass]) -> dict[str, Meaning]:
     """A settings class's fields in the order of their declaration, each with its meaning. One that names no group has
     that of the field before it; the first ones are of the service.
@@ -389,7 +404,7 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
     if kind is Path:
         return NamedPath(path_type=Path)
     if kind is str:
-        return RedisUrl() if meaning.unit == "url" else click.STRING
+        return {"url": RedisUrl(), "prefix": KeyPrefix()}.get(meaning.unit, click.STRING)
     raise TypeError(f"no command line form for a setting of type {kind!r}")
 
 

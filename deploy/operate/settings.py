@@ -26,7 +26,9 @@ class OperatorSettings:
         secret=True,
     )
     key_prefix: str = setting(
-        "", help=f"Beginning of the mesh's keys; by default that of --data-dir, or {DEFAULT_PREFIX} with --redis-url."
+        "",
+        help=f"Beginning of the mesh's keys; by default that of --data-dir, or {DEFAULT_PREFIX} with --redis-url.",
+        unit="prefix",
     )
     data_dir: Path = setting(Path(".seqmesh"), help="Where `seqmesh up` keeps its data.", unit="dir")
 

@@ -181,6 +181,12 @@ def test_a_secret_may_be_in_a_file_and_the_variable_itself_counts_more(
     assert "redis://other/0" == parsed().redis_url
 
 
+@pytest.mark.parametrize("prefix", ["{team}", "mesh:{a}:", "a{b"])
+def test_a_key_prefix_with_a_brace_is_refused(capsys: pytest.CaptureFixture[str], prefix: str) -> None:
+    """The scripts would write other keys than the services read."""
+    assert "has a brace" in refusal(capsys, "--key-prefix", prefix)
+
+
 def test_an_empty_path_is_not_the_working_directory(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the path is empty" in refusal(capsys, "--models", "")
     with pytest.raises(SystemExit):
