@@ -277,7 +277,11 @@ class OwnedSequences:
     @property
     def is_busy(self) -> bool:
         """Whether any sequence has a step that runs, or may soon."""
-        return len(self.by_id) > self.by_phase[OwnedPhase.READY] or any(map(len, self.ready))
+        if len(self.by_id) > self.by_phase[OwnedPhase.READY] or any(map(len, self.ready)):
+            return True
+        # A step that waits until the one before it is final is offered to no batch yet.
+        waits = self.one_by_one or bool(self.careful)
+        return waits and any(owned.head is not None for owned in self.by_id.values())
 
     @property
     def waiting(self) -> int:

@@ -51,6 +51,21 @@ def test_the_next_step_begins_when_the_one_before_is_final() -> None:
     assert [2] == [one.queued.step.step for one in following.members if one is not None]
 
 
+def test_while_a_step_waits_for_the_commit_of_the_one_before_there_is_more_to_do() -> None:
+    """A load that is replaced would else end with steps that it has accepted."""
+    owner = Owner()
+    batch = started(owner)
+    (member,) = batch.members
+    assert member is not None
+    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    owner.take(StepEnded(member, RowEnd.DONE))
+
+    assert owner.state.is_busy
+    owner.take(StepsFinal([(SEQUENCE, Epoch(1), StepNumber(1))]))
+    assert [2] == owner.run()
+    assert not owner.state.is_busy
+
+
 def test_the_end_of_a_step_whose_sequence_was_dropped_changes_nothing() -> None:
     owner = Owner()
     batch = started(owner)
