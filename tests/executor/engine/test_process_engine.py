@@ -409,6 +409,7 @@ def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order
 
 
 def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of a model that is asked something all the time."""
     workshop.python(
         "talker",
         """
@@ -425,11 +426,15 @@ def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, ca
                 pb_utils.Logger.log_verbose("fine")
                 pb_utils.Logger.log_error(pb_utils.get_model_dir())
                 return [pb_utils.InferenceResponse([]) for _ in requests]
+
+            def is_ready(self):
+                return True
         """,
     )
     config = plain_config("talker", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "FP32", (1,))])
     caplog.set_level(logging.DEBUG, logger="seqmesh.model")
     engine = workshop.load(config)
+    assert isinstance(engine, ProcessEngine)
     engine.run([Row({})], [False])
     deadline = time.monotonic() + 60
     families: list[CustomFamily] = []
@@ -437,6 +442,7 @@ def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, ca
         families = [family for family in custom_families() if family.name == "process_test_seen"]
         if families and families[0].samples[0].value == 1 and len(caplog.records) >= 3:
             break
+        assert engine.is_ready()
         time.sleep(0.05)
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "seqmesh.model"]
     assert [("WARNING", "odd"), ("DEBUG", "fine"), ("ERROR", str(workshop.version_dir("talker")))] == said
