@@ -34,6 +34,7 @@ from executor.engine.pytorch.signature import Signature, TensorSignature
 from shared.configuration.parse import parse_json
 from shared.contract.errors import ConfigError
 from shared.contract.model_config import ControlSpec, ModelConfig
+from shared.contract.tensors import element_count
 
 Fields = Mapping[str, Any]
 """A configuration, or a part of one, as JSON."""
@@ -42,6 +43,8 @@ TRIED_TYPES = ("INT32", "INT64", "FP32", "FP16", "FP64", "BOOL")
 RANK_MAX = 3
 _TWO_SIZES = (3, 5)
 _VARIABLE_SIZES = (1, 8, 64, 512)
+_ELEMENTS_MAX = 1 << 27
+"""Of a made-up input: one of several variable dimensions would take all memory."""
 _SIZES_MAX = 16
 """Sizes of the module's tensors that are tried for a dimension: the smallest ones."""
 
@@ -59,11 +62,14 @@ def values_after_a_step(
     if not names:
         return {}
     name = str(config.get("name"))
-    failures = [_stepped(config, module, arguments, changes, kept, size) for size in _VARIABLE_SIZES]
-    found = next((each for each in failures if isinstance(each, dict)), None)
-    if found is None:
+    found: dict[str, Any] | str = ""
+    for size in _VARIABLE_SIZES:
+        found = _stepped(config, module, arguments, changes, kept, size)
+        if isinstance(found, dict):
+            break
+    if isinstance(found, str):
         raise _undeclared(
-            name, names, f"before the first step, and forward takes no made-up input that would tell ({failures[-1]})"
+            name, names, f"before the first step, and forward takes no made-up input that would tell ({found})"
         )
     missing = [leaf for leaf in names if is_unset(found[leaf])]
     if missing:
@@ -91,7 +97,9 @@ def _stepped(
             continue
         dims = (1,) if isinstance(source, ControlSpec) else _model_dims(source)
         shape = (*batch, *(size if dim == -1 else dim for dim in dims))
-        count = int(torch.Size(shape).numel())
+        count = element_count(shape)
+        if count > _ELEMENTS_MAX:
+            return f"one of '{binding.name}' with dimensions of {size} is too large"
         given[binding.argument.name] = (
             [""] * count if source.datatype == "BYTES" else torch.zeros(shape, dtype=TORCH_TYPE[source.datatype])
         )

@@ -335,6 +335,18 @@ def test_every_attribute_whose_shape_nothing_tells_is_named_and_the_rest_of_them
         completed_states(workshop, "kept", [X1], states=[declared])
 
 
+def test_no_made_up_input_is_larger_than_is_needed_or_than_memory(workshop: Workshop) -> None:
+    """Of 512 in each dimension it would have 256 GiB."""
+    four = TensorSpec("x", "FP32", (-1,) * 4)
+    workshop.script("kept", keeping_modules.FromNone())
+    workshop.script("refuses", keeping_modules.TwoFromNone())
+
+    (state,) = completed_states(workshop, "kept", [four])
+    assert (-1,) * 5 == state.dims
+    with pytest.raises(ConfigError, match="one of 'x' with dimensions of 512 is too large"):
+        completed_states(workshop, "refuses", [four])
+
+
 def test_a_state_of_a_type_that_no_state_has_is_named(workshop: Workshop) -> None:
     workshop.script("kept", keeping_modules.Complex())
 
