@@ -104,6 +104,8 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
         Open sequences stay open in the mesh.
         """
         self.is_closed = True
+        if self.is_forked():
+            return
         channels, self.channels = self.channels, {}
         for channel in channels.values():
             await channel.close()
@@ -251,7 +253,7 @@ class AsyncSequence(OneSequence):
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._client.is_forked():
                 await self._run(self._conversation.leave())
         finally:
             self.hang_up()

@@ -83,6 +83,7 @@ class GatewayChannels(Generic[ChannelT]):
         self.is_closed = False
         self._credentials = credentials
         self._home: object = None
+        self._process = 0
 
     def caller(self) -> object:
         """Who calls now: gRPC's connections serve nobody else."""
@@ -94,6 +95,13 @@ class GatewayChannels(Generic[ChannelT]):
         self._home = self._home or caller
         if caller != self._home:
             raise RuntimeError(ELSEWHERE)
+        self._process = os.getpid()
+
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one whose connections these are. That one goes on with its sequences,
+        and gRPC would wait here for ever for a thread that it has there.
+        """
+        return self._process not in (0, os.getpid())
 
     def stub(self, gateway: int, insecure: Callable[..., ChannelT], secure: Callable[..., ChannelT]) -> Any:
         """The calls of a gateway. Opens its channel at the first time. Raises RuntimeError if the client was closed."""

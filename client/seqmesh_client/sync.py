@@ -139,8 +139,10 @@ class Client(GatewayChannels[grpc.Channel]):
 
     def close(self) -> None:
         """As `AsyncClient.close`. Any thread may call it."""
+        self.is_closed = True
+        if self.is_forked():
+            return
         with self._lock:
-            self.is_closed = True
             channels, self.channels = self.channels, {}
             self._leaving = None
         for channel in channels.values():
@@ -255,7 +257,7 @@ class BlockingSequence(OneSequence):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._client.is_forked():
                 self._run(self._conversation.leave())
         finally:
             self.hang_up()

@@ -379,12 +379,22 @@ class SumServer(SilentMesh):
         for one in requests:
             yield from self.mesh.accept(one)
 
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.mesh.end(request)
+        return pb.ModelInferResponse()
+
 
 @pytest.fixture
-def sums() -> Iterator[str]:
+def sum_mesh() -> Iterator[tuple[SumMesh, str]]:
+    service = SumServer()
+    with served(service) as url:
+        yield service.mesh, url
+
+
+@pytest.fixture
+def sums(sum_mesh: tuple[SumMesh, str]) -> str:
     """Where a mesh answers."""
-    with served(SumServer()) as url:
-        yield url
+    return sum_mesh[1]
 
 
 ONES = [{"INPUT": np.array([[1]], np.int64)}] * 6
@@ -442,6 +452,26 @@ def test_a_client_that_was_used_before_a_fork_says_so_behind_it(sums: str, monke
                     one.step(ONES[0])
 
         assert 2 == sequence.step(ONES[0]).single.item()
+
+
+async def test_a_fork_that_leaves_the_blocks_of_its_parent_ends_no_sequence_and_closes_no_connection(
+    sum_mesh: tuple[SumMesh, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent's sequence was over, and the forked process waited for ever for a thread that gRPC has elsewhere."""
+    mesh, url = sum_mesh
+    client, other = Client([url]), AsyncClient([url])
+    with monkeypatch.context() as forked:
+        with client, client.sequence("sum", id="me") as sequence:
+            await asyncio.to_thread(sequence.step, ONES[0])
+            forked.setattr(os, "getpid", lambda: -1)
+        forked.undo()
+        async with other, other.sequence("sum", id="you") as sequence:
+            await sequence.step(ONES[0])
+            forked.setattr(os, "getpid", lambda: -1)
+
+    assert (set(), [0], [0]) == (mesh.closed, list(client.channels), list(other.channels))
+    client.close()
+    await other.close()
 
 
 class NoRoomError(Exception):
