@@ -6,6 +6,7 @@ classes of our own would keep programs from using both libraries.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -52,7 +53,7 @@ class StepOutputs(Mapping[str, Array]):
             self._arrays: dict[str, Array] = {
                 one.name: cast(Array, read.as_numpy(one.name)) for one in response.outputs
             }
-        except (utils.InferenceServerException, ValueError, TypeError, IndexError, UnicodeError) as error:
+        except (utils.InferenceServerException, ValueError, TypeError, IndexError, struct.error) as error:
             raise WrongAnswer(f"an output cannot be read: {error}") from None
         for array in self._arrays.values():
             array.flags.writeable = False

@@ -567,7 +567,7 @@ def test_a_break_ends_a_sequence_at_such_a_server_and_what_it_refuses_for_now_is
 # -- servers that answer garbage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("garbage", ["nobody", "twice", "short", "shape", "type"])
+@pytest.mark.parametrize("garbage", ["nobody", "twice", "short", "shape", "texts", "type"])
 def test_what_is_no_answer_is_told_and_not_taken_for_one(garbage: str) -> None:
     class Garbling(SumMesh):
         def accept(self, message: Any) -> list[Any]:
@@ -581,6 +581,9 @@ def test_what_is_no_answer_is_told_and_not_taken_for_one(garbage: str) -> None:
                     said.infer_response.raw_output_contents[0] = b"123"
                 case "shape":
                     said.infer_response.outputs[0].shape[0] = -7
+                case "texts":
+                    said.infer_response.outputs[0].datatype = "BYTES"
+                    said.infer_response.raw_output_contents[0] = b"\7\0\0\0cut"
                 case _:
                     said.infer_response.outputs[0].datatype = "FP128"
             return [said]
