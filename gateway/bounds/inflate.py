@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Callable, Iterator
 
 from gateway.bounds.byte_budget import Reservation
+from gateway.bounds.fair_lock import through_in_thread
 from shared.contract.errors import MeshError, RequestError
 
 GZIP_WINDOW = 31
@@ -55,17 +55,18 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
 
 
 async def gathered(pieces: Iterator[bytes], packed_bytes: int, reservation: Reservation) -> bytes:
-    """Joins the pieces. The reservation grows with each piece; `packed_bytes` are in it throughout.
+    """Joins the pieces. The reservation grows with each piece; `packed_bytes` are in it throughout. Who is cancelled
+    keeps it until the thread has ended that holds them.
 
     raises  UnavailableError when the budget has no room
     """
     # The first piece is often the only one, and not worth a thread. Further ones would block the event loop, and so
     # would a first one that much has to be read for: compressed data may be 64 MiB long and hold nothing, for 4 s.
-    parts = [next(pieces) if packed_bytes <= STEP_BYTES else await asyncio.to_thread(next, pieces)]
+    parts = [next(pieces) if packed_bytes <= STEP_BYTES else await through_in_thread(pieces.__next__)]
     size = len(parts[0])
     reservation.hold(packed_bytes + size)
     while len(parts[-1]) == PIECE_BYTES:
-        parts.append(await asyncio.to_thread(next, pieces, b""))
+        parts.append(await through_in_thread(pieces.__next__))
         size += len(parts[-1])
         reservation.hold(packed_bytes + size)
     return b"".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import random
 import threading
@@ -55,3 +56,30 @@ async def test_only_a_little_is_unpacked_on_the_event_loop(packed_bytes: int) ->
         await gathered(pieces(), packed_bytes, reservation)
 
     assert [packed_bytes <= STEP_BYTES, False] == [thread == threading.get_ident() for thread in threads]
+
+
+async def test_what_is_unpacked_for_nobody_counts_until_its_thread_has_ended() -> None:
+    """Otherwise a client that leaves again and again has many at work, and nobody knows of the memory."""
+    budget, works, may_end = ByteBudget(SIZE_MAX), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def pieces() -> Iterator[bytes]:
+        loop.call_soon_threadsafe(works.set)
+        assert may_end.wait(60)
+        yield b""
+
+    async def received() -> None:
+        with budget.reserve() as reservation:
+            reservation.hold(STEP_BYTES + 1)
+            await gathered(pieces(), STEP_BYTES + 1, reservation)
+
+    left = asyncio.create_task(received())
+    await works.wait()
+    left.cancel()
+    await asyncio.wait([left], timeout=0.1)
+    counted = budget.taken
+    may_end.set()
+    await asyncio.wait([left])
+
+    assert left.cancelled()
+    assert (STEP_BYTES + 1, 0) == (counted, budget.taken)
