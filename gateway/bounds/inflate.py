@@ -47,10 +47,11 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
         size += len(piece)
         if size > size_max:
             raise too_large(size)
+        is_last = len(piece) < PIECE_BYTES
+        if is_last and (reader.unused_data or begin < len(data)):
+            raise RequestError("failed to decompress the request body: it goes on behind the compressed data's end")
         yield bytes(piece)
-        if len(piece) < PIECE_BYTES:
-            if reader.unused_data or begin < len(data):
-                raise RequestError("failed to decompress the request body: it goes on behind the compressed data's end")
+        if is_last:
             return
 
 

@@ -21,26 +21,27 @@ def too_large(size: int) -> MeshError:
     return RequestError(f"{size} bytes")
 
 
-def unpacked(data: bytes) -> bytes:
-    return b"".join(inflated(data, EITHER_WINDOW, SIZE_MAX, too_large))
+async def joined(data: bytes) -> bytes:
+    with ByteBudget(2 * SIZE_MAX).reserve() as reservation:
+        return await gathered(inflated(data, EITHER_WINDOW, SIZE_MAX, too_large), len(data), reservation)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, PIECE_BYTES, PIECE_BYTES + 1, SIZE_MAX])
-def test_what_was_packed_comes_out(size: int) -> None:
+async def test_what_was_packed_comes_out(size: int) -> None:
     data = random.Random(size).randbytes(size)
 
-    assert data == unpacked(gzip.compress(data, 1))
+    assert data == await joined(gzip.compress(data, 1))
 
 
 @pytest.mark.parametrize("size", [5, 1 << 16, 2 * PIECE_BYTES])
-def test_nothing_behind_the_end_is_dropped_silently(size: int) -> None:
+async def test_nothing_behind_the_end_is_dropped_silently(size: int) -> None:
     packed = gzip.compress(random.Random(size).randbytes(size), 1)
 
     for behind in (b"x", gzip.compress(b"a second member"), b"\0" * (1 << 17)):
         with pytest.raises(RequestError, match="goes on behind the compressed data's end"):
-            unpacked(packed + behind)
+            await joined(packed + behind)
     with pytest.raises(RequestError, match="ends in the middle"):
-        unpacked(packed[:-1])
+        await joined(packed[:-1])
 
 
 @pytest.mark.parametrize("packed_bytes", [STEP_BYTES, STEP_BYTES + 1])
