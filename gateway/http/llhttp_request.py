@@ -80,9 +80,9 @@ class Request:
             case b"content-length":
                 self.length = self.missing = int(value)
             case b"transfer-encoding":
-                self.encoding = value.lower()
+                self.encoding = (self.encoding + b", " if self.encoding else b"") + value.lower()
             case b"connection":
-                self.is_last |= b"close" in value.lower().replace(b" ", b"").split(b",")
+                self.is_last |= b"close" in map(bytes.strip, value.lower().split(b","))
             case b"expect":
                 self.expects = value.lower() == b"100-continue"
             case _:
@@ -134,7 +134,8 @@ def _read(head: bytes) -> Request | Refusal:
     except HttpParserError as problem:
         error = str(problem)
     request.method, request.version = parser.get_method().decode(), parser.get_http_version()
-    request.is_last |= request.version == "1.0"
+    if request.version == "1.0":
+        request.is_last, request.expects = True, False
     if refusal := _refused(request, head, error):
         return refusal
     request.scope = _scope(request)

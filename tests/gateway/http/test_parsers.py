@@ -132,6 +132,7 @@ REFUSED = {
     "signed length": (POST + b"content-length: +3\r\n\r\nabc", 400),
     "endless length": (POST + b"content-length: " + b"9" * 30 + b"\r\n\r\nabc", 400),
     "other coding": (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "two codings": (POST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
     "coding twice": (POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "no coding": (POST + UPGRADE + b"transfer-encoding: \r\n\r\n", 400),
     "chunks of HTTP/1.0": (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", 400),
@@ -250,6 +251,30 @@ async def test_a_body_is_asked_for_when_the_application_wants_it(port: int, pars
         assert (parser == "hypercorn") == (b" 100 " in answer)
         assert b"connection: close" in answer.lower()
         writer.close()
+
+
+async def test_a_client_of_http_1_0_is_not_asked_for_its_body(port: int) -> None:
+    """It would take that for the answer (RFC 9110, 10.1.1)."""
+    head = b"POST /echo HTTP/1.0\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readuntil(b"\r\n"), 0.2)
+        writer.write(b"abc")
+        assert b"POST|/echo|abc" == (await reader.read()).rpartition(b"\r\n\r\n")[2]
+        writer.close()
+
+
+@pytest.mark.parametrize("said", [b"close", b"Keep-Alive, Close", b"x,\tclose\t, y"])
+async def test_a_client_may_say_that_its_connection_ends(port: int, said: bytes) -> None:
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET.replace(b"host: x", b"host: x\r\nconnection: " + said))
+        answer = await reader.read()
+        writer.close()
+
+    assert b"connection: close" in answer.lower()
 
 
 async def test_a_client_that_sends_ahead_is_not_read(parser: HttpParser) -> None:
