@@ -223,7 +223,7 @@ class Inference:
             )
 
     def _enter(self, call: InferCall, caller: Caller, *, may_hold: bool = True) -> PendingRequest | None:
-        """The request, if it is one that was sent; None if it is held, refused, an ensemble's or the end of a run."""
+        """The request, if it is one that was sent; None if it is held, refused or an ensemble's."""
         try:
             if may_hold and self._held_names and (call.model, call.version) in self._held_names:
                 self._hold(call, caller)
@@ -255,13 +255,11 @@ class Inference:
             self._enter(call, caller, may_hold=False)
 
     def _send_any(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest | None:
-        if call.ended_run:
-            self._send_end(call, record, version, caller.future)
-            return None
-        if record.config.decoupled and caller.on_open is None:
+        if record.config.decoupled and caller.on_open is None and not call.ended_run:
             raise decoupled_refusal(call.endpoint)
-        if not record.config.ensemble:
-            pending = self._send(call, caller, record, version)
+        if call.ended_run or not record.config.ensemble:
+            send = self._send_end if call.ended_run else self._send
+            pending = send(call, caller, record, version)
             if caller.since:
                 self._limit(pending, partial(self._expire, pending), caller.since)
             return pending
@@ -279,14 +277,17 @@ class Inference:
             caller.future.add_done_callback(lambda _: request.limit and request.limit.cancel())
         return None
 
-    def _send_end(self, call: InferCall, record: ModelRecord, version: str, future: asyncio.Future[Answer]) -> None:
+    def _send_end(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         """Sends a request that ends a sequence without a step. It is no inference: nothing is measured or traced."""
         admitted = admit_end(call, record, version, arrived_ns=time.time_ns())
         assert admitted.sequence is not None, "only sequences end"
-        shard = self._keys.shard_of(admitted.sequence)
-        pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token())
-        future.add_done_callback(partial(self._ended, pending))
+        shard, token = self._keys.shard_of(admitted.sequence), self._replies.token()
+        pending = PendingRequest(call, record, admitted, caller.future, shard=shard, token=token)
+        # No reply comes for it, but it is in flight as any other.
+        self._replies.expect(pending)
+        caller.future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)
+        return pending
 
     def _send_step(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         """Sends a step of an ensemble. It was let in with the whole request, whatever bounds are reached meanwhile.

@@ -262,7 +262,7 @@ def never_sent(cause: str) -> UnavailableError:
 
 def unknown_outcome(pending: PendingRequest, cause: str) -> UnavailableError:
     """The error of a request that may or may not have been carried out. It says what the client can do about it."""
-    if pending.admitted.sequence is None:
+    if pending.admitted.sequence is None or pending.call.ended_run:
         return UnavailableError(f"{cause} while the request to model '{pending.call.model}' was open: send it again")
     remedy = (
         "send the step again with the same request id and sequence_step: it will not run twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -14,15 +15,18 @@ from gateway.parts import GatewayParts
 from gateway.requests.admission import admit
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
+from gateway.settings import GatewaySettings
 from shared.contract.errors import Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import ShardId, sequence_id
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.tensors import Tensor
+from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
 from tests.gateway.requests import test_lost_connections
-from tests.gateway.requests.test_lost_connections import Proxy, is_submit, step, total
+from tests.gateway.requests.test_lost_connections import Proxy, is_submit, step, total, without_ports
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.traffic import tensor
+from tests.redis_proxy import through
 
 parts, behind_proxy, proxy = (
     test_lost_connections.parts,
@@ -119,6 +123,28 @@ async def test_an_end_whose_outcome_is_lost_is_sent_again_by_its_gateway(
 
     record = executor.keys.sequence(sequence_id("running_sum", "", 1)).record
     assert [b"1"] == await executor.commands.hmget(record, "cl")
+
+
+async def test_an_end_that_waits_for_redis_is_in_flight_and_has_its_time_as_any_request(
+    gateway_settings: GatewaySettings, keys: Keyspace, proxy: Proxy, executor: FakeExecutor
+) -> None:
+    away = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
+    settings = dataclasses.replace(gateway_settings, redis_url=away, max_requests_in_flight=1, request_timeout_ms=50)
+    async with without_ports(settings, keys) as parts:
+        proxy.refuses = True
+        proxy.cut_all()
+        waiting = parts.inference.submit(close("1-0.1"))
+
+        assert 1 == parts.inference.in_flight
+        with pytest.raises(UnavailableError, match="1 requests in flight, which is its limit"):
+            await parts.inference.submit(close("1-0.1"))
+        with pytest.raises(UnavailableError, match=r"no answer came within 50 ms .* was open: send it again"):
+            await waiting
+        last = parts.inference.submit(close("1-0.1"))
+        parts.inference.give_up("the gateway has stopped")
+        with pytest.raises(UnavailableError, match=r"the gateway has stopped while .* was open: send it again"):
+            await last
+        proxy.refuses = False
 
 
 async def test_both_protocols_tell_runs_and_end_them(gateway: RunningGateway) -> None:
