@@ -248,7 +248,10 @@ class Inference:
     def _release(self) -> None:
         """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
         call, caller, lift_limit = self._held.popleft()
-        self._held_names -= Counter([(call.model, call.version)])
+        name = call.model, call.version
+        self._held_names[name] -= 1
+        if not self._held_names[name]:
+            del self._held_names[name]
         lift_limit()
         # A future that is done was cancelled, because the client has left meanwhile, or its time was over.
         if not caller.future.done():

@@ -122,6 +122,27 @@ async def test_a_version_that_nobody_serves_holds_up_no_other_request_for_the_mo
             future.cancel()
 
 
+async def test_each_request_for_an_unknown_model_takes_as_long_as_any_other(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may make up thousands of names, and all of them are looked at in one turn."""
+    async with without_ports(gateway_settings, keys) as parts:
+        looks = looks_that_wait(monkeypatch)
+
+        def taken_s(count: int) -> float:
+            for number in range(count):
+                parts.inference.submit(InferCall(f"not there {number}")).cancel()
+            began_s = time.thread_time()
+            for look in looks:
+                look()
+            looks.clear()
+            return time.thread_time() - began_s
+
+        # Where each took as long as all before it, this would be 256 times as long.
+        assert min(taken_s(8192) for _ in range(3)) < 64 * min(taken_s(512) for _ in range(5))
+        assert 0 == parts.inference.in_flight
+
+
 async def test_a_request_whose_model_is_looked_for_is_in_flight(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
