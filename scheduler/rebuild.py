@@ -107,6 +107,9 @@ async def found(mesh: MeshAccess, sequences: Sequence[SequenceId]) -> list[Seque
 
 
 def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
-    _, owner, version, instance, slot, epoch, tenant = record
+    *placed, tenant = record
+    if not all(placed):
+        raise ValueError("a live sequence of no place")
+    _, owner, version, instance, slot, epoch = placed
     place = address(owner, version, instance, slot)
     return SequenceFound(sequence, place, Epoch(int(epoch)), "rebuild", text_of(tenant or b""))

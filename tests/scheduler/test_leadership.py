@@ -39,6 +39,7 @@ from shared.contract.ids import (
     Term,
     sequence_id,
 )
+from shared.contract.record import EPOCH, INSTANCE, OWNER, SLOT, VERSION
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.agreement import join_mesh
 from shared.store.link import Link, SharedLinks
@@ -351,6 +352,20 @@ async def test_a_counter_of_epochs_that_scripts_begin_anew_is_not_rebuilt_from(
     newest = (await epochs_found(stage.mesh, stage.keys.shards)).newest
 
     assert ({shard: written} if found else {}) == newest
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("lost", [OWNER, VERSION, INSTANCE, SLOT, EPOCH])
+async def test_a_model_is_led_though_the_record_of_a_live_sequence_lacks_a_field(stage: Stage, lost: str) -> None:
+    await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.live(1)
+    await stage.commands.hdel(stage.keys.sequence(sequence_id(MODEL, "", 1)).record, lost)
+
+    async with stage.scheduler():
+        await stage.submit(2, start=True)
+        await stage.live(2)
 
 
 @pytest.mark.leaves_sequences
