@@ -55,6 +55,7 @@ from shared.process import logs
 from shared.store.reading import text_of
 from shared.store.script_sender import Call
 from shared.store.script_values import Assignment, Pausing, Rejection, VacateCode, Vacation
+from shared.store.vital import vital
 from shared.traces.spans import SpanName
 
 WANT_SLOTS_TTL_MS = 2000
@@ -164,9 +165,8 @@ class EffectPerformer:
             case LookAtIdle(count, cause):
                 return [IdleSeen(tuple(await self._idle(count)), cause)]
             case Publish(lines):
-                await self._exchange(
-                    [("SET", self._keys.forecast(self._model), encode_forecast(lines), "PX", FORECAST_TTL_MS)]
-                )
+                forecast = ("SET", self._keys.forecast(self._model), encode_forecast(lines), "PX", FORECAST_TTL_MS)
+                await self._exchange([("EVAL", *vital(forecast))])
                 return []
             case Pause():
                 await self._pause(action)
@@ -230,7 +230,9 @@ class EffectPerformer:
             share = -(-want.count // len(self._shards))
             for shard in self._shards:
                 key = self._keys.wanted_slots(shard, self._model, want.version)
-                commands.append(("SET", key, share, "PX", WANT_SLOTS_TTL_MS) if share else ("DEL", key))
+                # A Redis without memory takes it, as all that a leader writes: else nobody would lead the model.
+                command = ("SET", key, share, "PX", WANT_SLOTS_TTL_MS) if share else ("DEL", key)
+                commands.append(("EVAL", *vital(command)))
         await self._exchange(commands)
 
     async def _vacated(self, asked: Sequence[Vacate], codes: Sequence[VacateCode]) -> list[Event]:

@@ -105,11 +105,18 @@ class Stage:
         await self.membership.publish(ModelRecord(config, "{}", ("1",)))
 
     async def join(
-        self, name: str, *, slots: int = 4, instances: int = 1, model: str = MODEL, idle_ms: int = 0
+        self,
+        name: str,
+        *,
+        slots: int = 4,
+        instances: int = 1,
+        model: str = MODEL,
+        idle_ms: int = 0,
+        pageable: bool = False,
     ) -> ExecutorId:
         """An executor registers; its lease lasts for the whole test."""
         executor = ExecutorId(name)
-        served = (ServedModel(model, "1", instances, slots, idle_ms=idle_ms),)
+        served = (ServedModel(model, "1", instances, slots, idle_ms=idle_ms, pageable=pageable),)
         registration = ExecutorRegistration(executor, name, "host", 1, 0, served)
         await self.membership.register(registration, lease_ms=600_000)
         return executor

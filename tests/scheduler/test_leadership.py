@@ -46,7 +46,9 @@ from shared.store.link import Link, SharedLinks
 from shared.store.membership import Member, Membership
 from shared.store.redis_client import connect
 from shared.store.script_sender import Call
+from shared.store.script_values import CommitCode
 from shared.store.scripts import Scripts
+from shared.store.wishes import WishEntry, uttered
 from shared.traces.tracing import Tracing
 from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
@@ -486,6 +488,37 @@ async def test_redis_without_memory_finishes_what_was_accepted(private_server: E
         assert "x" == (await stage.record(1))["st"]
         assert [2] == await stage.commit(await stage.inbox(executor), executor)
     await stage.commands.config_set("maxmemory", 0)
+    await stage.close()
+
+
+async def test_a_leader_goes_on_in_a_redis_without_memory_while_sequences_wait_for_slots_of_busy_ones(
+    private_server: EmbeddedRedis,
+) -> None:
+    """It tells commits how many slots are wanted, and whoever asked how the line stands."""
+    stage = Stage(private_server.url, "full")
+    await stage.publish()
+    executor = await stage.join("e1", slots=1, pageable=True)
+    (shard,) = stage.keys.shards
+    told = [stage.keys.wanted_slots(shard, MODEL, "1"), stage.keys.forecast(MODEL)]
+
+    async def is_told() -> bool:
+        return await stage.redis.exists(*told) == len(told)
+
+    async with stage.scheduler() as scheduler:
+        await stage.submit(1, start=True, pageable=True)
+        await stage.live(1)
+        await stage.submit(2, start=True, end=True)
+        await uttered(stage.redis, stage.keys, QUESTION, WishEntry("i", {}))
+        await stage.until(is_told)
+        (leader,) = scheduler.leaders.values()
+
+        await stage.commands.config_set("maxmemory", 1)
+        await stage.redis.delete(*told)
+        await stage.until(is_told)
+        assert [leader] == [*scheduler.leaders.values()]
+        assert [CommitCode.PAGED] == await stage.commit(await stage.inbox(executor), executor)
+        await stage.live(2)
+        await stage.commands.config_set("maxmemory", 0)
     await stage.close()
 
 
