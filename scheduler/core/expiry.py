@@ -5,7 +5,7 @@ Idle sequences are another matter: Redis times them by a key's TTL, see `expire.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from scheduler.core.backlog import Entry
 from scheduler.core.state import LeaderState, SequencePhase
@@ -15,7 +15,8 @@ TIMEOUT_MESSAGE = "timeout of the corresponding sequence has been expired"
 """source  Triton core, sequence batcher (triton-spec 1.7): UNAVAILABLE"""
 
 COMPACT_SLACK = 64
-"""Slack before the heap of deadlines is cleaned of sequences that do not wait any more."""
+"""Slack before the heap of deadlines is cleaned of sequences that do not wait any more, and of all but the earliest
+deadline of each other one."""
 
 
 def deadline_ms(entry: Entry, timeout_us: int) -> int:
@@ -26,8 +27,10 @@ def deadline_ms(entry: Entry, timeout_us: int) -> int:
 def watch(state: LeaderState, sequence: SequenceId, entry: Entry, by_ms: int) -> None:
     """Remembers by when a waiting sequence must have its slot. Called again, the earliest time counts."""
     if len(state.timeouts) > 2 * len(state.sequences) + COMPACT_SLACK:
-        state.timeouts = [due for due in state.timeouts if is_waiting(state, due[2], due[1])]
-        heapify(state.timeouts)
+        latest_first = sorted(state.timeouts, reverse=True)
+        earliest = {due[2]: due for due in latest_first if is_waiting(state, due[2], due[1])}
+        # What is sorted is a heap.
+        state.timeouts = sorted(earliest.values())
     heappush(state.timeouts, (by_ms, entry, sequence))
 
 

@@ -12,7 +12,15 @@ from scheduler.core import expiry
 from scheduler.core.actions import Assign
 from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, NO_TURNS, Backlog, BacklogEntry, Entry, Turns
 from scheduler.core.decide import decide, is_due
-from scheduler.core.events import Assigned, ExecutorSeen, SequenceOver, SequenceWaits, SharesSeen, WaitEnded
+from scheduler.core.events import (
+    Assigned,
+    ExecutorSeen,
+    PatienceLowered,
+    SequenceOver,
+    SequenceWaits,
+    SharesSeen,
+    WaitEnded,
+)
 from scheduler.core.slots import OfferedVersion
 from scheduler.core.state import LeaderState, Policy
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
@@ -61,6 +69,21 @@ def test_deadlines_of_those_who_wait_no_longer_do_not_pile_up() -> None:
     state.now_ms = 1000
     assert sorted(due_ms, key=lambda name: due_ms[name]) == expiry.overdue(state)
     assert [] == state.timeouts
+
+
+def test_deadlines_of_one_sequence_do_not_pile_up_and_the_earliest_counts() -> None:
+    """A client may give each further step of a waiting sequence less time than the one before."""
+    state = LeaderState(now_ms=0)
+    for number in range(STAYING):
+        decide(state, SequenceWaits(SequenceId(str(number)), "1", entry(number)))
+    for due_ms in reversed(range(1, LEAVING)):
+        for number in range(STAYING):
+            decide(state, PatienceLowered(SequenceId(str(number)), entry(number), due_ms))
+        assert len(state.timeouts) <= 2 * STAYING + COMPACT_SLACK + 1
+
+    assert [] == expiry.overdue(state)
+    state.now_ms = 1
+    assert [str(number) for number in range(STAYING)] == expiry.overdue(state)
 
 
 def test_a_tick_is_due_as_long_as_a_sequence_of_any_version_waits_or_is_underway() -> None:
