@@ -212,7 +212,14 @@ class JsonLines(Lines):
         }
         if record.exc_info and record.exc_info[0] is not None:
             entry["exception"] = self.formatException(record.exc_info)
-        return as_seen(orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+        try:
+            line = orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS)
+        except TypeError:
+            # An integer beyond 64 bits, or half of a surrogate pair, as in the name of a file that is no UTF-8.
+            line = orjson.dumps(
+                {name: str(value).encode(errors="backslashreplace").decode() for name, value in entry.items()}
+            )
+        return as_seen(line.decode())
 
 
 def timestamp(record: logging.LogRecord) -> str:
@@ -237,7 +244,7 @@ def text_value(value: object) -> str:
     text = str(value)
     if text and text.isprintable() and not any(character in ' ="' for character in text):
         return text
-    return as_seen(orjson.dumps(text).decode())
+    return as_seen(json.dumps(text, ensure_ascii=False))
 
 
 def as_seen(text: str) -> str:

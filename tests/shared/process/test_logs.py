@@ -85,6 +85,21 @@ def test_what_a_terminal_would_obey_is_escaped_and_reads_back(configured: Config
         assert [f"library: refused {chosen}", "broken"] == [json.loads(line)["event"] for line in lines[1:3]]
 
 
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_what_is_no_text_or_no_number_of_json_does_not_cost_the_line(configured: Configure, style: str) -> None:
+    """The name of a file that is no UTF-8 has half of a surrogate pair, and a model's error may quote it."""
+    stream = configured(style=style)
+
+    logs.info("model found", path="caf\udce9", size=1 << 64)
+    logging.getLogger("library").warning("no caf\udce9")
+    logs.error("step failed", FileNotFoundError("caf\udce9"))
+
+    lines = stream.getvalue().splitlines()
+    assert [Level.INFO, Level.WARNING, Level.ERROR] == [level for line in lines if (level := level_of_line(line))]
+    assert 3 == stream.getvalue().count(r"\udce9")
+    assert str(1 << 64) in lines[0]
+
+
 def test_the_lines_of_a_text_traceback_are_indented_below_their_event(configured: Configure) -> None:
     stream = configured()
 
