@@ -42,7 +42,7 @@ def remove_abandoned(*prefixes: str) -> None:
     """Removes the temporary folders with these prefixes whose processes were killed."""
     for prefix in prefixes:
         for folder in Path(gettempdir()).glob(f"{prefix}*"):
-            with suppress(PermissionError):  # another user's
+            with suppress(OSError):  # another user's, or a link to itself
                 remove_unused(folder)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from shared.process.locked_folders import remove_unused
+from shared.process.locked_folders import remove_abandoned, remove_unused
 
 
 def test_a_folder_that_takes_a_removed_ones_place_is_not_removed_with_it(
@@ -37,3 +38,18 @@ def test_what_is_no_folder_is_left_alone(tmp_path: Path) -> None:
 
     assert [True, True] == [remove_unused(tmp_path / name) for name in ("pipe", "file")]
     assert {"pipe", "file"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_links_of_such_a_name_are_left_alone_and_keep_nobody_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user can make one that leads to itself, or to a folder of somebody else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "other" / "kept").mkdir(parents=True)
+    (tmp_path / "mine-1").symlink_to("mine-1")
+    (tmp_path / "mine-2").symlink_to("other")
+    (tmp_path / "mine-3").mkdir()
+
+    remove_abandoned("mine-")
+    assert {"mine-1", "mine-2", "other"} == {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "other" / "kept").exists()
