@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -171,8 +171,8 @@ class WorkModel:
         except StrategyError as error:
             await self._refuse(error)
             return ()
-        if isinstance(decision, int):
-            return await self._source.take([seen.id for seen in pulled.front[:decision]])
+        if not isinstance(decision, Wait):
+            return await self._source.take(decision)
         due_s = None if decision.until_us is None else (decision.until_us - pulled.now_us) / 1e6
         await self._wait(None if due_s is None else max(0.0, due_s - (time.monotonic() - looked)))
         return ()
@@ -186,25 +186,33 @@ class WorkModel:
             return Take.NEVER
         return Take.WHEN_LATE if self._rules.preferred else Take.WHEN_PLAIN
 
-    async def _decide(self, look: Front) -> int | Wait:
+    async def _decide(self, look: Front) -> Sequence[RequestId] | Wait:
+        """The requests that run now. Raises StrategyError."""
+        ids = [seen.id for seen in look.front]
         if self._strategy is None:
-            return self._rules.decide(
+            decision = self._rules.decide(
                 look.front, now_us=look.now_us, deadline_us=look.deadline_us, was_busy=self._was_busy
             )
-        ids = [seen.id for seen in look.front]
+        else:
+            known = await self._known(ids)
+            if lost := [id for id in ids if id not in known]:
+                # Another executor has taken it meanwhile: then nothing is taken. Or Redis has lost its message: then it
+                # is taken, and answered so.
+                return lost[:1]
+            decision = await self._strategy.decide(self._rules, look, known, was_busy=self._was_busy)
+        return decision if isinstance(decision, Wait) else ids[:decision]
+
+    async def _known(self, ids: Sequence[RequestId]) -> Mapping[RequestId, InferMessage]:
+        """The messages of these requests, as far as Redis has them. Raises StrategyError for an unreadable one."""
         known = self._messages
         unknown = [id for id in ids if id not in known]
-        if unknown:
-            for id, data in await self._source.read(unknown):
-                message = self._read(id, data)
-                if message is None:
-                    raise StrategyError(UNREADABLE, id)
-                known[id] = message
+        for id, data in await self._source.read(unknown) if unknown else ():
+            message = self._read(id, data)
+            if message is None:
+                raise StrategyError(UNREADABLE, id)
+            known[id] = message
         self._messages = {id: known[id] for id in ids if id in known}
-        if len(self._messages) < len(ids):
-            # Another executor has taken one of them meanwhile: pull again.
-            return Wait(look.now_us)
-        return await self._strategy.decide(self._rules, look, self._messages, was_busy=self._was_busy)
+        return self._messages
 
     async def _refuse(self, error: StrategyError) -> None:
         """Answers the request that the batch strategy failed on; the others are pulled again."""

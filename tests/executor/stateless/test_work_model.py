@@ -19,7 +19,7 @@ from executor.stateless.work_source import takers_of
 from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
-from shared.contract.messages import InferMessage, ReplyMessage, encode
+from shared.contract.messages import UNREADABLE, InferMessage, ReplyMessage, encode
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -389,6 +389,18 @@ class TestStrategies:
             )
             await callers.doubles(1, 2)
             assert [[1, 2]] == gate.batches
+
+    async def test_a_request_whose_message_is_lost_hears_of_it_and_nobody_behind_it_waits(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        await callers.send(1, 2, 3)
+        await callers.redis.hdel(callers.keys.messages, f"{GATEWAY}/2")
+        async with executor("a"):
+            lost = await callers.reply(2)
+
+            assert ("INTERNAL", UNREADABLE) == (lost.error_code, lost.error)
+            assert [2, 6] == await callers.doubles(1, 3)
+        assert [[1, 3]] == gate.batches
 
 
 def dozers_of(executor: Any) -> dict[str, Any]:
