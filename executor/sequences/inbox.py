@@ -130,7 +130,7 @@ class InboxPart:
         found: Read = {stream.decode(): entries for stream, entries in streams_read(read)}
         if found:
             largest = max(sum(map(len, flat)) for entries in found.values() for _, flat in entries)
-            self._count = next_count(self._count, largest)
+            self._count = next_count(self._count, largest * len(self.positions))
         return found
 
     async def _taken(self, link: Link, read: Read) -> None:
@@ -149,6 +149,6 @@ class InboxPart:
 
 def next_count(count: int, largest: int) -> int:
     """How many entries of each shard the next read asks for. count, largest: entries asked for, and bytes of the
-    largest entry found, in the read before
+    largest entry found, times the shards, in the read before
     """
     return max(1, min(COUNT_MAX, GROWTH * count, READ_BYTES // max(1, largest)))

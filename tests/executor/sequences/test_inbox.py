@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -124,6 +124,28 @@ def test_entries_of_any_one_size_are_soon_read_within_the_bound() -> None:
         for _ in range(4):
             count = next_count(count, size)
         assert count * size <= READ_BYTES
+
+
+async def test_a_read_of_many_inboxes_is_within_the_bound_as_a_whole(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", 8000)
+    keys = Keyspace(key_prefix, 4)
+    connections: Any = SimpleNamespace(blocking=redis, commands=redis, keys=keys)
+    names = [keys.inbox(shard, EXECUTOR) for shard in keys.shards]
+    for name in names:
+        await add(redis, name, *[900] * (FIRST_COUNT + 16))
+    sizes: list[int] = []
+    (part,) = Inbox(connections, EXECUTOR).parts
+    async with aclosing(part.reads()) as reads, asyncio.timeout(PATIENCE_S):
+        async for read in reads:
+            sizes.append(sum(len(field) for entries in read.values() for _, flat in entries for field in flat))
+            if len(sizes) == 3:
+                break
+
+    # Of the first read nothing is known yet.
+    assert all(0 < size <= 8000 for size in sizes[1:]), sizes
+    await redis.unlink(*names)
 
 
 async def test_beyond_the_bound_nothing_is_read_until_there_is_room(
