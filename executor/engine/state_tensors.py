@@ -13,7 +13,7 @@ from executor.engine import shapes
 from executor.engine.null_rows import zeros
 from shared.contract.errors import LoadError, ModelError
 from shared.contract.model_config import StateSpec
-from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count, shape_text
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, check_tensor, element_count, shape_text
 
 
 def size_problem(size: int, bytes_max: int) -> str | None:
@@ -31,7 +31,8 @@ def initial_state(model_dir: Path, spec: StateSpec, bytes_max: int) -> Tensor:
                size that is too large
     """
     shape = spec.initial_dims if spec.initial_dims is not None else shapes.smallest(spec.dims)
-    problem = size_problem(element_count(shape) * ELEMENT_BYTES.get(spec.datatype, 0), bytes_max)
+    # An element of BYTES has four bytes at least.
+    problem = size_problem(element_count(shape) * ELEMENT_BYTES.get(spec.datatype, 4), bytes_max)
     if problem is not None:
         raise LoadError(f"state '{spec.input_name}' cannot be kept: {problem}")
     raw = _content(model_dir / "initial_state" / spec.initial_file, spec, shape) if spec.initial_file else None
@@ -47,6 +48,13 @@ def check_checkpoint(spec: StateSpec, tensor: Tensor | None) -> None:
             f"the checkpoint's state '{spec.input_name}' is {tensor.datatype} {shape_text(tensor.shape)}, "
             f"but the model's is {spec.datatype} {shape_text(spec.dims)}"
         )
+    # A batch is one buffer per state: a byte too many would shift every later row into its neighbour's state.
+    try:
+        check_tensor(tensor)
+        if spec.datatype == "BYTES":
+            _check_elements(tensor.raw, tensor.shape)
+    except ValueError as error:
+        raise ModelError(f"the checkpoint's state '{spec.input_name}' is damaged: {error}") from error
 
 
 def _content(path: Path, spec: StateSpec, shape: shapes.Shape) -> bytes:
@@ -57,7 +65,11 @@ def _content(path: Path, spec: StateSpec, shape: shapes.Shape) -> bytes:
             f"cannot read the initial state of '{spec.input_name}' from {path}: {error.strerror}"
         ) from error
     if spec.datatype == "BYTES":
-        return _checked_elements(path, spec, shape, content)
+        try:
+            _check_elements(content, shape)
+        except ValueError as error:
+            raise LoadError(f"initial state of '{spec.input_name}' in {path}: {error}") from error
+        return content
     expected = element_count(shape) * ELEMENT_BYTES[spec.datatype]
     if len(content) < expected:
         # Without a space before "only", as in Triton's message.
@@ -68,14 +80,8 @@ def _content(path: Path, spec: StateSpec, shape: shapes.Shape) -> bytes:
     return content[:expected]
 
 
-def _checked_elements(path: Path, spec: StateSpec, shape: shapes.Shape, content: bytes) -> bytes:
-    try:
-        count = len(list(bytes_elements(content)))
-    except ValueError as error:
-        raise LoadError(f"initial state of '{spec.input_name}' in {path}: {error}") from error
+def _check_elements(content: bytes, shape: shapes.Shape) -> None:
+    """Raises ValueError unless the content is as many BYTES elements as the shape asks for."""
+    count = sum(1 for _ in bytes_elements(content))
     if count != element_count(shape):
-        raise LoadError(
-            f"initial state of '{spec.input_name}' in {path} has {count} elements, "
-            f"but its shape {shape_text(shape)} asks for {element_count(shape)}"
-        )
-    return content
+        raise ValueError(f"it has {count} elements, but its shape {shape_text(shape)} asks for {element_count(shape)}")
