@@ -56,6 +56,7 @@ from executor.engine.python.model_release import GivenSequences, has_release
 from executor.engine.python.model_state import ModelState, has_methods, unfit_methods
 from executor.engine.python.outputs import ResponseReader
 from executor.engine.python.requests import RowRequest
+from executor.engine.python.response import WrongResponseError
 from executor.engine.python.response_senders import MadeAnswer, SoleSender
 from executor.engine.python.slot_states import SlotStates, States
 from executor.engine.python.tensor import raw_content
@@ -523,7 +524,8 @@ class PythonEngine:
                 old = before[state.input_name]
                 try:
                     raw = raw_content(tensor)
-                except interface.TritonModelException as wrong:
+                    self._reader.check_size(state.output_name, raw)
+                except (WrongResponseError, interface.TritonModelException) as wrong:
                     return RowError(Code.INTERNAL, str(wrong))
                 written[state.input_name] = Tensor(old.name, old.datatype, old.shape, raw)
         return written

@@ -98,14 +98,16 @@ class ResponseReader:
             tensor = given.get(state.output_name)
             if tensor is not None:
                 output = check.wire(tensor, 1)
-                problem = size_problem(len(output.raw), self._state_bytes_max)
-                if problem is not None:
-                    raise WrongResponseError(
-                        f"model '{self._model}' returned a wrong state '{state.output_name}': {problem}"
-                    )
+                self.check_size(state.output_name, output.raw)
                 shape = output.shape[1:] if self._batched else output.shape
                 following[state.input_name] = Tensor(state.input_name, state.datatype, shape, output.raw)
         return following
+
+    def check_size(self, name: str, state: bytes) -> None:
+        """Raises WrongResponseError for a state that is too large to be kept. name: the output's"""
+        problem = size_problem(len(state), self._state_bytes_max)
+        if problem is not None:
+            raise WrongResponseError(f"model '{self._model}' returned a wrong state '{name}': {problem}")
 
 
 def _reported(response: InferenceResponse) -> RowError | None:

@@ -169,12 +169,8 @@ IN_PLACE = """
 """
 
 
-@pytest.mark.parametrize("same_buffer", [True, False])
-def test_what_is_written_in_place_is_the_next_state_where_input_and_output_are_one_buffer(
-    workshop: Workshop, same_buffer: bool
-) -> None:
-    workshop.python("sum", IN_PLACE)
-    config = sequence_config(
+def in_place_config(*, same_buffer: bool = True) -> ModelConfig:
+    return sequence_config(
         "sum",
         "python",
         inputs=[TensorSpec("INPUT", "INT32", (1,))],
@@ -184,7 +180,14 @@ def test_what_is_written_in_place_is_the_next_state_where_input_and_output_are_o
             StateSpec("TEXT", "TEXT_NEXT", "BYTES", (1,), same_buffer=same_buffer),
         ],
     )
-    engine = workshop.load(config)
+
+
+@pytest.mark.parametrize("same_buffer", [True, False])
+def test_what_is_written_in_place_is_the_next_state_where_input_and_output_are_one_buffer(
+    workshop: Workshop, same_buffer: bool
+) -> None:
+    workshop.python("sum", IN_PLACE)
+    engine = workshop.load(in_place_config(same_buffer=same_buffer))
     sums(engine, sum_row(0, 5, start=True), sum_row(1, 7, start=True))
     results(engine, [sum_row(0, 0)])
     assert "unlucky" == error(engine, sum_row(0, 13)).message
@@ -194,6 +197,16 @@ def test_what_is_written_in_place_is_the_next_state_where_input_and_output_are_o
     assert ([6, 8] if same_buffer else [1, 1]) == [array(result, "OUTPUT").item() for result in (first, second)]
     texts = [to_numpy(result.states["TEXT"]).item() for result in (first, second)]
     assert ([b"xx", b"xx"] if same_buffer else [b"", b""]) == texts
+
+
+def test_a_state_that_is_written_in_place_may_not_become_too_large(workshop: Workshop) -> None:
+    """Redis would cut the connection at its commit, ever again."""
+    workshop.python("sum", IN_PLACE)
+    engine = workshop.load(in_place_config(), state_value_bytes_max=5)
+    sums(engine, sum_row(0, 1, start=True))
+
+    assert "wrong state 'TEXT_NEXT': it has 6 bytes" in error(engine, sum_row(0, 1)).message
+    assert "TEXT BYTES [1] 5 bytes" in engine.describe_state(0)
 
 
 def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoint(workshop: Workshop) -> None:
