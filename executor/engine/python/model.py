@@ -308,8 +308,8 @@ def _drop_siblings(directory: Path, names: set[str]) -> None:
 def _siblings(directory: Path, names: set[str]) -> dict[str, ModuleType]:
     """Of the modules of these names, those that methods imported from the directory."""
     below = f"{directory}{os.sep}"
-    # Other threads import meanwhile, and drop what fails. Code forbids an import by None in a module's place.
-    modules = {name: module for name in names if (module := sys.modules.get(name)) is not None}
+    # Other threads import meanwhile, and drop what fails. In a module's place code may put None, or any other object.
+    modules = {name: module for name in names if isinstance(module := sys.modules.get(name), ModuleType)}
     return {
         name: module
         for name, module in modules.items()

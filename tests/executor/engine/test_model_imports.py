@@ -251,3 +251,14 @@ def test_a_model_may_take_its_folder_off_the_path(tmp_path: Path, monkeypatch: p
     forget(code, path.parent)
 
     assert str(path.parent) not in sys.path
+
+
+def test_a_load_takes_what_other_code_has_put_in_the_place_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library's, or another model's: an object without attributes of its own, say."""
+    monkeypatch.setitem(sys.modules, "odd", object())
+
+    _, code, directory = model(tmp_path, "a")
+
+    forget(code, directory)
