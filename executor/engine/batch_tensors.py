@@ -41,7 +41,7 @@ def batch_input_value(kind: BatchInputKind, datatype: str, given: Sequence[Shape
         case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
             values = list(itertools.accumulate(counts, initial=0))
         case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
-            values = [0] * max(counts)
+            return np.zeros(max(counts), NUMPY_TYPE[datatype])
         case BatchInputKind.ITEM_SHAPE | BatchInputKind.ITEM_SHAPE_FLATTEN:
             return _item_shapes(kind, datatype, given)
     return np.array(values, NUMPY_TYPE[datatype])

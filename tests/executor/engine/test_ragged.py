@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +61,15 @@ def test_every_kind_of_batch_input_tells_the_shapes_of_the_batch(
     assert oracle(kind, rows) == value.tolist()
     assert {"INT32": np.int32, "FP32": np.float32}[datatype] is value.dtype.type
     assert (2 if kind is KINDS.ITEM_SHAPE else 1) == value.ndim
+
+
+def test_zeros_as_long_as_a_large_input_take_no_more_memory_than_they_have_bytes() -> None:
+    tracemalloc.start()
+    value = batch_input_value(KINDS.MAX_ELEMENT_COUNT_AS_SHAPE, "INT32", [(1, 1 << 20)])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 2 * value.nbytes
 
 
 def test_an_output_is_cut_by_the_sources_dimension_at_the_same_place() -> None:
