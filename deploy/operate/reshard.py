@@ -43,6 +43,7 @@ from shared.store.journals import RUN
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
+from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import Scripts
 
 TO, FROM, PLAN = "to", "from", "plan"
@@ -52,7 +53,8 @@ commands that are being made.
 OF_A_SEQUENCE = ("seq", "idle", "parked", "checkpoint", "journal")
 REMOVED = ("feed", "replies", "wanted-slots", "spares", "inbox", "owned", "cache")
 """Kinds of keys that say something to running processes alone, and the response cache."""
-NUMBER = re.compile(rb"-?\d+")
+NUMBER = re.compile(rb"-?\d{1,18}")
+"""What was counted. Anything else can only be damaged, and stops nothing."""
 LAST_INFERENCE = b"last_inference_ms"
 TOMBSTONE_MS = 60_000
 LEASE_MS = 60_000
@@ -331,9 +333,14 @@ class Resharding:
 
     async def _raise_epochs(self, found: Iterable[ShardKey]) -> None:
         """Epochs go on from the highest of all: a sequence that comes from another shard has had that shard's."""
-        epochs = [int(await self._redis.get(one.name) or 0) for one in found if one.kind == "epoch"]
+        epochs = [await self._epoch(one.name) for one in found if one.kind == "epoch"]
         for shard in self._to.shards:
             await self._redis.set(self._to.epoch(shard), max(epochs, default=0))
+
+    async def _epoch(self, name: str) -> int:
+        value = await self._redis.get(name) or b"0"
+        # As scripts do (common.lua): the clock in ms is above every epoch that was given.
+        return int(value) if NUMBER.fullmatch(value) else await redis_now_ms(self._redis)
 
     async def _divide_line(self, model: str, found: Iterable[ShardKey]) -> None:
         """The starts streams and the counts of a model's waiting line, with one plan."""
@@ -498,7 +505,7 @@ def line_counts(
     counts: dict[int, Counter[str]] = {shard: Counter() for shard in to.shards}
     for line in before:
         for field, value in line.items():
-            if (name := text_of(field)) != "w":
+            if (name := text_of(field)) != "w" and NUMBER.fullmatch(value):
                 counts[to.shards[0]][name] += int(value)
     for entry in entries:
         if entry.waits:

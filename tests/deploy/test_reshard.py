@@ -262,6 +262,18 @@ async def test_every_sequence_goes_on_in_its_new_shard(redis: Redis, before: int
 
 
 @pytest.mark.timeout(300)
+async def test_counters_that_cannot_be_read_do_not_leave_the_mesh_on_its_way(redis: Any) -> None:
+    """No process joins a mesh whose keys are on their way, and the command failed at the same value again and again."""
+    opened, old = await begun(redis, 4), Keyspace("seqmesh", 4)
+    await statistics(redis, old)
+    await redis.set(old.epoch(ShardId(0)), "x")
+    await redis.hset(old.line(ShardId(1), "sum"), mapping={"gone:1": "y", "out:1": "9" * 30})
+
+    await Resharding(redis, "seqmesh", 1).run()
+
+    await check(redis, 1, opened)
+
+
 async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies between two of its round trips, in which it moves few keys; nobody joins the mesh meanwhile."""
     monkeypatch.setattr(reshard, "AT_ONCE", 5)
