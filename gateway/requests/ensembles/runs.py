@@ -45,7 +45,7 @@ from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.status import unexpected
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, PendingRequest
-from shared.contract.errors import Code, MeshError, UnavailableError
+from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.messages import END, START, ModelRecord
 from shared.contract.record import ENDED, FAILED
@@ -376,6 +376,8 @@ class StageRun:
         self.stand = stand_of(pending)
         if self.stand is not None:
             self._perform(self._progress.answered(self._plan.anchor, answer.message.outputs, self.stand))
+        elif pending.accepted is not None:
+            self._failed(self._plan.anchor, of_earlier_run(pending), None)
         elif self._loop.time() < until:
             self._loop.call_later(STAND_POLL_S, self._anchored, pending, answer, until)
         elif pending.repeatable:
@@ -463,8 +465,21 @@ def scope_of(call: InferCall, planned: PlannedStep, run: str | None) -> str:
 
 
 def stand_of(pending: PendingRequest) -> Stand | None:
-    """Where the anchor's sequence stands with a step that Redis has accepted; None before that is known."""
+    """Where the anchor's sequence stands with a step that Redis has accepted; None before that is known, and for a step
+    of an earlier run, which a START has cut off.
+    """
     if pending.accepted is None or not pending.accepted.run:
         return None
     start = int(pending.accepted.run.rpartition(".")[2])
     return Stand(pending.accepted.run, pending.accepted.step - start + 1, pending.accepted.cut_off)
+
+
+def of_earlier_run(pending: PendingRequest) -> SequenceError:
+    """The error of an anchor's step that had been answered when the sequence began anew. Nobody knows the run that it
+    was a step of, and sent again it would be a step of the new one.
+    """
+    text = (
+        f"the step of sequence {pending.admitted.message.correlation_id} of model '{pending.call.model}' was answered, "
+        "and the sequence has begun anew since: the step does not run again"
+    )
+    return SequenceError(text, Reason.ANSWERED, None)

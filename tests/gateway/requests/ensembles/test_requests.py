@@ -14,13 +14,14 @@ import pytest
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.requests.admission import IMPLICIT, Admitted, admit, session_number
 from gateway.requests.caller import Caller
+from gateway.requests.ensembles import runs
 from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.ensembles.runs import EnsembleServices, SendRequest
 from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
-from shared.contract.errors import MeshError, ModelError
+from shared.contract.errors import MeshError, ModelError, Reason, SequenceError
 from shared.contract.ids import sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import ControlKind, ControlSpec
@@ -139,12 +140,14 @@ class OneState:
 
     spans   of the request, by name
     counts  what was counted of it
+    sent    how often its step was sent
     """
 
     def __init__(self, call: InferCall, accepted: Accepted | None, measures: Measures | None = None) -> None:
         self.accepted = accepted
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.counts: dict[str, int] = {}
+        self.sent = 0
         sink = Kept()
         self.ensembles = ensembles_of(self.send, sink, measures, self.count)
         record = model("e", steps=(step("state", "I", "O"),))
@@ -155,8 +158,13 @@ class OneState:
     def send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         if self.accepted is None:
             raise ZeroDivisionError
+        self.sent += 1
         caller.future.set_result(Answer(ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),)), record, "1", "", None))
-        return cast(Any, SimpleNamespace(call=call, future=caller.future, accepted=self.accepted))
+        admitted = admit(call, record, version, arrived_ns=1, make_session=list[str]().pop)
+        made = SimpleNamespace(
+            call=call, future=caller.future, accepted=self.accepted, admitted=admitted, repeatable=bool(call.request_id)
+        )
+        return cast(Any, made)
 
     def count(self, _: ModelLoad, counts: bytes) -> None:
         self.counts |= unpacked(counts)
@@ -176,6 +184,20 @@ async def test_a_defect_while_a_step_is_sent_is_its_requests_error_and_holds_nob
     with pytest.raises(MeshError, match="internal error in the gateway: ZeroDivisionError"):
         await request.answer
 
+    assert 0 == len(request.ensembles.lines)
+
+
+async def test_a_step_that_was_answered_before_its_sequence_began_anew_is_no_step_of_the_new_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gateway sends it again, because it has lost the connection; a START came through another one meanwhile."""
+    monkeypatch.setattr(runs, "STAND_PATIENCE_S", 0.0)
+    named = msgspec.structs.replace(begun(), start=False, request_id="second")
+    request = OneState(named, Accepted(step=2, run="", repeated=True))
+
+    with pytest.raises(SequenceError, match="was answered, and the sequence has begun anew since") as told:
+        await asyncio.wait_for(request.answer, 30)
+    assert (Reason.ANSWERED, 1) == (told.value.reason, request.sent)
     assert 0 == len(request.ensembles.lines)
 
 
