@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shared.contract.limits import RETRY_REPLIES
 from tests.executor.engine import onnx_models, openvino_models, tensorflow_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,6 +221,7 @@ def add_sum_model(
     checkpoint_interval: int = 1,
     virtual_slots: bool = True,
     sends: bool = False,
+    retry_replies: int = RETRY_REPLIES,
 ) -> str:
     """Puts the sample `running_sum` into a repository, changed; returns its name.
 
@@ -229,6 +231,7 @@ def add_sum_model(
     checkpoint_interval  steps between two checkpoints
     virtual_slots  False: whoever has a slot keeps it until the end, as in Triton
     sends    it answers two of three steps by response senders, one of them after its batch
+    retry_replies  answers that are kept for retries
     """
     model = repository / name
     shutil.copytree(SAMPLES / "running_sum", model, ignore=shutil.ignore_patterns("__pycache__"))
@@ -244,6 +247,7 @@ def add_sum_model(
     for parameter, value in (
         ("checkpoint_interval", checkpoint_interval),
         ("virtual_slots", str(virtual_slots).lower()),
+        ("retry_replies", retry_replies),
     ):
         config += f'\nparameters: {{ key: "{parameter}", value: {{ string_value: "{value}" }} }}\n'
     (model / "config.pbtxt").write_text(config)

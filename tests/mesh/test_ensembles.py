@@ -43,6 +43,7 @@ SUMS_OF_TWO = {
     "narrow_first": ("narrow_sum", "running_sum"),
     "narrow_behind": ("running_sum", "narrow_sum"),
     "hasty": ("hasty_sum", "hasty_sum"),
+    "forgetful_behind": ("running_sum", "forgetful_sum"),
 }
 """Ensembles that sum the sums of a first model by a second one."""
 
@@ -112,6 +113,7 @@ def repository_of_ensembles(repository: Path) -> Path:
     ).add(repository)
     add_sum_model(repository, "slow_sum", idle_us=IDLE_S * 1_000_000, batch_s=SLOW_S)
     add_sum_model(repository, "narrow_sum", slots=1, idle_us=IDLE_S * 1_000_000, virtual_slots=False)
+    add_sum_model(repository, "forgetful_sum", idle_us=IDLE_S * 1_000_000, retry_replies=1)
     add_sum_model(repository, "hasty_sum", slots=2, idle_us=500_000, virtual_slots=False)
     late = add_late_model(repository, seconds=SLOW_S)
     for name, (first, last) in SUMS_OF_TWO.items():
@@ -232,6 +234,21 @@ def test_a_repeated_step_is_answered_from_its_records(shared: RunningMesh) -> No
     answers = [step(1, sequence_start=True), step(2), step(3, sequence_end=True)]
 
     assert SumOfSums(77, (1, 2, 3)).sums == answers
+
+
+def test_a_retry_whose_answer_a_follower_has_forgotten_is_told_so_and_the_sequence_goes_on(shared: RunningMesh) -> None:
+    """As with large outputs, of which only the newest is kept; the first state keeps its small ones for longer."""
+
+    def step(number: int, **flags: Any) -> int:
+        return infer(shared, "forgetful_behind", number, sequence_id=80, request_id=f"r{number}", **flags)
+
+    first = [step(1, sequence_start=True), step(2), step(3)]
+    with pytest.raises(InferenceServerException, match="was answered, and its answer is kept no longer") as forgotten:
+        step(2)
+    last = [step(3), step(4, sequence_end=True)]
+
+    assert "in ensemble 'forgetful_behind', request r2" in str(forgotten.value.message())
+    assert ([1, 4, 10], [10, 20]) == (first, last)
 
 
 def test_a_start_begins_anew_in_every_step(shared: RunningMesh) -> None:

@@ -17,7 +17,8 @@ What is kept equal. A step of the ensemble is done by all stateful steps or by n
 that a follower needs is sent, even if the request has failed or its client has left. What is refused for the moment is
 sent again for a while. If a follower's step cannot be done after all, the states differ for good. Then the run is
 abandoned, and the client is told to begin again. Only if the client can send the same step again (it named the step,
-and nothing but the moment was wrong), the sequences stay as they are: the retry does what is missing.
+and nothing but the moment was wrong), the sequences stay as they are: the retry does what is missing. They also stay if
+the step is a retry, and a follower that has done it has forgotten its answer: the client is told so.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class EnsembleProgress:
         self._is_named = is_named
         self._stand: Stand | None = None
         self._error: MeshError | None = None
-        # Everything that has failed so far may go well with the next try.
+        # Everything that has failed so far may go well with the next try, or was done before.
         self._only_for_now = True
         # The anchor's sequence has counted the step, but the step was not done.
         self._is_spent = False
@@ -184,7 +185,7 @@ class EnsembleProgress:
         if index == self._plan.anchor and stand is not None:
             self._is_spent = True
             actions += self._counted(stand)
-        self._only_for_now &= is_for_now or index not in self._owed
+        self._only_for_now &= is_for_now or self._was_done(index, error) or index not in self._owed
         self._is_over(index, _State.FAILED)
         self._error = self._error or within_ensembles(self._plan.steps[index], error)
         return [*actions, *self._next()]
@@ -249,6 +250,10 @@ class EnsembleProgress:
             return (error.last_step or 0) + 1 < self._stand.step
         outcome = OUTCOMES.get(error.reason)
         return outcome is not None and outcome.retry is Retry.SAME
+
+    def _was_done(self, index: int, error: MeshError) -> bool:
+        """Whether a follower has answered the step before, and its answer is kept no longer: it is not behind."""
+        return index != self._plan.anchor and isinstance(error, SequenceError) and error.reason == Reason.ANSWERED
 
     def _next(self) -> list[EnsembleAction]:
         actions: list[EnsembleAction] = []

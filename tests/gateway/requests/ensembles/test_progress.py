@@ -327,6 +327,15 @@ class TestStates:
         assert 1 == len(actions)
         assert isinstance(failure(actions), UnavailableError)
 
+    def test_a_retry_whose_answer_a_follower_has_forgotten_leaves_the_run_as_it_is(self) -> None:
+        of = plan(step("state", "I", "a"), step("state", "a", "b"), step("state", "b", "O"))
+        going = progress(of, is_named=True)
+        going.begin()
+        going.answered(0, [tensor("O")], STAND)
+        forgotten = SequenceError("it was answered, and its answer is kept no longer", Reason.ANSWERED, 9)
+
+        assert [FailRequest(forgotten)] == going.failed(1, forgotten, now_ms=0)
+
     @pytest.mark.parametrize(("last", "waits"), [(1, True), (2, False), (3, False)])
     def test_a_follower_waits_for_the_steps_before(self, last: int, *, waits: bool) -> None:
         going = progress(plan(step("state", "I", "mid"), step("state", "mid", "O")))
