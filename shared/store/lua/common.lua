@@ -350,6 +350,16 @@ local function steps_in(stream, sid)
   return read_streams[stream][sid] or {}
 end
 
+-- Calls `tell` for each caller that asked again for an open step.
+local function each_joined(record, tell)
+  local fields = redis.call('HGETALL', record)
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 2) == 'j:' then
+      for gateway, token in string.gmatch(fields[i + 1], '(%S+) (%S+);') do tell(gateway, token) end
+    end
+  end
+end
+
 -- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
 -- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la), from the parked steps, and
 -- the steps behind the last committed one in the inbox of the owner, if there is one. What the inbox holds of the
@@ -362,15 +372,10 @@ local function tell_lost(record, parked, sid, owner, committed)
       redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, lost_reply())
     end
   end
-  local got = redis.call('HGETALL', record)
-  for i = 1, #got, 2 do
-    if string.sub(got[i], 1, 2) == 'j:' then
-      for gateway, token in string.gmatch(got[i + 1], '(%S+) (%S+);') do tell(gateway, token) end
-    elseif got[i] == 'la' then
-      tell(string.match(got[i + 1], '^%S+ (%S+) (%S+)'))
-      tell(string.match(got[i + 1], '^%S+ %S+ %S+ (%S+) (%S+)'))
-    end
-  end
+  each_joined(record, tell)
+  local latest = redis.call('HGET', record, 'la') or ''
+  tell(string.match(latest, '^%S+ (%S+) (%S+)'))
+  tell(string.match(latest, '^%S+ %S+ %S+ (%S+) (%S+)'))
   each_entry(parked, '0-0', math.huge, function(entry)
     local _, _, gateway, token = step_of(fields_of(entry).a)
     tell(gateway, token)

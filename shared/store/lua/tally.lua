@@ -67,18 +67,19 @@ end
 local function refuse_waiting(keys, sid, reply, reason)
   local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
   local model, count = model_of(sid), 0
-  local function refuse(n, gateway, token, since_ms)
-    count = count + 1
+  local function tell(gateway, token)
     redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, reply)
-    tally_refused(BASE .. 'tally:' .. model .. '::' .. got[3], reason, clock_ms() - since_ms)
-    for gateway, token in string.gmatch(redis.call('HGET', keys.record, 'j:' .. n) or '', '(%S+) (%S+);') do
-      redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, reply)
-    end
   end
   each_entry(keys.parked, '0-0', math.huge, function(entry)
-    local n, _, caller, token = step_of(fields_of(entry).a)
-    if number(n) > number(got[4]) then refuse(n, caller, token, tonumber(string.match(entry[1], '^%d+'))) end
+    local n, _, gateway, token = step_of(fields_of(entry).a)
+    if number(n) <= number(got[4]) then return end
+    count = count + 1
+    tell(gateway, token)
+    local since_ms = tonumber(string.match(entry[1], '^%d+'))
+    tally_refused(BASE .. 'tally:' .. model .. '::' .. got[3], reason, clock_ms() - since_ms)
   end)
+  -- Those who asked again, and stand in the record alone: some may wait for a step that `drain` has yet to bring here.
+  each_joined(keys.record, tell)
   leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
   count_over(sid, reason == 'REJECTED' and 'r' or 'c', got[3])
   redis.call('XDEL', BASE .. 'starts:' .. model, got[1], got[2] or got[1])

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from executor.core.state import VoidCause
 from executor.sequences.checkpoints import read_checkpoints
+from shared.contract.errors import Reason
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import (
@@ -24,6 +25,7 @@ from shared.contract.messages import (
     InboxVacated,
     ReplyMessage,
     StepFlag,
+    decode_reply,
     encode,
     inbox_entry,
 )
@@ -1259,6 +1261,23 @@ class TestReject:
         await mesh.reply(last)
         assert 1 == answered
         assert 1 == mesh.heard.count(step.token)
+
+    async def test_who_asked_again_for_a_step_that_is_still_in_an_inbox_hears(self, mesh: ScriptedMesh) -> None:
+        """Of many steps in the inbox of a lost executor, a part is drained before the others."""
+        await start(mesh)
+        first, again = (mesh.submission(7, ONE, request_id="a") for _ in range(2))
+        await mesh.submit(first)
+        assert SubmitCode.JOINED is (await mesh.submit(again)).code
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+        about: Any = {"shard": shard, "model": "sum", "term": mesh.term}
+        await mesh.scripts.run(mesh.scripts.reclaim(ALICE, **about, count=9, tombstone_ms=1000))
+        refusal = Rejection(mesh.sequence(7), (await mesh.record(7))["be"], REPLY)
+
+        await mesh.scripts.run(mesh.scripts.reject([refusal], **about))
+        await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
+
+        assert decode_reply(REPLY) == await mesh.reply(again)
+        assert Reason.LOST == (await mesh.reply(first)).reason
 
     async def test_nothing_is_left_of_a_sequence_that_had_a_slot_before(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
