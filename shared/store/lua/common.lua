@@ -59,7 +59,7 @@ end
 
 -- From here on Lua takes two numbers that follow each other for the same one.
 local COUNTED_MAX = 9007199254740992
-local PAST_COUNTING = { err = 'not an integer within 2^53' }
+local PAST_COUNTING = { err = 'not an integer from 1 to 2^53' }
 
 -- Removes the value that a command failed at: a key of another type, or a counter that is no number, or too large a one.
 local function remove_unreadable(err, command, key, field)
@@ -85,7 +85,8 @@ local try
 function redis.call(command, ...)
   local reply = try(command, ...)
   -- Sums of statistics (HINCRBY) may be larger: no script takes their reply.
-  if (command == 'INCR' or command == 'INCRBY') and type(reply) == 'number' and reply >= COUNTED_MAX then
+  if (command == 'INCR' or command == 'INCRBY') and type(reply) == 'number'
+    and (reply < 1 or reply >= COUNTED_MAX) then
     reply = PAST_COUNTING
   end
   if type(reply) ~= 'table' or not reply.err then return reply end

@@ -364,7 +364,10 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
 
 
 @pytest.mark.leaves_sequences
-@pytest.mark.parametrize("value", [GARBAGE, b"nan", b"-inf", b"1e400", b"7.5", b"%d" % (1 << 53), b"%d" % (1 << 62)])
+@pytest.mark.parametrize(
+    "value",
+    [GARBAGE, b"nan", b"-inf", b"1e400", b"7.5", b"-7", b"%d" % (1 << 53), b"%d" % (1 << 62), b"%d" % -(1 << 63)],
+)
 async def test_numbers_of_a_shard_that_are_none_or_too_large_to_count_begin_anew(
     mesh: ScriptedMesh, value: bytes
 ) -> None:

@@ -127,7 +127,7 @@ async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_r
     await drop(mesh)
 
 
-@pytest.mark.parametrize("value", [GARBAGE, b"7.5", b"%d" % (1 << 53), b"9" * 17, b"%d" % ((1 << 63) - 1)])
+@pytest.mark.parametrize("value", [GARBAGE, b"7.5", b"%d" % (1 << 53), b"9" * 17, b"%d" % -(1 << 63)])
 async def test_a_counter_of_arrivals_that_is_none_or_too_large_to_count_begins_anew(
     mesh: ScriptedMesh, value: bytes
 ) -> None:
