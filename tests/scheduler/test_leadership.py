@@ -237,6 +237,19 @@ async def test_a_model_is_led_again_at_once_though_the_counter_of_terms_was_lost
     assert seen < await stage.term()
 
 
+@pytest.mark.parametrize("counted", [b"-5", b"%d" % (1 << 53), b"9" * 18, b"garbage"])
+async def test_two_leaders_have_two_terms_whatever_the_counter_of_terms_says(stage: Stage, counted: bytes) -> None:
+    await stage.commands.hset(stage.keys.terms, MODEL, counted)
+    terms: list[Term] = []
+    for name in ("s1", "s2"):
+        clock = asyncio.get_running_loop().time
+        leadership = Leadership(stage.scripts, SchedulerId(name), lease_ms=60_000, clock=clock)
+        terms.append((await leadership.contend([MODEL])).gained[MODEL])
+        await leadership.resign()
+
+    assert 0 < terms[0] < terms[1] < 1 << 53
+
+
 class Unheard(Scripts):
     """Scripts whose next replies are lost: the calls were carried out, and the caller does not learn it."""
 

@@ -20,7 +20,8 @@ local function lead(lease, model, term, newest)
   -- that cannot be read or has no end counts as free too.
   local other = string.match(holder or '', '^(.*) %d+$')
   if other and other ~= ARGV[1] and redis.call('PTTL', lease) > 0 then return 0 end
-  term = math.max(redis.call('HINCRBY', KEYS[1], model, 1), newest + 1)
+  -- One that Lua cannot count with would be the same at the next leader.
+  term = math.max(number(redis.call('HINCRBY', KEYS[1], model, 1)), newest + 1)
   redis.call('HSET', KEYS[1], model, term)
   redis.call('SET', lease, ARGV[1] .. ' ' .. string.format('%.0f', term), 'PX', ARGV[2])
   return term
