@@ -53,11 +53,13 @@ local function cache_put(cache, name, reply, bound, now)
   local size = #reply + #name
   if size > bound then return end
   -- The cache is new; or Redis, short of memory, has evicted one of its keys; or the sum of bytes says that entries are
-  -- there, and none is. A part of it counts wrong, so it begins again.
-  if redis.call('EXISTS', cache.entries, cache.used, cache.about) < CACHE_KEYS then
-    redis.call('DEL', cache.entries, cache.used, cache.about)
-  end
+  -- there, and none is; or it is less than none. A part of it counts wrong, so it begins again.
+  local is_whole = redis.call('EXISTS', cache.entries, cache.used, cache.about) == CACHE_KEYS
   local total = cache_remove(cache, name)
+  if not is_whole or total < 0 then
+    redis.call('DEL', cache.entries, cache.used, cache.about)
+    total = 0
+  end
   for _, oldest in ipairs(total + size > bound and redis.call('ZRANGE', cache.used, 0, EVICTED_MAX - 1) or {}) do
     if total + size <= bound then break end
     total = cache_remove(cache, oldest)

@@ -328,6 +328,16 @@ async def test_a_cache_of_which_a_part_is_lost_begins_anew(cached: Cached) -> No
         await cached.redis.delete(*cached.keys.cache(cached.shard))
 
 
+async def test_a_cache_that_says_to_hold_less_than_nothing_begins_anew(cached: Cached) -> None:
+    """It would grow beyond its bound."""
+    await cached.compute("a")
+    await cached.redis.hset(cached.keys.cache(cached.shard).about, "bytes", -1000)
+
+    await cached.compute("b")
+
+    assert ("b", 2) == (await cached.known("a", "b"), await cached.bytes())
+
+
 async def test_where_answers_leave_in_order_a_hit_waits_for_those_before_it(cached: Cached) -> None:
     await cached.compute("a")
 
