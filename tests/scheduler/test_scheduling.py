@@ -14,10 +14,11 @@ import pytest
 from scheduler.core import decide
 from shared.contract.ids import Epoch, ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.contract.record import CANCELLED
 from shared.contract.tensors import Tensor
 from shared.store.link import Link
 from shared.store.script_sender import Call
-from shared.store.script_values import CancelCode, CommitCode, StepCommit, StepOutcome, VacateCode, Vacation
+from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome, VacateCode, Vacation
 from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 
@@ -435,6 +436,33 @@ async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_mo
 
     assert "e2" == record["ow"]
     assert await is_in_state("x")
+
+
+@pytest.mark.leaves_sequences
+async def test_a_sequence_that_is_ended_between_two_owners_leaves_the_line(stage: Stage) -> None:
+    """Else whoever is behind it would hear of a longer line, until a slot is free."""
+    e1 = await stage.join("e1", slots=1)
+    async with stage.scheduler() as scheduler:
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        await stage.commit(await stage.inbox(e1), e1)
+        await stage.join("e2", slots=1)
+        await stage.submit(2, start=True)
+        await stage.live(2)
+        await stage.kill(e1)
+        line = scheduler.leaders[MODEL].state.backlogs["1"]
+
+        async def waits() -> bool:
+            return len(line) == 1
+
+        await stage.until(waits)
+        ending = Ending(sequence_id(MODEL, "", 1), "")
+        await stage.scripts.run(stage.scripts.end([ending], tombstone=CANCELLED, reply=b""))
+
+        async def is_gone() -> bool:
+            return len(line) == 0
+
+        await stage.until(is_gone)
 
 
 @pytest.mark.leaves_sequences

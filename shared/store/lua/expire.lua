@@ -30,9 +30,10 @@ local function expire(keys, sid)
   if state == 'p' then
     count_line(LINE, 'gone:' .. got[6], 1)
   elseif state == 'm' then
-    -- Between two owners: no step waits with it. The leader may have it in its line, so it is told.
+    -- Between two owners: no step waits with it. The leader may have it in its line, so it is told; whoever ended the
+    -- sequence, its idle time is over.
     redis.call('XDEL', STARTS, got[7])
-    redis.call('XADD', FEED, '*', 'q', sid, 'e', 0, 'k', kind, 'b', got[7])
+    redis.call('XADD', FEED, '*', 'q', sid, 'e', 0, 'k', 'x', 'b', got[7])
   else
     keys.owned, keys.feed = owned_by(got[2], MODEL), FEED
     redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
