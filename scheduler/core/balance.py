@@ -14,6 +14,8 @@ executor has just joined, these are the ones that it would have been given.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from scheduler.core.actions import Action, Dismiss, MoveOut
 from scheduler.core.backlog import Entry
 from scheduler.core.placement import Ring
@@ -25,6 +27,9 @@ UNEVEN_MS = 1000
 """Load must have been uneven for this long before a sequence is moved: ends and starts often even it out."""
 MOVES_MAX = 64
 """Sequences of a version that may be underway at once: moving sequences get slots before all others, which wait."""
+LOOKED_AT_MAX = 16 * MOVES_MAX
+"""Sequences of an executor among which those to be moved are chosen: it may hold hundreds of thousands, and the leases
+of all models wait meanwhile."""
 UNDERWAY_MS = 5000
 """A sequence that was moved out and has not come back after this was ended on its way, for instance by its client."""
 ASK_AGAIN_MS, ASK_AGAIN_MAX_MS = 100, 10_000
@@ -86,14 +91,14 @@ def chosen(state: LeaderState, ring: Ring, surplus: dict[ExecutorId, int]) -> li
     """The sequences to be taken: from each executor as many as its surplus."""
     taken: list[Sequence] = []
     for executor, count in surplus.items():
-        held = [state.sequences[name] for _, name in ring.tables[executor].holders()]
-        ready = [
+        held = map(state.sequences.__getitem__, ring.tables[executor].sequences())
+        ready = (
             sequence
             for sequence in held
             if sequence.phase is SequencePhase.LIVE and state.now_ms >= sequence.ask_after_ms
-        ]
-        ready.sort(key=lambda sequence: ring.prefers(sequence.sequence) == executor)
-        taken += ready[:count]
+        )
+        looked_at = islice(ready, LOOKED_AT_MAX)
+        taken += sorted(looked_at, key=lambda sequence: ring.prefers(sequence.sequence) == executor)[:count]
     return taken
 
 

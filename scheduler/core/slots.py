@@ -7,8 +7,10 @@ slot that the sequence does not hold raises.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
 
 from scheduler.core.history import IllegalMoveError
 from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
@@ -237,6 +239,10 @@ class SlotTable:
             for index, instance in enumerate(self.instances)
             for slot, shard in instance.spare.items()
         ]
+
+    def sequences(self) -> Iterator[SequenceId]:
+        """Those that hold slots, of each instance in the order in which they got them."""
+        return chain.from_iterable(instance.taken.values() for instance in self.instances)
 
     def holders(self) -> list[tuple[SlotAddress, SequenceId]]:
         """Every taken slot with its sequence, by instance and slot."""

@@ -132,6 +132,25 @@ def test_fewer_are_moved_than_if_everybody_were_placed_anew(joining: int) -> Non
     assert max(world.loads) <= 1.25 * 400 / (4 + joining)
 
 
+def test_what_a_look_at_uneven_load_costs_does_not_grow_with_the_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(random.Random(1))
+    world.join("e0", slots=4 * balance.LOOKED_AT_MAX)
+    world.start(4 * balance.LOOKED_AT_MAX)
+    world.join("e1", slots=4 * balance.LOOKED_AT_MAX)
+    looked_at: list[SequenceId] = []
+
+    def told(_ring: Ring, sequence: SequenceId) -> ExecutorId:
+        looked_at.append(sequence)
+        return ExecutorId("e0")
+
+    monkeypatch.setattr(Ring, "prefers", told)
+    for now_ms in (0, balance.UNEVEN_MS):
+        world.tell(Tick(now_ms))
+
+    assert balance.LOOKED_AT_MAX == len(looked_at)
+    assert balance.MOVES_MAX == world.moved.total()
+
+
 def test_a_sequence_that_comes_counts_for_the_share_of_an_executor() -> None:
     """So it goes where it belongs, as long as that stays within the load factor with it."""
     ring = Ring(1.0, 64)
