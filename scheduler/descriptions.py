@@ -7,6 +7,7 @@ The checkpoint is removed when the sequence expires, so it is read before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import SequenceId
@@ -29,22 +30,19 @@ async def paged_descriptions(
     looked_at = list(sequences)
     if not looked_at or not _is_asked_for(await mesh.membership.model(model)):
         return {}
-    keys, pipe = mesh.keys, mesh.redis.pipeline(transaction=False)
-    for sequence in looked_at:
-        own = keys.sequence(sequence)
-        pipe.hmget(own.record, [STATE, COMMITTED])
-        pipe.hgetall(own.checkpoint)
-    replies = await pipe.execute()
-    found = {
-        sequence: value_of(keys.sequence(sequence).checkpoint, (step, fields), _description)
-        for sequence, (state, step), fields in zip(looked_at, replies[::2], replies[1::2], strict=True)
-        if state == PAGED
-    }
-    return {sequence: description for sequence, description in found.items() if description is not None}
+    found: dict[SequenceId, Mapping[str, object]] = {}
+    asked = [("HMGET", mesh.keys.sequence(sequence).record, STATE, COMMITTED) for sequence in looked_at]
+    for sequence, (state, step) in zip(looked_at, await mesh.links.ask(asked), strict=True):
+        if state == PAGED:
+            # One after the other: each may have many MiB.
+            checkpoint = mesh.keys.sequence(sequence).checkpoint
+            fields = await mesh.redis.hgetall(checkpoint)
+            if description := value_of(checkpoint, fields, partial(_description, step)):
+                found[sequence] = description
+    return found
 
 
-def _description(read: tuple[bytes, Mapping[bytes, bytes]]) -> Mapping[str, object]:
-    step, fields = read
+def _description(step: bytes, fields: Mapping[bytes, bytes]) -> Mapping[str, object]:
     return {"last_step": int(step), "state": described(checkpointed_states(fields))}
 
 

@@ -362,9 +362,11 @@ async def test_idle_sequence_expires_without_keyspace_events_and_its_slot_goes_o
 
 @pytest.mark.leaves_sequences
 async def test_a_paged_sequence_that_expires_is_described_if_its_model_asks_for_it(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no executor that could: its state is its checkpoint. One that cannot be read holds up nobody."""
+    """It has no executor that could: its state is its checkpoint. One that cannot be read holds up nobody, and no more
+    than one is read at a time, as each may be large.
+    """
     caplog.set_level(logging.INFO, "seqmesh")
     await stage.publish(describe=True)
     e1 = await stage.join("e1")
@@ -385,6 +387,14 @@ async def test_a_paged_sequence_that_expires_is_described_if_its_model_asks_for_
         await stage.commands.delete(own.idle)
         await stage.commands.zadd(stage.keys.deadlines(shard, "sum"), {sequence: 0})
 
+    read: list[str] = []
+    hgetall = stage.mesh.redis.hgetall
+
+    async def noted(key: str) -> dict[bytes, bytes]:
+        read.append(key)
+        return await hgetall(key)
+
+    monkeypatch.setattr(stage.mesh.redis, "hgetall", noted)
     async with stage.scheduler(name="s2"):
 
         async def all_are_over() -> bool:
@@ -398,6 +408,8 @@ async def test_a_paged_sequence_that_expires_is_described_if_its_model_asks_for_
     assert (1, "h FP32 [2] mean 3.5 norm 5") == said[one]
     assert (None, None) == said[torn]
     assert (None, None) == said[held], "its executor says it"
+    own = [stage.keys.sequence(sequence).checkpoint for sequence in (one, torn)]
+    assert own == sorted(key for key in read if "}:checkpoint:" in key)
 
 
 @pytest.mark.leaves_sequences
