@@ -364,8 +364,8 @@ def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) 
 
 def supersede(state: LeaderState, sequence: Sequence, cause: str) -> list[Action]:
     """Forgets a sequence that is over, as a later one of its id has come. Its slot may be spare by now."""
-    place = sequence.place if sequence.phase in CONFIRMED else None
-    if place is not None and state.executors[place.executor].has_spares:
+    place, shard = sequence.place, shard_of(sequence.sequence, state.policy.shards)
+    if place is not None and sequence.phase in CONFIRMED and shard in state.executors[place.executor].spare_in:
         state.superseded[sequence.sequence, sequence.epoch] = place
     return end(state, sequence, "superseded", cause, is_spare=True)
 
@@ -381,9 +381,9 @@ def end(state: LeaderState, sequence: Sequence, how: str, cause: str, *, is_spar
         state.backlogs[sequence.version].withdraw(sequence.sequence)
         return []
     table = state.table_at(sequence.place)
-    stays_spare = is_spare and state.executors[table.executor].has_spares
-    spare_in = shard_of(sequence.sequence, state.policy.shards) if stays_spare else None
-    table.release(sequence.place, sequence.sequence, spare_in)
+    shard = shard_of(sequence.sequence, state.policy.shards)
+    stays_spare = is_spare and shard in state.executors[table.executor].spare_in
+    table.release(sequence.place, sequence.sequence, shard if stays_spare else None)
     if how not in NOT_FREED:
         state.freed[sequence.version].freed(state.now_ms)
     return serve(state, sequence.version, cause)

@@ -37,7 +37,7 @@ def lay_out(state: LeaderState, versions: Iterable[str], cause: str) -> list[Act
 def has_spares_only(state: LeaderState) -> bool:
     """Whether sequences find spare slots, and nobody waits for a slot or is underway to one."""
     return (
-        any(executor.has_spares for executor in state.executors.values())
+        any(executor.spare_in for executor in state.executors.values())
         and not any(executor.recalls for executor in state.executors.values())
         and not any(len(backlog) for backlog in state.backlogs.values())
         and not (state.underway or state.wishes)
@@ -71,14 +71,14 @@ def level(state: LeaderState, executor: ExecutorId, table: SlotTable, most: int,
     for shard, left in spare.items():
         is_due = 2 * left < each or (left < each and table.has_gap)
         if is_due and (slots := table.lay_out(each - left, shard)):
-            of_executor.has_spares = True
+            of_executor.spare_in.add(shard)
             actions.append(LayOut(executor, table.served.version, shard, tuple(slots), cause))
     return actions
 
 
 def recall(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
     """Recalls an executor's spare slots, unless that was done already."""
-    if not executor.has_spares or executor.recalls:
+    if not executor.spare_in or executor.recalls:
         return []
     executor.recalls = dict.fromkeys(state.shards, NO_EPOCH)
     return [Recall(executor.executor, cause)]
@@ -105,7 +105,7 @@ def recalled(state: LeaderState, event: SparesRecalled) -> Executor | None:
         state.recalled.add(table.served.version)
     forget_superseded(state, event.executor, event.shard)
     del executor.recalls[event.shard]
-    executor.has_spares = bool(executor.recalls)
+    executor.spare_in.discard(event.shard)
     return executor
 
 

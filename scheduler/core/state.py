@@ -144,7 +144,7 @@ class Executor:
     """One executor.
 
     quiet_since_ms  when it became EMPTY, or when it was last tried to forget it
-    has_spares      slots of it may be spare
+    spare_in        shards in which slots of it may be spare
     recalls         shards in which its spare slots are being recalled -> number of the recall; NO_EPOCH: not sent yet
     """
 
@@ -152,7 +152,7 @@ class Executor:
     phase: ExecutorPhase
     versions: tuple[OfferedVersion, ...] = ()
     quiet_since_ms: int = 0
-    has_spares: bool = False
+    spare_in: set[ShardId] = field(default_factory=set[ShardId])
     recalls: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
 
 

@@ -21,7 +21,7 @@ from scheduler.core.slots import OfferedVersion, SlotAddress
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import LeaderState, Policy
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, first_shards
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, first_shards, shard_of
 
 E1 = ExecutorId("e1")
 ONE, TWO = ShardId(0), ShardId(1)
@@ -127,3 +127,16 @@ def test_a_slot_is_given_to_others_that_was_believed_spare_as_soon_as_the_feed_t
     assert [] == take(state, SequenceOver(SequenceId("a"), Epoch(1)))
     take(state, RecallSent(E1, ONE, 7), SparesRecalled(E1, ONE, 7))
     assert not state.superseded
+
+
+def test_the_slot_of_an_earlier_life_is_free_where_its_shard_has_no_spare_ones_any_more() -> None:
+    """Also while it is still to be read in another shard that spare slots were recalled."""
+    state = LeaderState(Policy(spare_slots=2, shards=first_shards(2)))
+    name = next(name for name in map(str, range(64)) if shard_of(SequenceId(name), state.shards) == ONE)
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 3),)), waits(name, 1))
+    take(state, Assigned(SequenceId(name), Entry(1, 0, ONE), Epoch(1)), Tick(1000))
+    take(state, waits("b", 2), RecallSent(E1, ONE, 7), RecallSent(E1, TWO, 3))
+    assert ["b"] == placed(take(state, SparesRecalled(E1, ONE, 7)))
+
+    assert [name] == placed(take(state, waits(name, 3)))
+    check(state)
