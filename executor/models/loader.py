@@ -158,6 +158,10 @@ class Loader:
             Code.UNAVAILABLE,
         )
 
+    def goes_on(self, name: str) -> bool:
+        """Whether an earlier load of the model goes on beside the others."""
+        return name in self._late
+
     def unload(self, name: str) -> None:
         """Takes a model out of service (see `ModelRepository.unload`), and also what a load that goes on will bring."""
         self._repository.unload(name)

@@ -48,6 +48,10 @@ class Polling:
             self._changed.set()
         changed = [name for name, state in sorted(now.items()) if before.get(name) != state]
         for name in changed:
+            if self._loader.goes_on(name):
+                # It has changed since that load began: the next look tries it again.
+                self._seen[name] = ""
+                continue
             logs.info("loading model", model=name)
             try:
                 await self._loader.load(name, generation=now[name], limit_s=limit_s)

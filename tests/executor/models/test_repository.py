@@ -367,6 +367,7 @@ async def test_what_a_look_has_changed_is_announced_before_the_next_model_is_loa
 
     loader = Mock(Loader)
     loader.load.side_effect = load
+    loader.goes_on.return_value = False
     shutil.copytree(folder / "running_sum", folder / "another_sum")
     polling = Polling(repository, loader, 15.0, changed)
 
@@ -378,6 +379,35 @@ async def test_what_a_look_has_changed_is_announced_before_the_next_model_is_loa
     (folder / "running_sum" / "1" / "more.py").touch()
     assert await polling.look()
     assert ("running_sum", True) == announced[-1]
+
+
+async def test_what_changes_while_a_load_goes_on_is_loaded_behind_it(
+    repository: ModelRepository, loader: Loader, folder: Path, tmp_path: Path
+) -> None:
+    """A folder that is being copied changes all the time, and a large model is loaded for longer than a look waits."""
+    gate, waits = tmp_path / "gate", tmp_path / "gate.waits"
+    code = f"""
+import os, time
+open({str(waits)!r}, "w").close()
+while not os.path.exists({str(gate)!r}):
+    time.sleep(0.01)
+"""
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE + code)
+    polling = Polling(repository, loader, 15.0, asyncio.Event())
+    async with asyncio.timeout(60):
+        await polling.look(0.0)
+        while not waits.exists():
+            await asyncio.sleep(0.01)
+        change_config(folder, "max_batch_size: 32", "max_batch_size: 16")
+        await polling.look(0.0)
+        gate.touch()
+        while loader.goes_on("running_sum"):
+            await asyncio.sleep(0.01)
+        assert 32 == repository.loaded["running_sum"].record.config.max_batch_size
+
+        await polling.look()
+
+    assert 16 == repository.loaded["running_sum"].record.config.max_batch_size
 
 
 async def test_a_failed_load_is_forgotten_when_the_model_is_unloaded(repository: ModelRepository, folder: Path) -> None:
