@@ -777,6 +777,35 @@ async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(
         assert 2001 == await end(mesh, 8)
 
 
+async def test_a_reload_waits_for_no_entry_that_left_the_inbox_before_it_was_read_again(
+    mesh: ScriptedMesh,
+    executor: Life,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reload of another version, and a failover of Redis, have everything read again that is still there."""
+    monkeypatch.setattr(serving, "FINISH_S", 20.0)
+    async with executor("a") as a:
+        running = mesh.submission(7, value(777), START)
+        await mesh.submit(running)
+        await mesh.assign(7, a.executor)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+        change_model(models, "total = ", "total = 1000 + ")
+        a.repository.load("sum", generation="second")
+        reload = asyncio.create_task(a.registration.announce(Applied("1-0")))
+        while len({load for load in a.registration.serving.loads if load.model == "sum"}) < 2:
+            await asyncio.sleep(0.001)
+        a.registration._inbox.read_again()
+        (tmp_path / "gate").touch()
+        await reload
+
+        assert 777 == total(await mesh.reply(running))
+    assert "model ends with steps unfinished" not in caplog.messages
+
+
 async def test_a_reload_leaves_to_the_scheduler_what_neither_load_has_a_place_for(
     mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
 ) -> None:
