@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -19,7 +20,7 @@ driver: Any = pynvml  # its functions have no types
 
 
 class Nvml:
-    """The GPUs of this machine with these indexes, as far as the driver knows them."""
+    """The GPUs with these indexes of CUDA, as far as the driver knows them."""
 
     def __init__(self, indexes: Sequence[int]) -> None:
         self._indexes = indexes
@@ -31,15 +32,30 @@ class Nvml:
         with suppress(driver.NVMLError):
             if self._indexes:
                 driver.nvmlInit()
-        for index in self._indexes:
+        for name in _names(self._indexes):
             with suppress(driver.NVMLError):
-                device = driver.nvmlDeviceGetHandleByIndex(index)
+                device = _device(name)
                 found.append((driver.nvmlDeviceGetUUID(device), device))
         return found
 
     def report(self) -> tuple[GpuReport, ...]:
         """Asks the driver, which may take its time: not for the event loop."""
         return tuple(_report(uuid, device) for uuid, device in self._devices)
+
+
+def _names(indexes: Sequence[int]) -> list[str]:
+    """What the driver calls these GPUs, by index or UUID. It knows all GPUs of the machine; CUDA numbers those that the
+    process may see.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(map(str, indexes))
+    names = [name.strip() for name in visible.split(",")]
+    return [names[index] for index in indexes if index < len(names)]
+
+
+def _device(name: str) -> Any:
+    return driver.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else driver.nvmlDeviceGetHandleByUUID(name)
 
 
 def _report(uuid: str, device: Any) -> GpuReport:

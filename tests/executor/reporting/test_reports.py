@@ -84,8 +84,10 @@ class Driver:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
         self._answers("nvmlDeviceGetHandleByIndex", lambda index: index + 100 if index < 2 else _refuse())
+        self._answers("nvmlDeviceGetHandleByUUID", lambda uuid: int(uuid.removeprefix("GPU-")))
         self._answers("nvmlDeviceGetUUID", "GPU-{}".format)
         self._answers("nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=25, memory=50))
         self._answers("nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=80 << 30, free=79 << 30, used=1 << 30))
@@ -111,6 +113,17 @@ def test_gpus_are_reported_in_tritons_units_and_without_what_they_do_not_tell(mo
         GpuReport("GPU-100", 0.25, 80 << 30, 1 << 30, 300.5, 700.0, 12.5),
         GpuReport("GPU-101", 0.25, 80 << 30, 1 << 30),
     ) == Nvml((0, 1, 2)).report()
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-101,0", "1, 0, 1"])
+def test_the_first_gpu_is_the_first_of_those_that_the_process_may_see(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    """CUDA numbers them anew; the driver knows all of the machine."""
+    Driver(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert ["GPU-101"] == [gpu.uuid for gpu in Nvml((0, 9)).report()]
 
 
 async def test_a_driver_that_takes_its_time_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
