@@ -64,6 +64,8 @@ LINGER_S = 1.0
 FINISH_S = 60.0
 """How long a replaced or unloaded model may work off what was accepted; then the scheduler handles the rest."""
 FINISH_POLL_S = 0.01
+RETURN_S = 120.0
+"""How long its running batches are waited for after that. A model that hangs would hold up every later change here."""
 CLAIM_INTERVAL_S = 1.0
 READINESS_INTERVAL_S = 1.0
 
@@ -420,8 +422,16 @@ class Serving:
         return await insist("end of a model", model.has_work)
 
     async def _end(self, model: Model, loop: asyncio.Task[None]) -> None:
-        """Ends a model's loops, after its running batches are finished and committed."""
-        await model.quiet()
+        """Ends a model's loops, after its running batches are finished and committed. Those that do not return are left
+        behind, and run again by whoever serves them next.
+        """
+        try:
+            async with asyncio.timeout(RETURN_S):
+                await model.quiet()
+        except TimeoutError:
+            logs.error("model ends with a batch that has not returned", model=model.model, seconds=RETURN_S)
+            if isinstance(model, WorkModel):
+                await model.give_up()
         await self._committer.drained()
         loop.cancel()
 

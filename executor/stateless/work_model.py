@@ -115,6 +115,10 @@ class WorkModel:
         # A take may have been on its way when the collector was cancelled; calls run in order, so this one undoes it.
         await self._source.hand_back()
 
+    async def give_up(self) -> None:
+        """Puts the requests back whose batches do not return, as those of a lost executor."""
+        await self._source.take_from(self._executor, given_up=self._given_up)
+
     async def has_work(self) -> bool:
         """Whether a batch runs here, a request is open, or one waits in the queue."""
         if self._running or len(self._open):

@@ -980,6 +980,48 @@ async def test_a_finalize_that_takes_long_holds_up_no_other_model(
             (tmp_path / "gate").touch()
 
 
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("how", ["is loaded anew", "has other instances", "is unloaded"])
+async def test_a_model_that_hangs_holds_up_no_other_change(
+    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whoever mends a model that hangs loads it anew."""
+    monkeypatch.setattr(serving, "LINGER_S", 0)
+    monkeypatch.setattr(serving, "FINISH_S", 0.1)
+    monkeypatch.setattr(serving, "RETURN_S", 0.1)
+    async with executor("a") as a:
+        hangs = mesh.submission(7, value(777), START)
+        await mesh.submit(hangs)
+        await mesh.assign(7, a.executor)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+        match how:
+            case "is loaded anew":
+                change_model(models, "== 777", "== 7777")
+                a.repository.load("sum", generation="second")
+            case "has other instances":
+                with (models / "sum" / "config.pbtxt").open("a") as config:
+                    config.write("instance_group [ { count: 2 } ]")
+                a.repository.load("sum")
+            case _:
+                a.repository.unload("sum")
+        try:
+            async with asyncio.timeout(10):
+                await a.registration.announce(Applied("1-0"))
+                if how == "is unloaded":
+                    await a.changed.wait()
+                await a.registration.announce(Applied("2-0"))
+
+                served = (await registration(mesh, a)).models
+                if how == "is loaded anew":
+                    assert 777 == total(await mesh.reply(hangs))
+        finally:
+            (tmp_path / "gate").touch()
+        assert (how != "is unloaded") == bool(served)
+        if how == "has other instances":
+            assert 777 == total(await mesh.reply(hangs))
+
+
 def change_model(models: Path, old: str, new: str) -> None:
     """Edits the model's code."""
     path = models / "sum" / "1" / "model.py"

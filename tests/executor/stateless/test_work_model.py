@@ -543,6 +543,26 @@ class TestExecutors:
             async with executor("b"):
                 assert [4, 6] == await callers.doubles(2, 3)
 
+    async def test_what_hangs_in_one_load_is_run_by_the_next(
+        self, callers: Callers, executor: Life, gate: Gate, models: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "RETURN_S", 0.1)
+        gate.hold(1)
+        async with executor("a") as a:
+            await callers.send(1)
+            await until(lambda: gate.began(1), "it runs")
+            (models / "work" / "1" / "model.py").write_text(MODEL + "# mended")
+            a.repository.load("work", generation="second")
+            async with asyncio.timeout(PATIENCE_S):
+                await a.registration.announce(Applied())
+            await until(lambda: gate.batches.count([1]) == 2, "the next load runs it")
+            gate.release()
+
+            # `ScriptedMesh` fails on a second answer.
+            assert [2] == await callers.doubles(1)
+            await callers.send(2)
+            assert [4] == await callers.doubles(2)
+
     async def test_what_comes_for_a_version_that_nobody_serves_any_more_is_refused(
         self, callers: Callers, executor: Life
     ) -> None:
