@@ -16,6 +16,7 @@ ends its idle sequences itself; the others are ended with their next step. The s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -66,6 +67,10 @@ FINISH_S = 60.0
 FINISH_POLL_S = 0.01
 RETURN_S = 120.0
 """How long its running batches are waited for after that. A model that hangs would hold up every later change here."""
+REFUSE_S = 300.0
+"""How long requests to an unloaded version are refused here. What comes later, the gateways fail by themselves: else an
+executor would look after every model that it ever had.
+"""
 CLAIM_INTERVAL_S = 1.0
 READINESS_INTERVAL_S = 1.0
 
@@ -120,7 +125,7 @@ class Serving:
         self._older: dict[Place, tuple[int, int]] = {}
         self._told: set[SequenceModel] = set()
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
-        self._unloaded: dict[Place, ModelLoad] = {}
+        self._unloaded: dict[Place, tuple[ModelLoad, float]] = {}
         self._changing = asyncio.Lock()
         self._staying: frozenset[str] | None = None
         self._trial = asyncio.Lock()
@@ -381,7 +386,7 @@ class Serving:
             await self._end(model, self._loops.pop(place))
             del self._models[place]
             if isinstance(model, WorkModel):
-                self._unloaded[place] = model.serves.statistics.load
+                self._unloaded[place] = model.serves.statistics.load, time.monotonic()
             # Else those that cannot be paged would wait for a slot, be refused there, and be forgotten: their clients
             # would hear that there never were such sequences.
             elif not model.serves.config.pageable and not await self._goes_on_elsewhere(place):
@@ -461,7 +466,9 @@ class Serving:
         living = [member.registration for member in members if member.alive]
         served = {(one.model, one.version) for registration in living for one in registration.models}
         alive = {registration.executor for registration in living}
-        loads = [load for place, load in self._unloaded.items() if place not in served]
+        since_s = time.monotonic() - REFUSE_S
+        self._unloaded = {place: one for place, one in self._unloaded.items() if one[1] > since_s}
+        loads = [load for place, (load, _) in self._unloaded.items() if place not in served]
         await together([self._refuse(load, {model for model, _ in served}, alive) for load in loads])
 
     async def _refuse(self, load: ModelLoad, served: AbstractSet[str], alive: AbstractSet[ExecutorId]) -> None:

@@ -581,6 +581,28 @@ class TestExecutors:
             refused.error,
         )
 
+    async def test_a_version_that_was_unloaded_long_ago_is_not_looked_after_any_more(
+        self, callers: Callers, executor: Life, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An executor may see thousands of models come and go."""
+        refused: list[str] = []
+
+        async def refuse(*arguments: Any, **_: Any) -> None:
+            refused.append(arguments[3].model)
+
+        monkeypatch.setattr(serving, "refuse_waiting", refuse)
+        monkeypatch.setattr(serving, "CLAIM_INTERVAL_S", 0.01)
+        monkeypatch.setattr(serving, "LINGER_S", 0)
+        async with executor("a") as a:
+            a.repository.unload("work")
+            await a.registration.announce(Applied())
+            await a.changed.wait()
+            await a.registration.announce(Applied())
+            await until(lambda: refused.count("work") > 1, "its requests are refused")
+            monkeypatch.setattr(serving, "REFUSE_S", 0.0)
+
+            await until(lambda: not a.registration.serving._unloaded, "it is forgotten")
+
 
 async def test_what_a_dead_executor_held_is_taken_back_though_the_node_of_another_model_is_away(
     private_cluster: EmbeddedCluster, key_prefix: str, models: Path, gate: Gate
