@@ -27,7 +27,7 @@ import uvloop
 from benchmarks.build_models import INPUT_SIZE, MODELS, StackedLstm, seeded_lstm
 from benchmarks.results import markdown
 from executor.configuration.load import load_model_config
-from executor.engine.backends import find_backend
+from executor.engine.backends import installed_backends
 from executor.engine.base import BatchResult, LoadRequest, Row, RowResult
 from executor.service import SWITCH_INTERVAL_S
 from executor.workers.worker import EngineWorker
@@ -73,7 +73,7 @@ class ServedEngine:
         text = (MODELS / "lstm_512" / "config.pbtxt").read_text()
         (folder / "config.pbtxt").write_text(text.replace("[ 2, 512 ]", f"[ {LAYERS}, {hidden_size} ]"))
         torch.jit.script(module).save(str(folder / "1" / "model.pt"))
-        backend = find_backend("pytorch")
+        backend = installed_backends()["pytorch"]
         loaded = load_model_config(folder, backends={"pytorch": backend.auto_complete})
         request = LoadRequest(loaded.config, loaded.json, folder, "1", "lstm_0", str(device), 2 * ROWS)
         self._worker = EngineWorker(backend.load(request), "lstm", "lstm_0", InstanceIndex(0))

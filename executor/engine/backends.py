@@ -13,13 +13,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from executor.configuration.backends import remedy_of
 from executor.engine.base import Backend
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model import MODEL_FILE
 from executor.engine.python.model_completion import LIMIT_S
 from executor.engine.runtimes import RUNTIMES, RuntimeBackend
-from shared.contract.errors import LoadError
 
 ENTRY_POINT_GROUP = "seqmesh.backends"
 
@@ -65,17 +63,6 @@ def installed_backends(folders: Sequence[Path] = (), *, completion_limit_s: floa
         if backend is not None:
             backends[entry.name] = backend
     return backends
-
-
-def find_backend(name: str, folders: Sequence[Path] = ()) -> Backend:
-    """The backend of that name. Raises LoadError that names those available."""
-    backends = installed_backends(folders)
-    backend = backends.get(name)
-    if backend is None:
-        raise LoadError(
-            f"backend '{name}' is not installed; available are: {', '.join(sorted(backends))}{remedy_of(name)}"
-        )
-    return backend
 
 
 def folder_of(name: str, folders: Sequence[Path]) -> Path | None:

@@ -19,8 +19,8 @@ import msgspec
 
 from executor.configuration.load import LoadedConfig, load_model_config
 from executor.configuration.parameters import misspelt
-from executor.engine.backends import find_backend, folder_of, installed_backends
-from executor.engine.base import Engine, LoadRequest
+from executor.engine.backends import folder_of, installed_backends
+from executor.engine.base import Backend, Engine, LoadRequest
 from executor.engine.mkl import require_fixed_products
 from executor.engine.python.model_completion import LIMIT_S
 from executor.models.custom_batching import find_strategy
@@ -317,9 +317,11 @@ class ModelRepository:
         self.failures.pop(name, None)
         taken = self._take(name, files)
         try:
-            loaded = self._read(name, override_json, taken.folder)
+            # One set for the whole load: what a backend has unpacked to complete a configuration, it loads from.
+            backends = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
+            loaded = self._read(name, override_json, taken.folder, backends)
             labels = read_labels(loaded.config, loaded.model_dir)
-            versions = self._versions(loaded, generation, taken, by_content=bool(files))
+            versions = self._versions(loaded, generation, taken, backends, by_content=bool(files))
         except BaseException:
             taken.cleanup()
             raise
@@ -364,14 +366,14 @@ class ModelRepository:
         text = f"failed to load '{name}', failed to poll from model repository: no repository has a folder of that name"
         raise problem or NoSuchModelError(text)
 
-    def _read(self, name: str, override_json: str | None, folder: Path) -> LoadedConfig:
+    def _read(
+        self, name: str, override_json: str | None, folder: Path, backends: Mapping[str, Backend]
+    ) -> LoadedConfig:
         """The configuration, as the backend completes it. Raises LoadError, and notes the failure."""
-        installed = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
-        backends = {key: backend.auto_complete for key, backend in installed.items()}
         try:
             return load_model_config(
                 folder,
-                backends=backends,
+                backends={key: backend.auto_complete for key, backend in backends.items()},
                 gpu_count=len(self.devices.gpus),
                 override_json=override_json,
                 config_name=self.config_name,
@@ -383,7 +385,13 @@ class ModelRepository:
             raise LoadError(message, Code.INTERNAL) from error
 
     def _versions(
-        self, loaded: LoadedConfig, generation: str, taken: ModelFiles, *, by_content: bool
+        self,
+        loaded: LoadedConfig,
+        generation: str,
+        taken: ModelFiles,
+        backends: Mapping[str, Backend],
+        *,
+        by_content: bool,
     ) -> list[ServedVersion]:
         """Every version that the version policy chooses. Unchanged ones are taken over, the others made; if one fails,
         none is.
@@ -402,7 +410,7 @@ class ModelRepository:
                     continue
                 goes_on = known is not None and known.fingerprint.content == present.content
                 load = known.statistics.load if known is not None and goes_on else ModelLoad(name, version, generation)
-                served = self._serve(loaded, load, present)
+                served = self._serve(loaded, load, present, backends)
                 made.append(served)
                 scope = (
                     self._fingerprint_of(loaded, number, by_content=True).content
@@ -455,12 +463,14 @@ class ModelRepository:
         if not unloaded:
             del self.unloaded[name]
 
-    def _serve(self, loaded: LoadedConfig, load: ModelLoad, present: Fingerprint) -> ServedVersion:
+    def _serve(
+        self, loaded: LoadedConfig, load: ModelLoad, present: Fingerprint, backends: Mapping[str, Backend]
+    ) -> ServedVersion:
         began = time.monotonic()
         config = loaded.config
         if config.ensemble:
             return ServedVersion(config, load.version, (), 0, StatisticsRecorder(load, self.metrics), present)
-        backend = find_backend(config.backend, self.backend_dirs)
+        backend = backends[config.backend]
         slots = slots_within(config, self.state_bytes_max)
         engines: list[Engine] = []
         workers: list[EngineWorker] = []

@@ -72,7 +72,7 @@ def test_the_two_protocols_are_all_that_is_needed() -> None:
 
 
 def test_it_is_found_by_its_entry_point() -> None:
-    assert isinstance(backends.find_backend("weighted_sum"), WeightedSumBackend)
+    assert isinstance(backends.installed_backends()["weighted_sum"], WeightedSumBackend)
 
 
 async def test_a_model_of_it_runs_two_sequences_in_one_batch(served: ServedVersion) -> None:

@@ -31,8 +31,8 @@ class PythonBackend:
         self.name = name
         self._completion_limit_s = completion_limit_s
         self._code = code
-        self._completed_in: dict[Path, Environment] = {}
-        """By the model's folder: what an archive was unpacked to stays until the load that follows."""
+        self._completed_in: Environment | None = None
+        """What an archive was unpacked to stays until the load that follows."""
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """The configuration as the model's `auto_complete_config` completes it; unchanged if the model has none.
@@ -46,10 +46,8 @@ class PythonBackend:
         if b"auto_complete_config" not in path.read_bytes():
             return config_json
         parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
-        environment = environment_of(parameters, version_dir.parent)
-        if environment.folder is not None:
-            self._completed_in[version_dir.parent] = environment
-        return completed_apart(config_json, path, self._completion_limit_s, environment)
+        self._completed_in = environment_of(parameters, version_dir.parent)
+        return completed_apart(config_json, path, self._completion_limit_s, self._completed_in)
 
     def load(self, request: LoadRequest) -> Engine:
         """Imports and initialises one instance. Raises LoadError with the model's own error."""
@@ -63,6 +61,6 @@ class PythonBackend:
             request = replace(request, code=self._code)
         if request.config.instance_process:
             environment = environment_of(request.config.parameters, request.model_dir)
-            self._completed_in.pop(request.model_dir, None)
+            self._completed_in = None
             return ProcessEngine(request, environment)
         return in_this_process(request)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor.engine.backends import find_backend
-from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
+from executor.engine.backends import installed_backends
+from executor.engine.base import Backend, Engine, LoadRequest, Row, RowError, RowResult
 from executor.engine.pytorch.signature import script_deprecation_ignored
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import (
@@ -82,6 +82,10 @@ def plain_config(
         outputs=tuple(outputs),
         default_model_filename=default_model_filename,
     )
+
+
+def find_backend(name: str, folders: Sequence[Path] = ()) -> Backend:
+    return installed_backends(folders)[name]
 
 
 class Workshop:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from executor.engine.backends import find_backend
 from executor.engine.python.model_completion import completed_apart, completed_here
 from shared.contract.errors import ConfigError, LoadError
-from tests.executor.engine.model_workshop import Workshop
+from tests.executor.engine.model_workshop import Workshop, find_backend
 
 CONFIG: dict[str, Any] = {
     "name": "auto",

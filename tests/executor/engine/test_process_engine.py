@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from executor.engine.backends import find_backend
 from executor.engine.base import LimitsCalls, LoadRequest, Row, RowError, RowResult, SeesCancellation
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.backend import PythonBackend
@@ -35,11 +34,13 @@ from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.environments import environment_of
 from executor.engine.python.process.instance_process import InstanceProcess
 from executor.engine.python.process.messages import CallAnswered
+from executor.models.repository import ModelRepository
+from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.reports import CustomFamily
-from tests.executor.engine.model_workshop import Workshop, plain_config, sequence_config
+from tests.executor.engine.model_workshop import Workshop, find_backend, plain_config, sequence_config
 from tests.executor.engine.test_python_engine import (
     test_every_datatype_passes_through_input_state_and_output_bit_by_bit,
     test_the_running_sum_written_for_triton_runs_unchanged,
@@ -721,19 +722,21 @@ def test_what_an_archive_was_unpacked_to_goes_when_the_last_instance_is_closed(
     assert not folder.exists()
 
 
-def test_an_archive_is_unpacked_once_for_a_model_that_completes_its_configuration(
+async def test_an_archive_is_unpacked_once_for_a_model_that_completes_its_configuration(
     workshop: Workshop, unpacked: list[Path]
 ) -> None:
     """A large environment takes minutes."""
-    given = {"name": "foreign", "parameters": {name: {"string_value": path} for name, path in PACKED.items()}}
-    backend = PythonBackend()
+    parameters = "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "{path}" }} }}' for name, path in PACKED.items()
+    )
+    output = 'output { name: "OUTPUT" data_type: TYPE_INT32 dims: 1 } input { name: "X" data_type: TYPE_INT32 dims: 1 }'
+    (workshop.version_dir("foreign").parent / "config.pbtxt").write_text(parameters + output)
+    repository = ModelRepository((workshop.directory,), Devices())
 
-    for _ in range(2):
-        backend.auto_complete(json.dumps(given), workshop.version_dir("foreign"))
-    engine = backend.load(foreign_load(workshop))
+    repository.load("foreign")
 
     (folder,) = unpacked
-    engine.close()
+    await repository.close()
     assert not folder.exists()
 
 

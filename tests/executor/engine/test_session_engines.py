@@ -14,12 +14,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from executor.engine.backends import find_backend
 from executor.engine.base import Engine, Row
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import onnx_models, openvino_models, tensorflow_models
-from tests.executor.engine.model_workshop import Workshop, plain_config, raws, results, sequence_config, wire
+from tests.executor.engine.model_workshop import (
+    Workshop,
+    find_backend,
+    plain_config,
+    raws,
+    results,
+    sequence_config,
+    wire,
+)
 
 LEAKY = StateSpec("s", "s_next", "FP32", (3,))
 

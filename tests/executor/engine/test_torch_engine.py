@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, MeasuresMemory, Row, RowError, RowResult
 from executor.engine.pytorch import arena
 from executor.engine.pytorch.arena import FixedState, StateArena
@@ -34,6 +33,7 @@ from tests.executor.engine.model_workshop import (
     Workshop,
     array,
     error,
+    find_backend,
     plain_config,
     raws,
     results,

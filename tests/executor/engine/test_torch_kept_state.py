@@ -14,14 +14,22 @@ import psutil
 import pytest
 import torch
 
-from executor.engine.backends import find_backend
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.signature import script_deprecation_ignored
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import keeping_modules
-from tests.executor.engine.model_workshop import Workshop, array, plain_config, results, scripted, sequence_config, wire
+from tests.executor.engine.model_workshop import (
+    Workshop,
+    array,
+    find_backend,
+    plain_config,
+    results,
+    scripted,
+    sequence_config,
+    wire,
+)
 
 X3, Y4 = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (4,))
 X1, Y1 = TensorSpec("x", "FP32", (1,)), TensorSpec("y", "FP32", (1,))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from executor.engine.backends import find_backend
 from executor.engine.pytorch.signature import (
     Signature,
     StateSignature,
@@ -18,7 +17,7 @@ from executor.engine.pytorch.signature import (
 )
 from shared.contract.errors import ConfigError, LoadError
 from tests.executor.engine import torch_modules
-from tests.executor.engine.model_workshop import Workshop, scripted
+from tests.executor.engine.model_workshop import Workshop, find_backend, scripted
 
 FOLDING = Signature(
     inputs=(TensorSignature("x", "FP32", (-1,)),),

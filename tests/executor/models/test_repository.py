@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from executor.engine.python.backend import PythonBackend
 from executor.engine.pytorch import devices
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
@@ -184,8 +185,7 @@ def test_a_failed_load_ends_every_engine_and_thread_that_it_made_also_if_one_can
     add_version(folder, 2)
     before = set(threading.enumerate())
     made = [Mock(close=Mock(side_effect=RuntimeError("no finalize"))) for _ in range(3)]
-    backend = Mock(load=Mock(side_effect=[*made, ValueError("it is broken")]))
-    monkeypatch.setattr("executor.models.repository.find_backend", Mock(return_value=backend))
+    monkeypatch.setattr(PythonBackend, "load", Mock(side_effect=[*made, ValueError("it is broken")]))
 
     with pytest.raises(LoadError, match="version 2 is at UNAVAILABLE state: Internal: ValueError: it is broken"):
         ModelRepository((folder,), Devices()).load("running_sum")
