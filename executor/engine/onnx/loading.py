@@ -9,12 +9,11 @@ import torch
 
 from executor.engine.base import LoadRequest
 from executor.engine.onnx.forward import compute_of
-from executor.engine.onnx.session import model_path, open_model, run_options_of
+from executor.engine.onnx.session import model_path, number_of, open_model, run_options_of
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions import completion
 from executor.engine.sessions.checks import checked_call
 from executor.engine.sessions.loading import make_engine
-from executor.engine.sessions.signature import parameter_of
 from shared.contract.model_config import FixedShape
 
 FAILURE = "onnx runtime error"
@@ -32,7 +31,7 @@ def load(request: LoadRequest) -> TorchEngine:
     """Loads the model onto its device. Raises LoadError with the reason."""
     config, told, fixed_threads = request.config, json.loads(request.config_json), 0
     if config.fixed_shape is not FixedShape.OFF:
-        fixed_threads = int(parameter_of(told, "intra_op_thread_count") or "0") or 1
+        fixed_threads = max(1, number_of(told, "intra_op_thread_count"))
     path = model_path(request.model_dir / request.version, config.default_model_filename)
     model = open_model(path, told, request.device, fixed_threads=fixed_threads)
     call = checked_call(config, model.signature)

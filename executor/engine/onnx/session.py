@@ -76,13 +76,13 @@ def _session_options(config: Mapping[str, Any], fixed_threads: int) -> Any:
     graph: dict[str, Any] = optimization.get("graph") or {}
     level = _GRAPH_LEVELS.get(int(graph.get("level", 0)), "ORT_ENABLE_ALL")
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    if (mode := _number(config, "execution_mode")) not in (0, 1):
+    if (mode := number_of(config, "execution_mode")) not in (0, 1):
         raise LoadError(
             f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
         )
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads = fixed_threads or max(0, _number(config, "intra_op_thread_count"))
-    options.inter_op_num_threads = max(0, _number(config, "inter_op_thread_count"))
+    options.intra_op_num_threads = fixed_threads or max(0, number_of(config, "intra_op_thread_count"))
+    options.inter_op_num_threads = max(0, number_of(config, "inter_op_thread_count"))
     options.use_deterministic_compute = bool(fixed_threads)
     if parameter_of(config, "enable_mem_arena"):
         options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena")
@@ -123,7 +123,8 @@ def _providers(config: Mapping[str, Any], device: str) -> Sequence[Any]:
     return [(CUDA, cuda), CPU]
 
 
-def _number(config: Mapping[str, Any], name: str) -> int:
+def number_of(config: Mapping[str, Any], name: str) -> int:
+    """A parameter's number; 0 if it is not given. Raises LoadError for what is none."""
     text = parameter_of(config, name) or "0"
     try:
         return int(text)

@@ -191,13 +191,21 @@ def test_with_fixed_shape_a_row_has_the_same_bits_in_any_company(workshop: Works
         ({"enable_mem_arena": "perhaps"}, "parameter enable_mem_arena must be true or false, not 'perhaps'"),
     ],
 )
+@pytest.mark.parametrize("fixed_shape", ["false", "true"])
 def test_a_setting_that_means_nothing_is_refused(
-    workshop: Workshop, parameters: Mapping[str, str], message: str
+    workshop: Workshop, parameters: Mapping[str, str], message: str, fixed_shape: str
 ) -> None:
     with pytest.raises(LoadError) as refused:
-        leaky(workshop, parameters=parameters)
+        leaky(workshop, leaky_config(parameters={"fixed_shape": fixed_shape}), parameters)
 
     assert message in refused.value.message
+
+
+def test_a_negative_number_of_threads_is_that_of_the_default(workshop: Workshop) -> None:
+    """As Triton reads it; with fixed_shape the default is one."""
+    config, parameters = leaky_config(parameters={"fixed_shape": "true"}), {"intra_op_thread_count": "-5"}
+
+    results(leaky(workshop, config, parameters), [leaky_row(0, 0)])
 
 
 def test_settings_reach_the_session(workshop: Workshop) -> None:
