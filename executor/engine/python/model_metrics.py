@@ -23,6 +23,8 @@ Labels = tuple[tuple[str, str], ...]
 COUNTER = "COUNTER"
 GAUGE = "GAUGE"
 HISTOGRAM = "HISTOGRAM"
+METRICS_MAX = 10_000
+"""Metrics of all families in a process. Every second the event loop reports them, so many in 15 ms."""
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 """What Prometheus reads. Source: its documentation, "Data model"."""
@@ -155,12 +157,22 @@ def _bounds(buckets: Sequence[float] | None) -> tuple[float, ...]:
     return bounds
 
 
+def _check_room() -> None:
+    """Raises TritonModelException if the process has no room for another metric."""
+    if sum(len(family.values) for family in list(_families.values())) >= METRICS_MAX:
+        raise TritonModelException(
+            f"a process has no more than {METRICS_MAX} metrics: a label is for few values, not for each request's own"
+        )
+
+
 class Metric:
     """One metric of a family, made by `MetricFamily.Metric`."""
 
     def __init__(self, family: _Family, labels: Labels, bounds: tuple[float, ...]) -> None:
         self._family = family
         with family.lock:
+            if labels not in family.values:
+                _check_room()
             self._value = family.values.setdefault(labels, _Value(bounds))
 
     def increment(self, value: float) -> None:

@@ -13,7 +13,9 @@ import torch
 
 from executor.engine.base import Engine
 from executor.engine.python import triton_python_backend_utils as pb_utils
-from executor.engine.python.model_metrics import custom_families
+from executor.engine.python.instance_code import InstanceCode
+from executor.engine.python.model import called
+from executor.engine.python.model_metrics import METRICS_MAX, custom_families, forget_families
 from executor.engine.python.tensor import TypedTensor
 from shared.contract.errors import LoadError
 from shared.statistics.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
@@ -216,6 +218,25 @@ def test_the_metrics_of_a_model_go_with_its_instances_and_are_in_no_other_versio
     new.close()
     assert [] == kinds()
     workshop.engines.clear()
+
+
+def test_a_label_with_a_value_of_each_request_s_own_ends_at_a_bound() -> None:
+    """Each of its metrics is reported every second: so many would keep the executor from renewing its lease."""
+    code = InstanceCode("m", "1", "")
+    with called(code):
+        family = pb_utils.MetricFamily("each", "", pb_utils.MetricFamily.COUNTER)
+
+    def count(requests: int) -> None:
+        for number in range(requests):
+            family.Metric({"request": str(number)}).increment(1)
+
+    with pytest.raises(pb_utils.TritonModelException, match="no more than 10000 metrics"):
+        count(METRICS_MAX + 1)
+    count(1)
+
+    (reported,) = [family for family in custom_families() if family.name == "each"]
+    assert 2 == reported.samples[0].value
+    forget_families(code)
 
 
 def test_whatever_numbers_a_model_measures_can_be_reported() -> None:
