@@ -28,15 +28,17 @@ class InstanceCode:
     adopts     whether the modules that are imported now are the instance's own: while `model.py` is imported. What a
                method imports later, all instances share
     given_up   whether its import was, though it may go on: what it finds now may be another model's
+    imported   names in `sys.modules` of the files beside `model.py`, which may have put other objects there
     """
 
-    __slots__ = ("_modules", "adopts", "given_up", "model", "model_dir", "name")
+    __slots__ = ("_modules", "adopts", "given_up", "imported", "model", "model_dir", "name")
 
     def __init__(self, model: str, version: str, model_dir: str) -> None:
         self.model = model
         self.model_dir = model_dir
         self.adopts = False
         self.given_up = False
+        self.imported: set[str] = set()
         # A class that TorchScript compiles takes the name of its module over, which must be made of words.
         self.name = MODULE_PREFIX + re.sub("[^0-9a-zA-Z_]", "_", f"{model}_{version}")
         """The name of `model.py`."""

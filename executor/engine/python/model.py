@@ -84,6 +84,7 @@ class SiblingLoader(SourceLoader):
         if code is not None and code.adopts:
             name = self.name.partition(".")[2] if self.name.startswith(PACKAGE_PREFIX) else self.name
             code.adopt(module, f"{code.name}.{name}")
+            code.imported.add(self.name)
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -240,6 +241,8 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
             if _importing[str(folder)] == 0:
                 del _importing[str(folder)]
             _drop_siblings(folder, set(sys.modules) - before)
+        for name in list(code.imported):
+            sys.modules.pop(name, None)
 
     with turn.importing(str(directory), leave):
         yield

@@ -262,3 +262,20 @@ def test_a_load_takes_what_other_code_has_put_in_the_place_of_a_module(
     _, code, directory = model(tmp_path, "a")
 
     forget(code, directory)
+
+
+def test_an_object_that_a_file_puts_in_its_module_s_place_is_its_own_model_s_alone(tmp_path: Path) -> None:
+    """As files with settings do. Such an object has no file by which it could be told."""
+    for name in ("a", "b"):
+        path = tmp_path / name / "1" / "model.py"
+        path.parent.mkdir(parents=True)
+        path.write_text("import settings\nclass TritonPythonModel:\n    name = settings.name\n")
+        path.with_name("settings.py").write_text(
+            f"import sys\nclass Settings:\n    name = {name!r}\nsys.modules[__name__] = Settings()\n"
+        )
+
+        imported, code = another(path.parent)
+
+        assert name == imported.name
+        assert "settings" not in sys.modules
+        forget(code, path.parent)
