@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from deploy.local.endings import DIRECTORY_GONE, UNWRITABLE, drop_unwritten, prepare_streams
+from deploy.local.endings import DIRECTORY_GONE, UNWRITABLE, drop_unwritten, prepare_streams, unusable
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.local.terminal import show
@@ -57,23 +57,25 @@ EXIT_INTERRUPTED = 130
 
 
 class Program(click.Group):
-    """The command line. It says for all commands that what they print cannot be written. Where its reader has gone,
-    click ends them without a word. One that Ctrl-C ends has its own exit code, unless the command knows a better one.
+    """The command line. It says for all commands that a file, or what they print, cannot be read or written. Where
+    their reader has gone, click ends them without a word. One that Ctrl-C ends has an exit code of its own, unless the
+    command knows a better one.
     """
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         prepare_streams()
         try:
             return super().main(*arguments, **options)
-        except FileNotFoundError as error:
-            if error.filename is not None:
-                raise
-            click.echo(f"Error: {DIRECTORY_GONE}", err=True)
-            sys.exit(1)
         except OSError as error:
-            if error.errno not in UNWRITABLE or error.filename is not None:
+            if error.filename is not None:
+                said = unusable(error)
+            elif isinstance(error, FileNotFoundError):
+                said = DIRECTORY_GONE
+            elif error.errno in UNWRITABLE:
+                said = f"the output cannot be written: {error.strerror}"
+            else:
                 raise
-            click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+            click.echo(f"Error: {said}", err=True)
             sys.exit(1)
         finally:
             drop_unwritten()

@@ -76,7 +76,7 @@ def errors_apart() -> Generator[None]:
         raise NotBegunError(error.message) from error
     except OSError as error:
         if error.filename is not None:
-            raise NotBegunError(f"{error.filename} cannot be read or written: {error.strerror}") from error
+            raise NotBegunError(unusable(error)) from error
         if isinstance(error, FileNotFoundError):
             raise NotBegunError(DIRECTORY_GONE) from error
         if error.errno not in UNWRITABLE:
@@ -87,6 +87,11 @@ def errors_apart() -> Generator[None]:
     except Exception as error:
         # Python's own exit code for it would be a verdict.
         raise NotBegunError(unexpected(error)) from error
+
+
+def unusable(error: OSError) -> str:
+    """What is said of an error that names a file: of a copy, the file that is written."""
+    return f"{error.filename2 or error.filename} cannot be read or written: {error.strerror}"
 
 
 def unexpected(error: Exception) -> str:

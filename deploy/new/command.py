@@ -69,9 +69,9 @@ def new(model: str, kind: str, models: Path) -> None:
     folder = models / model
     if len(model) > NAME_LENGTH_MAX:
         raise click.BadParameter(f"{len(model)} characters, of at most {NAME_LENGTH_MAX}", param_hint="MODEL")
-    if folder.exists():
-        raise click.ClickException(f"{folder} exists: give another name, or remove it")
     try:
+        if folder.exists():
+            raise click.ClickException(f"{folder} exists: give another name, or remove it")
         refuse_a_model(models)
         models.mkdir(parents=True, exist_ok=True)
         # Beside its place, and moved there when it is whole: an executor that polls the repository never sees a part.

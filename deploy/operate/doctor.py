@@ -209,7 +209,8 @@ def of_machine() -> Iterator[Diagnosis]:
 
 def of_disk(data_dir: Path) -> Diagnosis:
     """Whether there is room where `seqmesh up` keeps its data, or would."""
-    where = next(folder for folder in (data_dir, *data_dir.absolute().parents) if folder.is_dir())
+    # Not by the paths' own method, which raises where this user may not look.
+    where = next(folder for folder in (data_dir, *data_dir.absolute().parents) if os.path.isdir(folder))  # noqa: PTH112
     return diagnoses.of_disk(shutil.disk_usage(where).free, str(where))
 
 

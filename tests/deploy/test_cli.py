@@ -214,6 +214,9 @@ def test_what_stands_behind_two_dashes_is_no_option(
     [
         (["new", "m" * 300], "300 characters, of at most 200"),
         (["new", "x", "--models", "/proc/nope"], "/proc/nope/x cannot be written"),
+        (["new", "x", "--models", "m" * 300], "/x cannot be written: File name too long"),
+        (["doctor", "--data-dir", "m" * 300], "/mesh.json cannot be read (File name too long)"),
+        (["reshard", "2", "--data-dir", "m" * 300], "/redis cannot be read or written: File name too long"),
         (["chaos", "--write-models", "/proc/nope"], "/proc/nope cannot be written"),
         (["chaos", "--minutes", "nan"], "'nan' is no number"),
         (["up", "--console-token", "short"], "--console-token needs at least 16 characters"),

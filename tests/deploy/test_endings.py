@@ -96,6 +96,17 @@ def test_a_file_that_cannot_be_read_is_no_verdict() -> None:
     assert "config.pbtxt cannot be read or written: Permission denied" in result.output
 
 
+def test_of_a_copy_that_has_no_room_the_file_is_told_that_lacks_it() -> None:
+    """The file that is copied has nothing to do with the full disk."""
+
+    @click.command
+    @ending_by_verdict()
+    def command() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.py", None, "results/model.py")
+
+    assert "Error: results/model.py cannot be read or written" in CliRunner().invoke(command, []).output
+
+
 def test_a_full_disk_is_no_verdict() -> None:
     @click.command
     @ending_by_verdict()
