@@ -25,11 +25,11 @@ export function listen(watches: Named | null, charted: Charted | null, listener:
   let hidden = 0;
 
   async function run(): Promise<void> {
-    control = new AbortController();
+    const own = (control = new AbortController());
     try {
       const response = await fetch(`/api/live?${query(watches, charted)}`, {
         headers: authorization(),
-        signal: control.signal,
+        signal: own.signal,
         cache: "no-store",
       });
       if (response.status === 403) {
@@ -39,10 +39,13 @@ export function listen(watches: Named | null, charted: Charted | null, listener:
       if (!response.ok || response.body === null) throw new Error(`status ${response.status}`);
       listener.connection("live");
       pause = PAUSE_FIRST_MS;
-      await readAll(response.body, control, listener);
+      await readAll(response.body, own, listener);
       throw new Error("the stream ended");
     } catch {
-      if (ended || document.hidden) return;
+      if (ended || control !== own) return;
+      // A page that nobody sees listens again when somebody looks at it.
+      own.abort();
+      if (document.hidden) return;
       listener.connection("lost");
       timer = window.setTimeout(() => void run(), pause);
       pause = Math.min(PAUSE_LAST_MS, pause * 2);
