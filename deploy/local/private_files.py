@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,5 +39,6 @@ def make_private(directory: Path) -> str:
         raise PermissionError(f"{directory} belongs to another user ({status.st_uid})")
     if status.st_mode & PRIVATE_UMASK:
         mode = f"{status.st_mode & 0o777:o}"
-        return f"{directory} is open to other users of this machine (mode {mode}): chmod -R go= {directory}"
+        remedy = shlex.join(["chmod", "-R", "go=", str(directory)])
+        return f"{directory} is open to other users of this machine (mode {mode}): {remedy}"
     return ""

@@ -150,15 +150,16 @@ def mode(path: Path) -> int:
 
 
 def test_a_directory_that_is_there_keeps_its_mode_and_it_is_said_who_else_may_read_it(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+    folder = tmp_path / "a folder"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
     assert (
-        make_private(tmp_path)
-        == f"{tmp_path} is open to other users of this machine (mode 755): chmod -R go= {tmp_path}"
+        make_private(folder) == f"{folder} is open to other users of this machine (mode 755): chmod -R go= '{folder}'"
     )
-    assert 0o755 == mode(tmp_path)
+    assert 0o755 == mode(folder)
 
-    tmp_path.chmod(0o700)
-    assert make_private(tmp_path) == ""
+    folder.chmod(0o700)
+    assert make_private(folder) == ""
     assert make_private(tmp_path / "new" / "newer") == ""
     assert 0o700 == mode(tmp_path / "new" / "newer")
 
