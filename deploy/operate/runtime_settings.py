@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 
 import click
@@ -23,8 +24,16 @@ async def run(settings: OperatorSettings, *, reset: bool) -> None:
     async with found_mesh(settings) as mesh:
         stored = StoredSettings(mesh.redis, mesh.keys)
         if reset:
-            await stored.reset(f"{getpass.getuser()} on {socket.gethostname()} (seqmesh settings --reset)")
+            await stored.reset(f"{user()} on {socket.gethostname()} (seqmesh settings --reset)")
         click.echo(described(await stored.read()))
+
+
+def user() -> str:
+    """Who runs the command: by number where the system knows no name, as of a container with a number for its user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the former until Python 3.12
+        return f"user {os.getuid()}"
 
 
 def described(changes: ChangedSettings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import uuid
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from deploy.chaos.node import until
 from deploy.console.reader import MeshReader
 from deploy.local.data_directory import ChildState, MeshState, state_path
 from deploy.local.embedded import free_port
-from deploy.operate import doctor, tenants
+from deploy.operate import doctor, runtime_settings, tenants
 from deploy.operate.diagnoses import Severity
 from deploy.operate.doctor import of_gateways
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, holdings
@@ -42,6 +43,7 @@ from shared.store.redis_client import connect
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import Wanted
 from shared.store.tenants import StoredTenants
+from shared.stored_settings import StoredSettings
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import IDLE_MS, ScriptedMesh
@@ -167,6 +169,23 @@ def test_columns_stand_below_each_other_whatever_their_letters() -> None:
     rows = [("ID", "STATE"), ("日本語", "live"), ("e\u0301", "live")]
 
     assert ["ID      STATE", "日本語  live", "e\u0301       live"] == aligned(rows).splitlines()
+
+
+async def test_settings_are_taken_back_by_a_user_whom_the_system_does_not_know(
+    redis: AsyncRedis, redis_url: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container that is given a number for its user."""
+    stored = StoredSettings(redis, await join_mesh(redis, key_prefix, 1))
+    await stored.change_traces("", {"trace_rate": 5})
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+
+    await runtime_settings.run(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), reset=True)
+
+    changes = await stored.read()
+    assert {} == changes.traces
+    assert changes.by["traces"].startswith("user 54321 on ")
 
 
 async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -> None:
