@@ -46,8 +46,9 @@ def is_due(state: LeaderState, now_ms: int) -> bool:
 def idle_seen(state: LeaderState, event: IdleSeen) -> list[Action]:
     """The forecast: every version's line, with what is known of its slots."""
     expiries = _by_version(state, event.expiries)
-    versions = sorted(set(state.rings) | {version for version, backlog in state.backlogs.items() if len(backlog)})
-    return [Publish(tuple(_of_line(state, version, expiries[version]) for version in versions), event.cause)]
+    # Whoever waits has been looked for a place in the version's ring (`decide.serve`), also if the ring is empty.
+    lines = tuple(_of_line(state, version, expiries[version]) for version in sorted(state.rings))
+    return [Publish(lines, event.cause)]
 
 
 def _by_version(state: LeaderState, expiries: Iterable[tuple[SequenceId, int]]) -> defaultdict[str, list[int]]:

@@ -17,7 +17,7 @@ from scheduler.core.actions import Action, LayOut, Recall
 from scheduler.core.events import RecallSent, SparesRecalled
 from scheduler.core.placement import Ring
 from scheduler.core.slots import SlotTable
-from scheduler.core.state import NO_EPOCH, Executor, ExecutorPhase, LeaderState
+from scheduler.core.state import NO_EPOCH, Executor, LeaderState
 from shared.contract.ids import ExecutorId, ShardId, shard_of
 
 
@@ -96,9 +96,7 @@ def recalled(state: LeaderState, event: SparesRecalled) -> Executor | None:
     """A recall was read of in the feed: what is still spare in that shard is free. Returns the executor; None if it was
     another recall."""
     executor = state.executors.get(event.executor)
-    if executor is None or executor.phase is not ExecutorPhase.SERVING:
-        return None
-    if executor.recalls.get(event.shard, NO_EPOCH) != event.number or not event.number:
+    if executor is None or not event.number or executor.recalls.get(event.shard) != event.number:
         return None
     for table in state.tables(event.executor):
         table.recall(event.shard)

@@ -71,3 +71,14 @@ def test_a_slot_that_may_be_another_sequence_s_is_not_given(served: OfferedVersi
         table.take(SequenceId("b"))
     with pytest.raises(IllegalMoveError, match="slot 0 is held by 'a': 'b' cannot give it back"):
         table.release(place, SequenceId("b"))
+
+
+def test_a_slot_left_behind_in_any_instance_is_a_gap() -> None:
+    table = SlotTable(ExecutorId("e1"), OfferedVersion("1", 2, 2))
+    places = [table.take(SequenceId(name)) for name in "abc"]
+    table.lay_out(1, ShardId(0))
+    assert not table.has_gap
+
+    table.release(places[0], SequenceId("a"))
+    table.release(places[1], SequenceId("b"))
+    assert table.has_gap

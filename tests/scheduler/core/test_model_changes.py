@@ -87,16 +87,17 @@ def test_a_new_leader_takes_what_an_unloaded_version_has_left() -> None:
     assert [] == holders(state)
 
 
-def test_who_waits_for_an_unloaded_version_is_refused_new_or_moving() -> None:
+def test_who_waits_for_an_unloaded_version_is_refused_new_moving_or_returning() -> None:
     state = LeaderState()
     take(state, SequenceWaits(name("new"), "1", entry(1)))
     take(state, SequenceWaits(name("moving"), "1", entry(2), moving=True))
-    take(state, SequenceWaits(name("other"), "2", entry(3)))
+    take(state, SequenceWaits(name("returning"), "1", entry(3), returning=True))
+    take(state, SequenceWaits(name("other"), "2", entry(4)))
 
     actions = take(state, VersionsWithdrawn("m", ("1",)))
 
     message = "Request for unknown model: 'm' version 1 is not at ready state"
-    assert {name("new"), name("moving")} == {a.sequence for a in actions if isinstance(a, Reject)}
+    assert {name("new"), name("moving"), name("returning")} == {a.sequence for a in actions if isinstance(a, Reject)}
     assert {message} == {a.message for a in actions if isinstance(a, Reject)}
     assert [name("other")] == [sequence for _, sequence, _ in view(state).waiting]
     assert [] == take(state, VersionsWithdrawn("m", ("1",)))

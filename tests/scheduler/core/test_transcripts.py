@@ -14,6 +14,7 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > patience a 100-0 500      a, waiting there, must have its slot by 500 ms: a later step of it waits less long
     > cancelled a 100-0         a does not wait there any more: a caller has gone
     > expired a 100-0           a does not wait there any more: its idle time ended between two owners
+    > paused a 100-0            a does not wait there any more: an operator has paused it
     > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
     > over a 7                  a, of epoch 7, has ended; `> over a 7 spare`: its slot is a spare one
     > unreadable a 7            a's record could not be read: whatever epoch up to 7 it had is over
@@ -204,24 +205,23 @@ def served(word: str, *, closing: bool = False) -> OfferedVersion:
     )
 
 
-def waits(_: LeaderState, subject: str, rest: list[str], *, moving: bool = False) -> Event:
+def waits(_: LeaderState, subject: str, rest: list[str]) -> SequenceWaits:
     version = next((word[1:] for word in rest if word.startswith("v")), "1")
     timeout_ms = next((int(word[:-2]) for word in rest if word.endswith("ms")), 0)
     return SequenceWaits(
         SequenceId(subject),
         version,
         place(next(word for word in rest if "-" in word)),
-        moving=moving,
         timeout_us=timeout_ms * 1000,
     )
 
 
 def moves(state: LeaderState, subject: str, rest: list[str]) -> Event:
-    return waits(state, subject, rest, moving=True)
+    return replace(waits(state, subject, rest), moving=True)
 
 
-def returns(_: LeaderState, subject: str, rest: list[str]) -> Event:
-    return SequenceWaits(SequenceId(subject), "1", place(rest[0]), returning=True)
+def returns(state: LeaderState, subject: str, rest: list[str]) -> Event:
+    return replace(waits(state, subject, rest), returning=True)
 
 
 def place(word: str) -> Entry:
@@ -273,6 +273,7 @@ COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "patience": lambda _, subject, rest: PatienceLowered(SequenceId(subject), place(rest[0]), int(rest[1])),
     "cancelled": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0])),
     "expired": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0]), "x"),
+    "paused": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0]), "h"),
     "assigned": assigned,
     "over": over,
     "unreadable": lambda _, subject, rest: SequenceOver(SequenceId(subject), Epoch(int(rest[0])), UNREADABLE),
