@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.contract.tensors import Tensor, bytes_elements, described, from_numpy, pack_bytes, to_numpy
+from shared.contract.tensors import (
+    ELEMENT_BYTES,
+    Tensor,
+    bytes_elements,
+    described,
+    from_numpy,
+    pack_bytes,
+    to_numpy,
+)
 
 
 def test_arrays_of_strings_of_any_rank_become_bytes_row_by_row() -> None:
@@ -40,3 +48,9 @@ def test_the_log_tells_the_numbers_that_a_tensor_holds() -> None:
         "A FP32 [1,2] mean -0.5 norm 5; B BF16 [2] mean -0.5 norm 5; C INT8 [0] mean 0 norm 0; D BYTES [1] 6 bytes"
         == described(told)
     )
+
+
+def test_every_datatype_of_a_fixed_size_has_its_size() -> None:
+    sizes = {f"{kind}{8 * size}": size for kind in ("INT", "UINT") for size in (1, 2, 4, 8)}
+
+    assert {**sizes, "BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8} == ELEMENT_BYTES
