@@ -315,6 +315,15 @@ def test_a_successor_that_has_not_come_within_a_batch_is_not_waited_for_any_more
     assert [63 / 64] == gathering.successions.expected([0], [900], 0), "one of the latest has never come"
 
 
+def test_a_sequence_that_has_not_come_back_within_a_batch_is_not_waited_for_any_more() -> None:
+    gathering = known(900)
+    gathering.away |= {SequenceId("m||i1"): 0, SequenceId("m||i2"): 4_000}
+
+    assert gathering.wait_until(1, 8_001) is None
+    assert [4_000] == list(gathering.away.values())
+    assert [63 / 64] == gathering.returns.expected([0], [900], 0), "one of the latest has never come"
+
+
 def test_returns_of_long_ago_are_forgotten_and_who_is_later_than_all_hides_nobody_behind() -> None:
     returns = Returns()
     for took_us in (*[1_000] * RETURNS, *[6_000] * (RETURNS // 2), *[9_000] * (RETURNS // 2)):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from executor.core.actions import Commit, HowAnswered, RunBatch
 from executor.core.events import BatchDone, OwnershipOver, RowEnd, StepEnded, StepsFinal
-from executor.core.state import OwnedPhase
+from executor.core.recovery import Log
+from executor.core.state import Checkpoint, OwnedPhase
 from shared.contract.ids import Epoch, StepNumber
 from shared.contract.messages import StepFlag
 from tests.executor.core.owner import SEQUENCE, Owner, step
@@ -91,3 +92,22 @@ def test_a_pass_that_is_repeated_leaves_the_step_to_the_next_pass() -> None:
     owner.take(BatchDone(again, [RowEnd.OPEN]))
     owner.take(StepEnded(member, RowEnd.FAILED))
     assert [(1, HowAnswered.RAN)] == owner.answered
+
+
+def test_a_step_that_was_replayed_is_final_at_once() -> None:
+    """It was committed before: nobody will tell that it is."""
+    owner = Owner(Log(1000, 1 << 20))
+    owner.state.one_by_one = True
+    for number in (1, 2):
+        owner.take(step(number, flags=StepFlag.START if number == 1 else StepFlag.NONE, committed=1))
+    owner.restore(Checkpoint(Epoch(1), StepNumber(0), StepNumber(1), StepNumber(1), None))
+
+    replay = owner.begin()
+    assert replay is not None
+    (member,) = replay.members
+    assert member is not None
+    owner.take(BatchDone(replay, [RowEnd.OPEN]))
+    owner.take(StepEnded(member, RowEnd.DONE))
+
+    assert [] == owner.answered
+    assert [2] == owner.run()
