@@ -37,9 +37,10 @@ NO_SYN = (
     (0x06, 0, 0, 0xFFFFFFFF),  # keep all of it
 )
 """The filter: struct sock_filter, as code, jump if true, jump if false, operand. Accepted connections inherit it."""
-TCP_INFO = getattr(socket, "TCP_INFO", 11)
-TCP_INFO_QUEUED = 24
-"""Where struct tcp_info has tcpi_unacked, which counts a listening socket's queued connections."""
+TCP_INFO, TCP_INFO_BYTES = getattr(socket, "TCP_INFO", 11), 128
+TCP_INFO_QUEUED, TCP_INFO_TAKEN = 24, 120
+"""Where struct tcp_info has tcpi_unacked, which counts a listening socket's queued connections, and where it has
+tcpi_bytes_acked."""
 
 
 class PortName(NamedTuple):
@@ -111,6 +112,15 @@ async def quieten(listening: socket.socket) -> None:
 
 def queued(listening: socket.socket) -> int:
     """Connections of a listening socket that are made and not accepted; 0 where the system does not say."""
+    return tcp_info(listening, "I", TCP_INFO_QUEUED)
+
+
+def taken_bytes(connection: socket.socket) -> int:
+    """Bytes that the other side of a connection has taken; 0 where the system does not say."""
+    return tcp_info(connection, "Q", TCP_INFO_TAKEN)
+
+
+def tcp_info(of: socket.socket, form: str, begin: int) -> int:
     with suppress(OSError, struct.error):
-        return struct.unpack_from("I", listening.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 104), TCP_INFO_QUEUED)[0]
+        return struct.unpack_from(form, of.getsockopt(socket.IPPROTO_TCP, TCP_INFO, TCP_INFO_BYTES), begin)[0]
     return 0

@@ -44,6 +44,7 @@ from gateway.grpc.wire.receiving import Hears, Receiving
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.sending import Sending
+from gateway.ports.listening import taken_bytes
 from gateway.ports.seats import Seat
 from gateway.ports.serving import SEE_OFF_S
 from gateway.ports.turns import LoopTurns
@@ -57,7 +58,8 @@ received."""
 CREDITS = 2048
 """The connection's window opens by such a part of it, 1 MiB: many calls that are not read must not keep it shut."""
 LINGER_S = 2.0
-"""How long the client of a connection that has ended may take to close it. What it sends meanwhile is dropped."""
+"""How long the client of a connection that has ended may take nothing of what was sent last, and not close it. What it
+sends meanwhile is dropped."""
 AGE_SPREAD = 0.1
 """Connections that were opened together do not reach their age together: they vary by this part of it."""
 NEWEST = (1 << 31) - 1
@@ -97,6 +99,8 @@ class GrpcConnection(asyncio.Protocol):
         self._last = 0
         self._told_at: float | None = None
         self._end_at: float | None = None
+        self._taken = 0
+        """What the client has taken of all that it was sent. Kept only when the connection has ended."""
         spread = random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
         self._old_at = self._now() + rules.age_s * spread if rules.age_s else None
         self._lost = asyncio.Event()
@@ -173,7 +177,9 @@ class GrpcConnection(asyncio.Protocol):
         """Ends the connection, or calls of it, when their time is over."""
         del left_at
         if self._end_at is not None:
-            if now >= self._end_at:
+            if (taken := taken_bytes(self._transport.get_extra_info("socket"))) != self._taken:
+                self._taken, self._end_at = taken, now + LINGER_S
+            elif now >= self._end_at:
                 self._transport.abort()
             return
         if self._pings.is_dead(now):
@@ -389,7 +395,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Ends the connection. Bytes that the client is sending are dropped for a while: otherwise the system would
-        reset the connection, and the client would lose what it was told last."""
+        reset the connection, and the client would lose what it was told last. TLS does the same when its end has been
+        sent, so there the client, who knows of the end, is left to close."""
         if self._end_at is not None:
             return
         self._sending.finish()
@@ -398,7 +405,7 @@ class GrpcConnection(asyncio.Protocol):
         self._leave_calls()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        else:
+        elif not self._has_begun:
             self._transport.close()
 
 

@@ -25,9 +25,13 @@ from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import SPARE, RpcLimit
 from gateway.ports.turns import LoopTurns
+from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError
+from shared.contract.messages import ReplyMessage
+from shared.contract.tensors import Tensor
 from tests.gateway.cycles import nothing_stays
+from tests.gateway.grpc.conftest import RECORD
 from tests.gateway.grpc.test_intake import sized
 from tests.gateway.grpc.wire.peer import INFER, LIVE, SOON_S, STREAM, Peer, peer_of
 
@@ -44,6 +48,8 @@ UNFINISHED_BYTES_MAX = 4 << 20
 """Of h2 alone, a connection may keep 16 MiB."""
 PINGS_MAX_BYTES = 64 << 20
 """More than the system buffers in both directions."""
+ANSWER_BYTES, PART_BYTES = 1 << 20, 1 << 18
+"""Of an answer that the system buffers; and more of it than what a client with small buffers has before it reads."""
 
 
 @pytest.fixture
@@ -584,6 +590,50 @@ async def test_a_connection_ends_at_its_age(serving: Serving, twin: Any) -> None
 
     assert peer.reset[late] == ErrorCodes.REFUSED_STREAM, "which clients repeat elsewhere"
     assert peer.h2.goaways == [(NEWEST, 0, b""), (number, 0, b"")]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_connection_that_ends_waits_while_its_client_takes_the_last_answer(
+    serving: Serving, twin: Any, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    """And sends frames meanwhile. Who takes nothing more is cut off."""
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 1e9)
+
+    def answer(_: object) -> Answer:
+        output = Tensor("OUTPUT", "UINT8", (ANSWER_BYTES,), bytes(ANSWER_BYTES))
+        return Answer(ReplyMessage("1", (output,)), RECORD, "1", "", None)
+
+    twin.respond = answer
+    async with serving(**(SECURE if tls else {})) as server:
+        loop, client = asyncio.get_running_loop(), Peer()
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PART_BYTES // 8)
+        plain.connect(("127.0.0.1", server.port))
+        context = ssl.create_default_context(cafile=str(TLS / "ca.pem")) if tls else None
+        name = "localhost" if tls else None
+        reader, client.writer = await asyncio.open_connection(
+            sock=plain, ssl=context, server_hostname=name, limit=PART_BYTES // 8
+        )
+        client.h2.initiate_connection()
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
+        client.h2.increment_flow_control_window(1 << 30)
+        client.say(client.call(INFER), sized(4))
+        await twin.wait_for_calls(1)
+        (connection,) = server._connections()
+        while server.limit.open:
+            await asyncio.sleep(0.01)
+        connection.see_off()
+        for part in range(ANSWER_BYTES // PART_BYTES):
+            await reader.readexactly(PART_BYTES)
+            client.h2.increment_flow_control_window(1)
+            client.flush()
+            connection.check(loop.time() + 10 * part, None)
+        for late_s in (1000, 2000, 3000):
+            connection.check(loop.time() + late_s, None)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(SOON_S):
+                await reader.read()
+        client.writer.close()
 
 
 async def test_the_calls_of_an_old_connection_have_a_grace(serving: Serving, twin: Any) -> None:
