@@ -40,6 +40,9 @@ PATIENCE_MS = 10_000
 """How long a step behind an anchor that has run is sent again: as long as requests wait while Redis is away."""
 FIRST_PAUSE_MS, PAUSE_MAX_MS = 10, 500
 """The pause before a step is sent again. It doubles each time."""
+EARLY = (Reason.WRONG_STEP, Reason.NEVER_SEEN)
+"""What a follower says of a step that comes before those that it follows: before all of them, that it knows no such
+sequence."""
 
 
 class HeldTensor(NamedTuple):
@@ -245,7 +248,7 @@ class EnsembleProgress:
             return False
         if not isinstance(error, SequenceError):
             return isinstance(error, NotNowError)
-        if error.reason == Reason.WRONG_STEP and index != self._plan.anchor and self._stand is not None:
+        if error.reason in EARLY and index != self._plan.anchor and self._stand is not None:
             # The steps before this one are on their way, through this gateway or another one.
             return (error.last_step or 0) + 1 < self._stand.step
         outcome = OUTCOMES.get(error.reason)

@@ -336,12 +336,20 @@ class TestStates:
 
         assert [FailRequest(forgotten)] == going.failed(1, forgotten, now_ms=0)
 
-    @pytest.mark.parametrize(("last", "waits"), [(1, True), (2, False), (3, False)])
-    def test_a_follower_waits_for_the_steps_before(self, last: int, *, waits: bool) -> None:
+    @pytest.mark.parametrize(
+        ("reason", "last", "waits"),
+        [
+            (Reason.NEVER_SEEN, 0, True),
+            (Reason.WRONG_STEP, 1, True),
+            (Reason.WRONG_STEP, 2, False),
+            (Reason.WRONG_STEP, 3, False),
+        ],
+    )
+    def test_a_follower_waits_for_the_steps_before(self, reason: Reason, last: int, *, waits: bool) -> None:
         going = progress(plan(step("state", "I", "mid"), step("state", "mid", "O")))
         going.begin()
         going.answered(0, [tensor("O")], STAND)
-        actions = going.failed(1, SequenceError("wrong", Reason.WRONG_STEP, last), now_ms=0)
+        actions = going.failed(1, SequenceError("wrong", reason, last), now_ms=0)
 
         assert waits == isinstance(actions[0], SendAgain)
         assert waits != isinstance(actions[0], AbandonRun)
