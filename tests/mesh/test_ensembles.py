@@ -240,14 +240,16 @@ def test_a_retry_whose_answer_a_follower_has_forgotten_is_told_so_and_the_sequen
     """As with large outputs, of which only the newest is kept; the first state keeps its small ones for longer."""
 
     def step(number: int, **flags: Any) -> int:
-        return infer(shared, "forgetful_behind", number, sequence_id=80, request_id=f"r{number}", **flags)
+        named = {"sequence_id": 80, "parameters": {"sequence_step": number}}
+        return infer(shared, "forgetful_behind", number, **named, **flags)
 
     first = [step(1, sequence_start=True), step(2), step(3)]
-    with pytest.raises(InferenceServerException, match="was answered, and its answer is kept no longer") as forgotten:
+    with pytest.raises(InferenceServerException, match="sequence 80 of model 'forgetful_sum' exists"):
+        step(1, sequence_start=True)
+    with pytest.raises(InferenceServerException, match="was answered, and its answer is kept no longer"):
         step(2)
     last = [step(3), step(4, sequence_end=True)]
 
-    assert "in ensemble 'forgetful_behind', request r2" in str(forgotten.value.message())
     assert ([1, 4, 10], [10, 20]) == (first, last)
 
 

@@ -40,6 +40,9 @@ PATIENCE_MS = 10_000
 """How long a step behind an anchor that has run is sent again: as long as requests wait while Redis is away."""
 FIRST_PAUSE_MS, PAUSE_MAX_MS = 10, 500
 """The pause before a step is sent again. It doubles each time."""
+FORGOTTEN = (Reason.ANSWERED, Reason.EXISTS)
+"""What a follower says of a step that it has answered, and whose answer it does not keep: of the first step, that it is
+beyond it."""
 EARLY = (Reason.WRONG_STEP, Reason.NEVER_SEEN)
 """What a follower says of a step that comes before those that it follows: before all of them, that it knows no such
 sequence."""
@@ -256,7 +259,7 @@ class EnsembleProgress:
 
     def _was_done(self, index: int, error: MeshError) -> bool:
         """Whether a follower has answered the step before, and its answer is kept no longer: it is not behind."""
-        return index != self._plan.anchor and isinstance(error, SequenceError) and error.reason == Reason.ANSWERED
+        return index != self._plan.anchor and isinstance(error, SequenceError) and error.reason in FORGOTTEN
 
     def _next(self) -> list[EnsembleAction]:
         actions: list[EnsembleAction] = []

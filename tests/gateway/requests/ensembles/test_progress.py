@@ -327,12 +327,13 @@ class TestStates:
         assert 1 == len(actions)
         assert isinstance(failure(actions), UnavailableError)
 
-    def test_a_retry_whose_answer_a_follower_has_forgotten_leaves_the_run_as_it_is(self) -> None:
+    @pytest.mark.parametrize("reason", [Reason.ANSWERED, Reason.EXISTS])
+    def test_a_retry_whose_answer_a_follower_has_forgotten_leaves_the_run_as_it_is(self, reason: Reason) -> None:
         of = plan(step("state", "I", "a"), step("state", "a", "b"), step("state", "b", "O"))
         going = progress(of, is_named=True)
         going.begin()
         going.answered(0, [tensor("O")], STAND)
-        forgotten = SequenceError("it was answered, and its answer is kept no longer", Reason.ANSWERED, 9)
+        forgotten = SequenceError("its answer is not kept", reason, 9)
 
         assert [FailRequest(forgotten)] == going.failed(1, forgotten, now_ms=0)
 
