@@ -25,7 +25,7 @@ class EnsemblePart(msgspec.Struct, frozen=True):
     """What makes a step of an ensemble another step than one that a client sends to the same model.
 
     scope   stands in the sequence's name: sequences of an ensemble's step are not those of clients
-    digest  by which the step is recognised when it is sent again; b"" if it cannot be sent again
+    digest  by which the step is recognised when it is sent again; b"" if only its number tells it, or nothing does
     """
 
     scope: str

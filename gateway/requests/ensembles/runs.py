@@ -310,6 +310,9 @@ class StageRun:
         scope = scope_of(self._call, planned, None if stand is None else stand.run)
         if stand is None:
             return EnsemblePart(scope, step_digest(self._call.request_id, flags, self._call.inputs))
+        if stand.step == 1 and not self._call.end:
+            # Its number tells all: sent again behind END, a first step with a digest would begin the sequence anew.
+            return EnsemblePart(scope, b"")
         return EnsemblePart(scope, step_digest(f"{stand.run} {stand.step}", flags, ()))
 
     def _withdraw(self, index: int) -> None:
