@@ -108,8 +108,8 @@ async def found(mesh: MeshAccess, sequences: Sequence[SequenceId]) -> list[Seque
 
 def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
     *placed, tenant = record
-    if not all(placed):
-        raise ValueError("a live sequence of no place")
     _, owner, version, instance, slot, epoch = placed
+    if not all(placed) or int(epoch) < 1:
+        raise ValueError("a live sequence of no place")
     place = address(owner, version, instance, slot)
     return SequenceFound(sequence, place, Epoch(int(epoch)), "rebuild", text_of(tenant or b""))

@@ -371,12 +371,18 @@ async def test_a_counter_of_epochs_that_scripts_begin_anew_is_not_rebuilt_from(
 
 @pytest.mark.leaves_sequences
 @pytest.mark.parametrize("lost", [OWNER, VERSION, INSTANCE, SLOT, EPOCH])
-async def test_a_model_is_led_though_the_record_of_a_live_sequence_lacks_a_field(stage: Stage, lost: str) -> None:
+@pytest.mark.parametrize("is_zero", [False, True])
+async def test_a_model_is_led_though_a_live_record_lacks_a_field_or_has_zero_in_it(
+    stage: Stage, lost: str, *, is_zero: bool
+) -> None:
     await stage.join("e1")
     async with stage.scheduler():
         await stage.submit(1, start=True)
         await stage.live(1)
-    await stage.commands.hdel(stage.keys.sequence(sequence_id(MODEL, "", 1)).record, lost)
+    record = stage.keys.sequence(sequence_id(MODEL, "", 1)).record
+    await stage.commands.hdel(record, lost)
+    if is_zero:
+        await stage.commands.hset(record, lost, 0)
 
     async with stage.scheduler():
         await stage.submit(2, start=True)
