@@ -98,11 +98,11 @@ def check_tensor(tensor: Tensor) -> None:
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """A read-only view on the bytes (BYTES: an object array of `bytes`; BF16: its bits as uint16)."""
+    """A read-only view on the bytes (BYTES: an object array of `bytes`; BF16: its bits as uint16). Raises ValueError if
+    they are not as many as the shape asks for.
+    """
     if tensor.datatype == "BYTES":
-        elements = np.empty(element_count(tensor.shape), dtype=np.object_)
-        elements[:] = list(bytes_elements(tensor.raw))
-        return elements.reshape(tensor.shape)
+        return np.array(list(bytes_elements(tensor.raw)), dtype=np.object_).reshape(tensor.shape)
     dtype = np.dtype("<u2") if tensor.datatype == "BF16" else NUMPY_TYPE[tensor.datatype]
     return np.frombuffer(tensor.raw, dtype=dtype).reshape(tensor.shape)
 

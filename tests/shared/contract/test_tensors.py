@@ -35,6 +35,13 @@ def test_a_text_tensor_that_ends_inside_an_element_is_refused(cut: int) -> None:
         list(bytes_elements(raw[:-cut]))
 
 
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 2)])
+def test_a_text_tensor_with_another_number_of_elements_than_its_shape_is_refused(shape: tuple[int, ...]) -> None:
+    """One element is not taken for as many as are missing."""
+    with pytest.raises(ValueError, match="reshape"):
+        to_numpy(Tensor("TEXT", "BYTES", shape, pack_bytes([b"a"])))
+
+
 def test_the_log_tells_the_numbers_that_a_tensor_holds() -> None:
     told = {
         "A": from_numpy("A", np.array([[3.0, -4.0]], np.float32)),
