@@ -127,6 +127,10 @@ class Checkpoint:
         """Whether there is something to be loaded."""
         return bool(self.states) or self.model_state is not None
 
+    @property
+    def state_bytes(self) -> int:
+        return sum(len(tensor.raw) for tensor in self.states.values()) + len(self.model_state or b"")
+
     def is_of_another(self, mark: str) -> bool:
         """Whether its state belongs to another load than the one of this mark (triton-spec 1.11)."""
         return bool(mark and self.mark) and mark != self.mark

@@ -10,7 +10,7 @@ from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.core.events import CheckpointFetched, SuspectTried
 from executor.core.state import OwnedPhase, OwnedSequence
 from executor.sequences.checkpoints import read_checkpoints
-from executor.sequences.inbox import Inbox
+from executor.sequences.inbox import Inbox, next_count
 from executor.sequences.sequence_model import SequenceModel
 from shared.contract.ids import ExecutorId
 from shared.process import logs
@@ -18,9 +18,10 @@ from shared.store.homes import grouped, together
 from shared.store.redis_py import CONNECTION_LOST
 
 FETCHES_PER_READ, PREFETCHES_PER_READ = 64, 16
-"""How many checkpoints one read fetches: for sequences with a step that waits, and for sequences without. After a
+"""Most checkpoints that one read fetches: for sequences with a step that waits, and for sequences without. After a
 takeover thousands may have to be fetched, and running sequences must not wait for all of them: neither for the read,
-nor for the engine, which takes the states of a read in with one call.
+nor for the engine, which takes the states of a read in with one call. Of large states a read fetches as many as bring
+`executor.sequences.inbox.READ_BYTES`: taking them in keeps the event loop, and so the lease, for a second a GiB.
 """
 TRIAL_POLL_S = 0.01
 
@@ -30,12 +31,16 @@ async def fetch_checkpoints(
 ) -> None:
     """Fetches the checkpoints of sequences that came from other executors, many in one round trip, for ever."""
     redis, keys = connections.commands, connections.keys
+    # Of the first read the size is unknown. The largest state counts for good: states that grow differ much.
+    count, largest = 1, 0
     while True:
         await model.fetch_due.wait()
         model.fetch_due.clear()
-        while wanted := model.state.next_fetches(FETCHES_PER_READ, PREFETCHES_PER_READ):
+        while wanted := model.state.next_fetches(count, min(count, PREFETCHES_PER_READ)):
             groups = grouped(redis, wanted, lambda owned: keys.sequence(owned.sequence).record)
-            await together([_fetch(model, connections, inbox, executor, group) for group in groups])
+            sizes = await together([_fetch(model, connections, inbox, executor, group) for group in groups])
+            largest = max(largest, *sizes)
+            count = min(FETCHES_PER_READ, next_count(count, largest))
             logs.debug("checkpoints fetched", model=model.model, sequences=len(wanted))
 
 
@@ -45,8 +50,10 @@ async def _fetch(
     inbox: Inbox,
     executor: ExecutorId,
     wanted: Sequence[OwnedSequence],
-) -> None:
-    """Fetches checkpoints that one server holds. While it is away, others are fetched in between."""
+) -> int:
+    """Fetches checkpoints that one server holds. While it is away, others are fetched in between. Returns the bytes of
+    the largest state.
+    """
     keys, scripts = connections.keys, connections.scripts
     try:
         found = await read_checkpoints(connections.commands, keys, [owned.sequence for owned in wanted])
@@ -56,7 +63,7 @@ async def _fetch(
         for owned in wanted:
             if owned.phase is OwnedPhase.FETCHING:
                 model.state.fetch(owned)
-        return
+        return 0
     for owned in wanted:
         if owned.sequence not in found:
             # Another executor owns it by now (then `lose` does nothing), or its record cannot be read.
@@ -64,6 +71,7 @@ async def _fetch(
             await insist("restore", partial(scripts.run, lost))
         if over := model.handle(CheckpointFetched(owned, found.get(owned.sequence))):
             await insist("restore", partial(inbox.remove, keys.shard_of(owned.sequence), over))
+    return max((checkpoint.state_bytes for checkpoint in found.values()), default=0)
 
 
 async def try_suspects(model: SequenceModel, connections: RedisConnections, alone: asyncio.Lock) -> None:

@@ -6,13 +6,18 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from executor.connections import RedisConnections
 from executor.core.events import CheckpointFetched
 from executor.core.state import OwnedPhase
+from executor.sequences import inbox as inboxes
 from executor.sequences.arrivals import fetch_checkpoints
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, sequence_id
 from shared.store.agreement import join_mesh
+from shared.store.commands import Redis
 from shared.store.homes import MESH_TAG, tag_of
+from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
 
@@ -27,12 +32,15 @@ class Model:
             SimpleNamespace(sequence=name, epoch=Epoch(1), phase=OwnedPhase.FETCHING) for name in sorted(sequences)
         ]
         self.fetched: list[SequenceId] = []
+        self.reads: list[int] = []
         self.fetch_due = asyncio.Event()
         self.fetch_due.set()
         self.state = self
 
     def next_fetches(self, waited_for: int, idle: int) -> list[Any]:
-        taken, self.wanted = self.wanted, []
+        taken, self.wanted = self.wanted[:waited_for], self.wanted[waited_for:]
+        if taken:
+            self.reads.append(len(taken))
         return taken
 
     def fetch(self, owned: Any) -> None:
@@ -72,6 +80,32 @@ async def test_checkpoints_of_other_nodes_are_fetched_at_once_and_those_of_one_t
     fetching.cancel()
     await asyncio.gather(fetching, return_exceptions=True)
     await connections.close()
+
+
+@pytest.mark.parametrize(("size", "reads"), [(10, [1, 4, 16, 9]), (1000, [1, 2, 2, 2])])
+async def test_a_read_of_checkpoints_is_bounded_in_bytes(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, size: int, reads: list[int]
+) -> None:
+    """What takes the event loop longer than the lease would take every owner's lease, one after the other."""
+    monkeypatch.setattr(inboxes, "READ_BYTES", 2000)
+    keys = Keyspace(key_prefix, 1)
+    names = [sequence_id("sum", "", number) for number in range(30)]
+    for name in names:
+        own = keys.sequence(name)
+        for field, value in {"st": "l", "ep": "1", "du": "1", "cm": "1", "ck": "1"}.items():
+            await redis.hset(own.record, field, value)
+        await redis.hset(own.checkpoint, "m", bytes(size))
+    model: Any = Model(names)
+    connections: Any = SimpleNamespace(commands=redis, keys=keys, scripts=None)
+    inbox: Any = None  # nothing is removed from it
+
+    fetching = asyncio.create_task(fetch_checkpoints(model, connections, inbox, ExecutorId("e1")))
+    await until(lambda: sorted(names) == sorted(model.fetched))
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+
+    assert reads == model.reads[:4]
+    await redis.delete(*[key for name in names for key in (keys.sequence(name).record, keys.sequence(name).checkpoint)])
 
 
 async def until(condition: Any) -> None:
