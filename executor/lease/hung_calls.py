@@ -8,6 +8,7 @@ Time is counted in looks, not by a clock: while the process itself was frozen, i
 An instance that waits for another model's answer has not hung: that call has a deadline of its own.
 A call that keeps the interpreter's lock, or runs on the event loop, stops the looks as well. Then a timer of the C
 library, which needs no interpreter, ends the process; the lease has ended by itself, because nobody could renew it.
+That timer alone goes by a clock: it also ends a process that was frozen for so long.
 """
 
 from __future__ import annotations
