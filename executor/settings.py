@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -152,9 +153,17 @@ class ExecutorSettings(MetricsSettings):
         minimum=0.0,
     )
 
-    @property
-    def call_metadata(self) -> dict[str, str]:
-        """`call_header`, read. Raises click.UsageError."""
+    def __post_init__(self) -> None:
+        """Raises click.UsageError for texts that mean nothing, so that a process does not start with them."""
+        MetricsSettings.__post_init__(self)
+        if self.gpu not in ("auto", "none") and not all(index.strip().isdecimal() for index in self.gpu.split(",")):
+            raise click.UsageError(f"--gpu must be auto, none or indexes such as 0,1, not '{self.gpu}'")
+        if not all(re.match(r"grpcs?://.", address) for address in self.calls_through):
+            raise click.UsageError("--calls-through must be grpc://HOST:PORT or grpcs://HOST:PORT")
         if not all("=" in header for header in self.call_header):
             raise click.UsageError("--call-header must be NAME=VALUE")
+
+    @property
+    def call_metadata(self) -> dict[str, str]:
+        """`call_header`, read."""
         return dict(header.split("=", 1) for header in self.call_header)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
+import click
 import pytest
 
 from executor import service
@@ -51,6 +52,24 @@ async def repository(tmp_path: Path) -> AsyncIterator[ModelRepository]:
 async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
     async with loading(redis_url, key_prefix, repository) as loader:
         yield loader
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"gpu": "cuda:0"},
+        {"gpu": "-1"},
+        {"gpu": "0-3"},
+        {"calls_through": ("localhost:8001",)},
+        {"calls_through": ("grpc://localhost:8001", "grpcs://")},
+        {"call_header": ("token",)},
+    ],
+)
+def test_a_text_that_means_nothing_is_refused_before_anything_begins(setting: dict[str, Any]) -> None:
+    option = f"--{next(iter(setting))} must be".replace("_", "-")
+
+    with pytest.raises(click.UsageError, match=option):
+        ExecutorSettings(**setting)
 
 
 async def test_a_broken_model_stands_in_the_index_and_the_others_serve(
