@@ -4,7 +4,7 @@ A model's call may take long, so it runs on a thread of its own, and the event l
 commits. Calls are made in order: loading a checkpoint never overlaps with a running batch.
 
 Only a batch that is over sooner than two threads have told each other of it runs on the event loop itself. It is a
-batch of a model that does nothing but compute (`OnlyComputes`), and of which all batches of late were that short
+small batch of a model that does nothing but compute (`OnlyComputes`), and of which all batches of late were that short
 (`Pace`).
 
 After a failure the worker checks whether the GPUs are still there. If one is lost, the engine's errors are no answers:
@@ -53,6 +53,9 @@ SHORT_US = 500.0
 """Longest batch for the event loop: for so long a thread may keep the interpreter from the loop in any case
 (`executor.service.SWITCH_INTERVAL_S`)."""
 
+SMALL_BYTES = 1 << 16
+"""Most bytes of inputs of a batch for the event loop: how long a large one takes, small ones do not tell."""
+
 FINALIZE_LIMIT_S = 30.0
 """How long the end of a batch and a model's `finalize` are waited for: as long as Triton waits when it exits."""
 
@@ -77,6 +80,10 @@ class Pace:
     def is_short(self) -> bool:
         """Whether the next batch is expected to be short."""
         return self._us < SHORT_US
+
+
+def _are_small(rows: Sequence[Row]) -> bool:
+    return sum([len(tensor.raw) for row in rows for tensor in row.inputs.values()]) <= SMALL_BYTES
 
 
 class Lead:
@@ -188,7 +195,7 @@ class EngineWorker:
         """Runs one batch (see `Engine.run`), at once after the calls before it. What the engine raises becomes every
         row's error; the future raises DeviceLostError.
         """
-        if self._pace is not None and self._pace.is_short and self._thread.is_idle:
+        if self._pace is not None and self._pace.is_short and self._thread.is_idle and _are_small(rows):
             return made(self._watched, self._run, rows, want_state)
         if self._runs_ahead is not None and self._lead.pays:
             if self._waiting is None:

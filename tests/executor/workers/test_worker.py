@@ -13,7 +13,7 @@ import pytest
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.pytorch import devices
 from executor.workers.devices import NO_GPUS, DeviceLostError, Devices
-from executor.workers.worker import SHORT_US, EngineWorker, Lead, Pace, SavedState
+from executor.workers.worker import SHORT_US, SMALL_BYTES, EngineWorker, Lead, Pace, SavedState
 from shared.contract.errors import ModelError
 from shared.contract.ids import InstanceIndex, SlotIndex, sequence_id
 from shared.contract.tensors import Tensor
@@ -253,6 +253,20 @@ async def test_short_batches_of_a_model_that_only_computes_run_on_the_loop_until
     engine.busy_s = 0.0
     await run(worker, 10)
     assert ["sum_0_0"] * 10 == engine.names[-10:]
+    await worker.close()
+
+
+async def test_a_large_batch_runs_on_the_thread_however_short_the_small_ones_were() -> None:
+    """A model that computes in Python may take seconds for it, in which the loop renews the lease."""
+    engine: Any = Threads()
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+    await run(worker, SETTLED)
+    engine.names.clear()
+
+    for size in (SMALL_BYTES // 2, SMALL_BYTES // 2 + 1):
+        await worker.run([Row({"x": Tensor("x", "UINT8", (1, size), bytes(size))})] * 2, [False] * 2)
+
+    assert ["MainThread", "sum_0_0"] == engine.names
     await worker.close()
 
 
