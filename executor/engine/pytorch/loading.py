@@ -34,6 +34,7 @@ from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_f
 from executor.engine.pytorch.running_batch import GpuStreams
 from executor.engine.pytorch.signature import is_fixed, load_program, load_script, model_file
 from executor.engine.pytorch.switches import Switches, note_without_effect, switches_of, use_inter_op_threads
+from executor.engine.pytorch.threads import use_threads
 from executor.engine.pytorch.weights import share_weights
 from shared.contract.errors import LoadError
 from shared.contract.model_config import FixedShape, ModelConfig
@@ -54,7 +55,7 @@ def load(request: LoadRequest) -> TorchEngine:
         fixed_threads = threads or 1
         _choose_deterministic_kernels()
     elif threads:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     use_inter_op_threads(config)
     switches = switches_of(config)
     path = model_file(request.model_dir / request.version, config.default_model_filename)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import msgspec
@@ -111,6 +112,21 @@ def test_what_changes_nothing_here_is_told_in_the_log(workshop: Workshop, caplog
         ("ENABLE_TENSOR_FUSER", "the model is an exported program, not TorchScript"),
     ):
         assert f"parameter '{name}' has no effect: {reason}" in caplog.text
+
+
+def test_a_number_of_threads_is_that_of_its_model_alone(workshop: Workshop) -> None:
+    """A model that is loaded later, on a thread of its own, computes with as many as torch decides."""
+
+    def on_a_thread(number: int) -> int:
+        with ThreadPoolExecutor(1) as thread:
+            if number:
+                thread.submit(workshop.load, config_with(torch_threads=str(number))).result()
+            return thread.submit(torch.get_num_threads).result()
+
+    workshop.script("doubled", torch_modules.Doubled())
+    before = on_a_thread(0)
+
+    assert [before + 1, before] == [on_a_thread(before + 1), on_a_thread(0)]
 
 
 def test_threads_between_operators_are_set_once_and_later_wishes_are_told(
