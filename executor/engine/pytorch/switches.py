@@ -22,6 +22,7 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -65,15 +66,27 @@ class Switches:
             yield
 
 
+_switching = Lock()
+_before: list[bool] = []
+"""How each of the calls without cuDNN that run now has found it."""
+
+
 @contextmanager
 def cudnn_off() -> Generator[None]:
-    """Switches cuDNN off for this call, and nothing else of it."""
+    """Switches cuDNN off, and nothing else of it, in the process. It is on again when the last such call is over:
+    instances compute beside each other.
+    """
     cudnn = cast("Any", torch.backends.cudnn)
-    before, cudnn.enabled = cudnn.enabled, False
+    with _switching:
+        _before.append(cudnn.enabled)
+        cudnn.enabled = False
     try:
         yield
     finally:
-        cudnn.enabled = before
+        with _switching:
+            found = _before.pop()
+            if not _before:
+                cudnn.enabled = found
 
 
 def switches_of(config: ModelConfig) -> Switches:

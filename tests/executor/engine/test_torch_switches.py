@@ -90,6 +90,17 @@ def test_settings_of_torchscript_hold_during_the_call(*, value: bool) -> None:
     assert torch.backends.cudnn.enabled
 
 
+def test_cudnn_is_off_until_the_last_of_the_calls_that_want_it_off_and_on_again_then() -> None:
+    first, second = Switches(cudnn=False).applied(), Switches(cudnn=False).applied()
+    first.__enter__()
+    second.__enter__()
+
+    first.__exit__(None, None, None)
+    assert not torch.backends.cudnn.enabled
+    second.__exit__(None, None, None)
+    assert torch.backends.cudnn.enabled
+
+
 def test_a_model_with_every_switch_answers_as_without(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled())
     engine = workshop.load(
