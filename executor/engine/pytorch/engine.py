@@ -86,6 +86,10 @@ class TorchEngine:
         """
         self._config = config
         self._forward: Forward | None = forward
+        # Not when it is asked for: TorchScript may set an attribute on its thread meanwhile, without Python's lock, and
+        # who reads it then may read memory that is freed.
+        weights = [*forward.parameters(), *forward.buffers()] if isinstance(forward, torch.nn.Module) else []
+        self._weight_bytes = sum(weight.nbytes for weight in weights)
         self._bindings = bindings
         self._outputs = Outputs(config, places)
         self._arena = arena
@@ -162,9 +166,7 @@ class TorchEngine:
         self._arena.drop(slot)
 
     def memory_usage(self) -> Sequence[MemoryUse]:
-        forward = self._forward
-        tensors = [*forward.parameters(), *forward.buffers()] if isinstance(forward, torch.nn.Module) else []
-        size = self._arena.byte_size + sum(tensor.nbytes for tensor in tensors)
+        size = self._arena.byte_size + self._weight_bytes
         kind = "GPU" if self._device.type == "cuda" else "CPU"
         return (MemoryUse(kind, self._device.index or 0, size),) if size else ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import ml_dtypes
 import msgspec
@@ -131,6 +132,24 @@ def test_the_arena_grows_with_the_slots_that_are_used(workshop: Workshop) -> Non
             assert raws(results(small, [cell_row(slot, step)])[0]) == raws(results(large, [moved])[0])
 
     assert before[0].byte_size < large.memory_usage()[0].byte_size
+
+
+def test_how_much_memory_a_module_holds_is_not_read_from_it_while_it_may_run(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchScript sets attributes without Python's lock: the executor's report has ended its process by reading one."""
+    workshop.script("weighted", torch_modules.Weighted())
+    x, total, y = (TensorSpec(name, "FP32", (1,)) for name in ("x", "total", "y"))
+    engine = workshop.load(plain_config("weighted", "pytorch", inputs=[x, total], outputs=[y]))
+    assert isinstance(engine, MeasuresMemory)
+    reads = Mock()
+    monkeypatch.setattr(torch.nn.Module, "named_parameters", reads)
+    monkeypatch.setattr(torch.nn.Module, "named_buffers", reads)
+
+    (use,) = engine.memory_usage()
+
+    assert 4 == use.byte_size
+    assert not reads.called
 
 
 def test_null_rows_change_no_result_and_no_state(workshop: Workshop) -> None:
