@@ -5,6 +5,7 @@ next, memory least of all.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import re
 import shutil
@@ -97,13 +98,15 @@ def text_of(config: Config) -> str:
 
 
 def fetch(mesh: MeshState, path: str) -> Any:
-    """A document of the mesh's HTTP protocol. Raises LauncherError with the mesh's refusal."""
+    """A document of the mesh's HTTP protocol. Raises LauncherError with the mesh's refusal, or where it has none."""
     url = f"http://{authority(mesh.host, mesh.gateway.http_port)}{path}"
     try:
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as refused:
         raise LauncherError(f"the mesh does not serve the model: {refused.read().decode(errors='replace')}") from None
+    except (OSError, http.client.HTTPException, ValueError) as lost:
+        raise LauncherError(f"the mesh does not answer: {lost}") from lost
 
 
 def described_input(metadata: Mapping[str, Any], *, batched: bool) -> Input:

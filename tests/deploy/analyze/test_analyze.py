@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,8 @@ from deploy.analyze.command import Search, analyze
 from deploy.analyze.load import LoadPlan
 from deploy.analyze.notes import FILE, Circumstances, Notes
 from deploy.analyze.search import Bounds, Conclusion, Measured
-from deploy.local.data_directory import LauncherError
+from deploy.analyze.trials import fetch
+from deploy.local.data_directory import ChildState, LauncherError, MeshState
 from deploy.local.endings import EXIT_NOT_BEGUN
 from executor.configuration.load import load_model_config
 from tests.mesh.model_repository import SAMPLES, add_sum_model
@@ -134,6 +137,25 @@ def test_a_given_configuration_that_serves_nothing_ends_the_search(tmp_path: Pat
         with pytest.raises(LauncherError, match="serves nothing: 2 steps failed: give steps that the model takes"):
             search.run(print)
         assert [] == notes.trials
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes", b"nonsense\r\n\r\n"])
+def test_a_gateway_that_does_not_answer_is_what_is_wrong_with_its_trial(answer: bytes) -> None:
+    """It ended the whole search, as a fault of the command."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def reply() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        gateway = ChildState("gateway-1", "gateway", 0, "", http_port=listening.getsockname()[1])
+        replying = threading.Thread(target=reply)
+        replying.start()
+        with pytest.raises(LauncherError, match="the mesh does not answer"):
+            fetch(MeshState(0, "127.0.0.1", "", ready=True, children=[gateway]), "/v2/models/m/stats")
+        replying.join()
 
 
 def test_a_repository_in_the_place_of_a_model_is_told_with_its_models() -> None:
