@@ -27,7 +27,7 @@ from deploy.operate.texts import id_text
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, correlation_id_of, model_of, sequence_id
 from shared.process import logs
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.redis_py import LOST_OR_REFUSED
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {
@@ -54,7 +54,7 @@ class Lookups:
         self._waiting = 0
 
     async def carry_out(self, reads: Callable[[], Awaitable[Any]]) -> Any:
-        """What the lookup reads. Raises UnavailableError if too many wait, or Redis is lost."""
+        """What the lookup reads. Raises UnavailableError if too many wait, or Redis is lost or refuses it."""
         if self._waiting >= LOOKUPS_WAITING_MAX:
             raise UnavailableError("too many searches at once: try again in a moment")
         self._waiting += 1
@@ -63,8 +63,8 @@ class Lookups:
                 found = await reads()
                 await asyncio.sleep(LOOKUP_PAUSE_S)
                 return found
-        except CONNECTION_LOST as lost:
-            raise UnavailableError(f"Redis cannot be read: {lost}") from lost
+        except LOST_OR_REFUSED as failure:
+            raise UnavailableError(f"Redis cannot be read: {failure}") from failure
         finally:
             self._waiting -= 1
 

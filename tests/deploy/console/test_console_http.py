@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypercorn.asyncio import serve as serve_http  # pyright: ignore[reportUnknownVariableType]
+from redis.exceptions import ResponseError
 from yarl import URL
 
 from deploy.console import app as module
@@ -30,6 +31,7 @@ from deploy.console.reader import FOLLOWED_MAX, MeshReader
 from deploy.console.service import config_of, listen, serve
 from deploy.console.settings import ConsoleSettings
 from deploy.local.control import control_served
+from shared.contract.errors import UnavailableError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.record import CANCELLED, DURABLE, STATE
@@ -188,6 +190,14 @@ async def test_configurations_are_shown(console: Served) -> None:
 async def test_what_is_not_there_is_an_error_with_words(console: Served, path: str, status: int, words: str) -> None:
     async with console.client.get(path) as answer:
         assert (status, {"error": words}) == (answer.status, await answer.json())
+
+
+async def test_a_search_that_redis_refuses_is_an_error_with_words() -> None:
+    async def refused() -> None:
+        raise ResponseError("NOPERM this user may not run 'hgetall'")
+
+    with pytest.raises(UnavailableError, match="Redis cannot be read: NOPERM"):
+        await Lookups().carry_out(refused)
 
 
 async def test_the_page_comes_with_headers_that_keep_foreign_content_out(console: Served) -> None:
