@@ -108,9 +108,14 @@ class LocalMesh:
         return [names.get(text_of(owner or b""), "") for owner in await pipe.execute()]
 
     async def kill_one(self, correlation_ids: Sequence[str]) -> KilledExecutor:
-        """Kills (SIGKILL) the executor that holds most of the sequences."""
+        """Kills (SIGKILL) the executor that holds most of the sequences. Raises click.ClickException without any."""
         owners = await self.owners(correlation_ids)
-        name = busiest(owners, self._pids)
+        # One that was started again has another process, and its old id may be another program's by now.
+        living = {(m.registration.name, m.registration.pid) for m in await self._membership.members() if m.usable}
+        victims = [name for name, pid in self._pids.items() if (name, pid) in living]
+        if not victims:
+            raise click.ClickException("every executor was started again meanwhile: repeat the demo")
+        name = busiest(owners, victims)
         killed_s = time.monotonic()
         os.kill(self._pids[name], signal.SIGKILL)
         held = tuple(index for index, owner in enumerate(owners) if owner == name)

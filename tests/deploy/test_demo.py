@@ -6,9 +6,11 @@ import asyncio
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -33,6 +35,8 @@ from deploy.local.embedded import free_port
 from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 from deploy.local.terminal import styled
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration
 from shared.store.agreement import agree
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -305,6 +309,42 @@ async def test_a_drained_executor_is_not_waited_for(redis: Redis, key_prefix: st
     await Membership(redis, Keyspace(key_prefix)).drain("two", 1)
 
     assert "drained: two; `seqmesh drain --undo` takes it back" == await reason_for_mercy(mesh)
+
+
+async def test_no_process_is_killed_that_is_no_executor_any_more(redis: Redis, key_prefix: str) -> None:
+    """mesh.json was read before the first run. The id of an executor that ended since may be another program's, and
+    between two runs of one it is 0: the whole group of the demo's own processes."""
+    keys = Keyspace(key_prefix)
+    await redis.hset(keys.mesh, "shards", 1)
+    membership = Membership(redis, await agree(redis, key_prefix))
+    with sleeping() as stranger, sleeping() as executor:
+        children = [
+            ChildState("one", "executor", stranger.pid, ""),
+            ChildState("two", "executor", executor.pid, ""),
+            ChildState("three", "executor", 0, ""),
+        ]
+        mesh = LocalMesh(msgspec.structs.replace(mesh_of(1), children=children), "text_lstm", redis, keys)
+        for name, pid in (("one", executor.pid + 1), ("two", executor.pid), ("three", executor.pid + 2)):
+            about = ExecutorRegistration(ExecutorId(f"{name}-1"), name, host="h", pid=pid, started_ms=0, models=())
+            await membership.register(about, lease_ms=60_000)
+
+        assert ("two", executor.pid) == ((killed := await mesh.kill_one([])).name, killed.pid)
+        assert (None, -signal.SIGKILL) == (stranger.poll(), executor.wait())
+
+        again = msgspec.structs.replace(about, executor=ExecutorId("two-1"), name="two")
+        await membership.register(again, lease_ms=60_000)
+        with pytest.raises(click.ClickException, match="every executor was started again meanwhile"):
+            await mesh.kill_one([])
+
+
+@contextmanager
+def sleeping() -> Generator[subprocess.Popen[bytes]]:
+    """A process that does nothing, for the block."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def test_executors_that_are_waited_for_are_told(
