@@ -17,6 +17,7 @@ through a Unix socket in a directory of the owner's.
 from __future__ import annotations
 
 import atexit
+import errno
 import importlib.metadata
 import itertools
 import os
@@ -41,6 +42,8 @@ OLDEST_MAJOR_VERSION = 7
 """Redis 7.0 or Valkey 7.2: the oldest that have all commands that the mesh uses."""
 PROBE_TIMEOUT_S = 1.0
 PROBE_INTERVAL_S = 0.02
+FORMER_SERVER_S = 60.0
+"""How long the server of a launcher that was killed may take to write out its file."""
 LOADING_ENDING = b"dataset in memory\r\n"
 """The end of the server's reply while it loads its data."""
 LOG_TAIL_LINES = 15
@@ -144,9 +147,25 @@ def socket_path(data_dir: Path, name: str = SOCKET_NAME) -> Generator[Path]:
 
 
 @contextmanager
+def vacant_socket(data_dir: Path) -> Generator[Path]:
+    """The path of the server's socket, when nobody listens there any more: the server of a launcher that was killed
+    still writes out its file, which the next one must not read before, and removes the socket, whosever it is by then.
+
+    raises  click.ClickException if that takes too long
+    """
+    with socket_path(data_dir) as path:
+        deadline = time.monotonic() + FORMER_SERVER_S
+        while listens(path):
+            if time.monotonic() > deadline:
+                raise click.ClickException(f"a server still listens on {path}: end it, or give another --data-dir")
+            time.sleep(10 * PROBE_INTERVAL_S)
+        yield path
+
+
+@contextmanager
 def served(data_dir: Path) -> Generator[str]:
     """Runs a server on the data of a directory for the block; gives its URL. Raises click.ClickException if it ends."""
-    with socket_path(data_dir) as path:
+    with vacant_socket(data_dir) as path:
         command = server_command(data_dir, on_socket(path), "everysec")
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=data_dir) as process:
             try:
@@ -202,6 +221,14 @@ def _candidates() -> Iterator[int]:
 def family_of(host: str) -> socket.AddressFamily:
     """IPv6 for an address with colons, else IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def listens(path: Path) -> bool:
+    """Whether there is a process behind a socket, be it frozen."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)  # noqa: FBT003  the socket module's own signature
+        # One that accepts nobody has as many callers as it may at last.
+        return connection.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 def serves(path: Path, pid: int) -> bool:

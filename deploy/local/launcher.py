@@ -43,7 +43,7 @@ from deploy.local.data_directory import (
     state_path,
     write_state,
 )
-from deploy.local.embedded import ending_remedy, serves, socket_path, socket_url
+from deploy.local.embedded import ending_remedy, serves, socket_path, socket_url, vacant_socket
 from deploy.local.endings import stop_signals
 from deploy.local.plans import (
     ChildPlan,
@@ -142,7 +142,7 @@ def server_socket(settings: UpSettings) -> Generator[Path | None]:
     directory = settings.data_dir / "redis"
     with keeping_data(directory):
         make_private(directory)
-    with socket_path(directory) as path:
+    with vacant_socket(directory) as path:
         yield path
 
 

@@ -8,8 +8,13 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import psutil
 import pytest
 from redis import Redis
@@ -18,7 +23,18 @@ from redis.exceptions import AuthenticationError
 from deploy.chaos.node import HOST, ServerFailedError
 from deploy.local import embedded
 from deploy.local.data_directory import LauncherError, locked
-from deploy.local.embedded import FREE_PORTS, ServerNotFoundError, free_port, held_port, socket_path
+from deploy.local.embedded import (
+    FREE_PORTS,
+    SOCKET_NAME,
+    ServerNotFoundError,
+    free_port,
+    held_port,
+    on_socket,
+    served,
+    server_command,
+    serves,
+    socket_path,
+)
 from deploy.local.private_files import make_private
 from tests.embedded_redis import EmbeddedRedis
 
@@ -142,6 +158,43 @@ def test_what_the_server_keeps_is_its_owners_alone(private_server: EmbeddedRedis
 
     assert {"appendonlydir", "redis.conf", "redis.log"} <= {path.name for path in kept}
     assert dict.fromkeys(kept, 0) == {path: mode(path) & 0o077 for path in kept}
+
+
+@contextmanager
+def former_server(data_dir: Path) -> Generator[subprocess.Popen[bytes]]:
+    """A server on that data, as of another launcher. It ends with the block."""
+    with socket_path(data_dir) as path:
+        command = server_command(data_dir, on_socket(path), "everysec")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=data_dir) as process:
+            while not serves(path, process.pid):
+                time.sleep(0.02)
+            try:
+                yield process
+            finally:
+                process.terminate()
+
+
+def test_a_server_starts_when_the_one_before_has_written_out_its_file(tmp_path: Path) -> None:
+    """Two servers wrote into one file, and the one that ended took the socket of the other with it."""
+    with former_server(tmp_path) as former:
+        # As its launcher's death would tell it. It takes long to do so.
+        former.send_signal(signal.SIGSTOP)
+        former.terminate()
+        threading.Timer(1.0, former.send_signal, (signal.SIGCONT,)).start()
+        with served(tmp_path) as url, Redis.from_url(url) as client:
+            former.wait()
+            assert client.ping()
+            assert (tmp_path / SOCKET_NAME).exists()
+
+
+def test_a_server_that_does_not_end_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "FORMER_SERVER_S", 0.0)
+    with (
+        former_server(tmp_path),
+        pytest.raises(click.ClickException, match=f"a server still listens on {tmp_path / SOCKET_NAME}: end it"),
+        served(tmp_path),
+    ):
+        pass
 
 
 def mode(path: Path) -> int:
