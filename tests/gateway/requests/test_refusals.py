@@ -79,6 +79,27 @@ def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) ->
     assert "model 'model'" in error.message
 
 
+@pytest.mark.parametrize(
+    ("code", "extra", "text"),
+    [
+        (SubmitCode.BACKLOG_FULL, b"", "the backlog of model 'model' is full: sequence 5 was not started, try again"),
+        (SubmitCode.BACKLOG_FULL, b"live", "model 'model' has as many live sequences as it may: sequence 5 was not"),
+        (SubmitCode.QUOTA, b"", "tenant '' has as many live sequences as it may: sequence 5 of model 'model' was not"),
+        (SubmitCode.BUSY, b"", "too many open steps: wait for an answer, then try again"),
+        (SubmitCode.LATE, b"", "it is not known whether this step of sequence 5 of model 'model' was accepted"),
+        (SubmitCode.ANSWERED, b"", "step 2 of sequence 5 of model 'model' was answered, and its answer is kept no"),
+        (SubmitCode.EXISTS, b"", "sequence 5 of model 'model' exists: its last step was 9"),
+        (SubmitCode.WRONG_STEP, b"", "expects step 10 next, but the request is step 2"),
+        (SubmitCode.ENDED, b"", "must specify the START flag on the first request of the sequence"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_to_do(code: SubmitCode, extra: bytes, text: str) -> None:
+    step = pending({})
+    step.call = InferCall("model", expected_step=2)
+
+    assert text in refusal(step, Submitted(code, 9, extra=extra)).message
+
+
 def test_an_expired_sequence_is_told_which_setting_bounds_its_idle_time() -> None:
     error = refusal(pending({}), Submitted(SubmitCode.EXPIRED, 3))
 
