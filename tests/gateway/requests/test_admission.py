@@ -269,10 +269,11 @@ def test_long_ids_are_unsupported():
     assert refused(call(session_id="x" * 129), model()) == "string correlation ID cannot be longer than 128 characters"
 
 
-def test_sequence_parameters_mean_nothing_to_a_stateless_model():
-    entered = admitted(call(correlation_id=9, start=True), stateless())
+def test_sequence_parameters_mean_nothing_to_the_mesh_for_a_stateless_model_which_is_told_of_them():
+    entered = admitted(call(correlation_id=9, start=True, end=True), stateless())
 
     assert (entered.sequence, entered.flags) == (None, StepFlag.NONE)
+    assert (entered.message.correlation_id, entered.message.flags) == (9, StepFlag.START | StepFlag.END)
 
 
 def test_messages_of_the_same_request_end_in_bytes_that_differ():

@@ -463,6 +463,25 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
         assert total(await elsewhere.inference.submit(step(8, request_id="d"))) == 15
 
 
+async def test_a_step_that_never_came_is_not_too_late_for_the_steps_before_it(
+    behind_proxy: GatewayParts,
+    proxy: Proxy,
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """So many steps came through another gateway that ids of them are forgotten, but all before it was first sent."""
+    monkeypatch.setattr("shared.store.scripts.RETRY_IDS", 1)
+    async with without_ports(gateway_settings, keys) as elsewhere:
+        for number in range(10):
+            await elsewhere.inference.submit(step(1, start=number == 0, request_id=f"c{number}"))
+        await asyncio.sleep(0.01)
+        proxy.cut_before = is_submit
+
+        assert 11 == total(await behind_proxy.inference.submit(step(1, request_id="b")))
+
+
 async def test_a_script_that_redis_refuses_costs_the_requests_of_its_call_alone(
     parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -209,6 +209,16 @@ def test_a_registration_for_which_there_is_no_room_leaves_nothing(
     assert [] == list(shared.path.iterdir())
 
 
+def test_of_two_gateways_that_register_one_name_at_once_one_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (regions_in(folder, shared=RegionFolder(tmp_path / "regions")) for _ in range(2))
+    one.register("r", "/mine", 0, 64)
+    monkeypatch.setattr(RegionFolder, "stamp", lambda *_: None)
+
+    assert "shared memory region 'r' already in manager" == refusal(other, "/mine")[1]
+
+
 def test_a_region_may_be_unregistered_while_another_thread_looks_whether_it_still_counts(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

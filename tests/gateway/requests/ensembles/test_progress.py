@@ -72,6 +72,9 @@ def step(name: str, given: str, made: str, **more: str) -> EnsembleStep:
     return EnsembleStep(name, "", {"I": given, **more}, {"O": made})
 
 
+MODELS["inner"] = model("inner", steps=(step("optional", "I", "O", J="J"),), optional=True)
+
+
 def plan(*steps: EnsembleStep, outputs: Sequence[str] = ("O",), optional: bool = False) -> EnsemblePlan:
     record = model("e", steps=steps, optional=optional)
     config = msgspec.structs.replace(record.config, outputs=tuple(TensorSpec(o, "INT8", (1,)) for o in outputs))
@@ -131,6 +134,11 @@ class TestGraph:
 
         assert [SendStep(1, (), ("O",), None)] == going.answered(0, [])
         assert [AnswerRequest(())] == going.answered(1, [])
+
+    def test_an_inner_ensemble_s_optional_input_may_be_left_out_by_the_outer_one(self) -> None:
+        (only,) = progress(plan(step("inner", "I", "O"))).begin()
+
+        assert SendStep(0, (tensor("I"),), ("O",), None) == only
 
     def test_an_optional_input_is_left_out_where_the_request_has_none(self) -> None:
         going = progress(plan(step("optional", "I", "O", J="J"), optional=True))

@@ -172,3 +172,14 @@ async def test_steps_are_of_the_whole_requests_span_and_not_of_their_clients() -
     call = Player().sent[0].call
 
     assert ("", {}) == (call.within, call.trace_headers)
+
+
+async def test_an_error_before_the_last_answer_is_the_outcome() -> None:
+    player = Player()
+    take = player.sent[0].take
+    assert take is not None
+
+    take(UnavailableError("odd"))
+    await turns()
+
+    assert ["in ensemble 'e', odd"] == [str(one.outcome) for one in player.given]

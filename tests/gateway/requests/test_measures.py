@@ -1,0 +1,25 @@
+"""What a gateway counts of requests belongs to one load of a model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.requests.measures import Measures
+from shared.contract.messages import ModelRecord
+from shared.statistics.meter import REPEATED_STEPS
+from shared.statistics.metrics_config import MetricsConfig
+from shared.store.script_values import SubmitCode
+from tests.gateway.fake_executor import running_sum
+
+
+def test_counts_are_kept_until_another_load_is_served() -> None:
+    measures, record = Measures(MetricsConfig()), ModelRecord(running_sum("m"), "{}", ("1",))
+    for code in (SubmitCode.JOINED, SubmitCode.REPEATED, SubmitCode.JOINED):
+        measures.of(record, "1").repeated(code)
+    _, (_, meter) = measures.meters()
+    assert {f"{REPEATED_STEPS}joined": 2, f"{REPEATED_STEPS}repeated": 1} == meter.counts
+
+    measures.of(msgspec.structs.replace(record, generation="2"), "1")
+
+    _, (_, meter) = measures.meters()
+    assert not meter.counts
