@@ -368,6 +368,10 @@ ENSEMBLES = [
     (ensemble(step("a", "", "O=Y")), "must specify 'input_map' in step 0 of ensemble 'm'"),
     (ensemble(step("a", "I=X", "")), "must specify 'output_map' in step 0 of ensemble 'm'"),
     (
+        ensemble(PASS.replace("{", "{ model_version: -2 ", 1)),
+        "'model_version' must be positive, or -1 for the newest, in step 0 of ensemble 'm'",
+    ),
+    (
         ensemble(PASS, step("b", "I=X", "O=Y")),
         "ensemble tensor 'Y' can appear in an output map only once for ensemble 'm' step 1",
     ),
@@ -540,6 +544,24 @@ def test_broken_rule_is_answered_with_its_message(load_text: LoadText, text: str
         load_text(text)
 
     assert message == refusal.value.message
+
+
+@pytest.mark.parametrize(("version", "asked_for"), [(-1, ""), (0, ""), (3, "3")])
+def test_a_step_of_an_ensemble_names_a_version_or_has_the_newest(
+    load_text: LoadText, version: int, asked_for: str
+) -> None:
+    config = load_text(ensemble(PASS.replace("{", f"{{ model_version: {version} ", 1))).config
+
+    assert [asked_for] == [step.version for step in config.ensemble]
+
+
+def test_an_environment_of_its_own_needs_a_process(load_text: LoadText) -> None:
+    environment = f'{IO} parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "/env.tar.gz" }} }}'
+    in_thread = f'{environment} parameters {{ key: "instance_process" value {{ string_value: "false" }} }}'
+
+    assert load_text(environment).config.instance_process
+    with pytest.raises(ConfigError, match="needs a process for each instance, and 'instance_process' says 'false'"):
+        load_text(in_thread)
 
 
 def test_growable_memory_needs_one_buffer(load_text: LoadText) -> None:

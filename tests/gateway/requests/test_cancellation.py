@@ -113,6 +113,30 @@ async def test_caller_who_leaves_while_his_step_is_on_its_way_leaves_nothing_beh
     assert total(await after) == 2
 
 
+async def test_a_step_whose_caller_leaves_before_it_is_sent_is_not_sent(
+    parts: GatewayParts, executor: FakeExecutor
+) -> None:
+    before = parts.dispatch.sent
+    callers = [parts.inference.submit(step(1, number, start=True)) for number in range(1, 6)]
+    callers[2].cancel()
+
+    await asyncio.gather(*callers, return_exceptions=True)
+
+    assert (4, 4) == (len(executor.received), parts.dispatch.sent - before)
+
+
+@pytest.mark.parametrize("bound", ["SCRIPT_STEPS_MAX", "SCRIPT_BYTES_MAX"])
+async def test_a_round_trip_carries_no_more_than_redis_runs_at_once(
+    parts: GatewayParts, executor: FakeExecutor, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"gateway.requests.departures.{bound}", 1)
+    before = parts.dispatch.round_trips
+
+    await asyncio.gather(*(parts.inference.submit(step(1, number, start=True)) for number in range(1, 4)))
+
+    assert 3 == parts.dispatch.round_trips - before
+
+
 async def test_a_request_that_is_on_its_way_counts_as_sent_before_redis_has_answered(
     parts: GatewayParts, executor: FakeExecutor
 ):

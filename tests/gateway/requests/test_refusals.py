@@ -90,7 +90,10 @@ def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) ->
         (SubmitCode.ANSWERED, b"", "step 2 of sequence 5 of model 'model' was answered, and its answer is kept no"),
         (SubmitCode.EXISTS, b"", "sequence 5 of model 'model' exists: its last step was 9"),
         (SubmitCode.WRONG_STEP, b"", "expects step 10 next, but the request is step 2"),
-        (SubmitCode.ENDED, b"", "must specify the START flag on the first request of the sequence"),
+        (SubmitCode.NEVER_SEEN, b"", "must specify the START flag on the first request of the sequence"),
+        (SubmitCode.ENDED, b"", "of the sequence (the sequence has ended; its last step was 9)"),
+        (SubmitCode.FAILED, b"", "(the sequence's START failed in the model, or a step of its ensemble did)"),
+        (SubmitCode.CANCELLED, b"", "(the sequence was cancelled; its last step was 9)"),
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_what_to_do(code: SubmitCode, extra: bytes, text: str) -> None:

@@ -214,7 +214,11 @@ def test_of_two_gateways_that_register_one_name_at_once_one_is_refused(
 ) -> None:
     one, other = (regions_in(folder, shared=RegionFolder(tmp_path / "regions")) for _ in range(2))
     one.register("r", "/mine", 0, 64)
-    monkeypatch.setattr(RegionFolder, "stamp", lambda *_: None)
+
+    def not_there_yet(_shared: RegionFolder, _name: str) -> None:
+        return None
+
+    monkeypatch.setattr(RegionFolder, "stamp", not_there_yet)
 
     assert "shared memory region 'r' already in manager" == refusal(other, "/mine")[1]
 
