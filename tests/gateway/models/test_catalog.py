@@ -355,6 +355,29 @@ async def test_who_asks_while_the_mesh_is_read_hears_after_the_next_reading() ->
     running.cancel()
 
 
+async def test_who_asks_while_nothing_is_read_does_not_wait_until_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.models.catalog.REFRESH_ASKED_S", 0)
+    monkeypatch.setattr("gateway.models.catalog.REFRESH_S", 3600)
+    monkeypatch.setattr(Catalog, "_is_served", True)
+    readings, heard = 0, asyncio.Event()
+
+    async def refresh(_: Catalog) -> None:
+        nonlocal readings
+        readings += 1
+
+    monkeypatch.setattr(Catalog, "refresh", refresh)
+    catalog = Catalog(cast("Any", None))
+    running = asyncio.create_task(catalog.run())
+    async with asyncio.timeout(60):
+        while not readings:
+            await asyncio.sleep(0)
+        catalog.ask(heard.set)
+        await heard.wait()
+
+    assert 2 == readings
+    running.cancel()
+
+
 async def test_an_older_answer_never_replaces_a_newer_one() -> None:
     """A load is answered after a refresh of its own: what another one has read before it must not come back."""
 

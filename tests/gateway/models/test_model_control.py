@@ -15,7 +15,7 @@ from gateway.models import repository as module
 from gateway.models.catalog import Catalog, CatalogView
 from gateway.models.repository import RepositoryControl, behind, check_model_name, check_overrides, decisive_failure
 from gateway.rest import models as rest_models
-from shared.contract.errors import RequestError, UnavailableError
+from shared.contract.errors import LoadError, RequestError, UnavailableError
 from shared.contract.ids import ExecutorId
 from shared.contract.limits import CONTROL_FILES_MAX
 from shared.contract.messages import ControlMessage, ExecutorRegistration, LoadFailure, RepositoryEntry, encode
@@ -127,6 +127,46 @@ async def test_an_ensemble_leaves_the_models_that_another_loaded_ensemble_has_in
     await control.unload("e", dependents=True)
 
     assert unloaded == done
+
+
+async def test_a_step_of_an_ensemble_that_cannot_be_loaded_keeps_no_other_from_being_loaded(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keyspace(key_prefix)
+    catalog = Catalog(Membership(redis, keys))
+    control = RepositoryControl(redis, keys, catalog)
+    records = {"e": model("e", steps=(step("a"), step("b"))), "a": model("a"), "b": model("b")}
+    catalog.view = CatalogView(records, repository=(RepositoryEntry("e", "1", "READY"),))
+    tried: list[str] = []
+
+    async def mode(_: RepositoryControl) -> None: ...
+
+    async def load(_: RepositoryControl, name: str, *what: object) -> None:
+        del what
+        tried.append(name)
+        if name == "a":
+            raise LoadError("a is broken")
+
+    monkeypatch.setattr(RepositoryControl, "_check_mode", mode)
+    monkeypatch.setattr(RepositoryControl, "_load", load)
+
+    with pytest.raises(LoadError, match="a is broken"):
+        await control.load("e")
+    assert ["e", "a", "b"] == tried
+
+
+async def test_files_replace_those_that_the_model_had_and_count_with_all_others(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.models.repository.CONTROL_BYTES_MAX", 1000)
+    keys = Keyspace(key_prefix)
+    control = RepositoryControl(redis, keys, Catalog(Membership(redis, keys)))
+    await redis.hset(keys.wanted, "m", bytes(600))
+
+    await control._check_size("m", 1000)
+    await control._check_size("other", 400)
+    with pytest.raises(UnavailableError, match="the mesh holds 600 bytes of override files already"):
+        await control._check_size("other", 401)
 
 
 async def test_what_a_client_brings_counts_until_it_is_loaded(
