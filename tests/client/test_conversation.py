@@ -31,7 +31,7 @@ from seqmesh_client import (
     WrongStep,
 )
 from seqmesh_client.conversation import Ask, Conversation, Wish, as_array
-from seqmesh_client.delivery import EARLY_S, Listen, Quiet
+from seqmesh_client.delivery import EARLY_S, Delivery, Listen, Quiet
 from seqmesh_client.token import Place
 from seqmesh_client.wire import LinkBroken, StepRequest, told_by
 from tests.client.mesh_in_memory import ANSWERS, LONG_SUFFERING, BrittleShell, SumMesh, answer, refusal, request
@@ -135,6 +135,21 @@ def test_the_time_that_the_caller_takes_for_an_answer_is_no_silence_of_the_mesh(
     wanted = [total + n for total in (1, 3, 6) for n in (range(1, ANSWERS + 1) if decoupled else [0])]
     assert wanted == sums
     assert 1 == shell.links
+
+
+@pytest.mark.parametrize(("reason", "is_sent_again"), [("wrong_step", True), ("never_seen", True), ("ended", False)])
+def test_a_step_that_comes_before_an_open_one_is_sent_again_behind_it(reason: str, *, is_sent_again: bool) -> None:
+    delivery = Delivery(PLACE, gateways=1, patience=LONG_SUFFERING, chance=random.Random(1))
+    for value in (1, 2):
+        delivery.add(request(value), 0.0, None)
+    delivery.connected(0.0, repeats=True)
+    sent = list(delivery.unsent())
+
+    delivery.heard(told_by(refusal(sent[1], reason, 0)), 0.0)
+
+    assert is_sent_again is not delivery.linked
+    delivery.connected(1.0, repeats=True)
+    assert (sent if is_sent_again else sent[:1]) == list(delivery.unsent())
 
 
 def test_a_caller_that_leaves_early_gets_the_rest_out_of_the_way_with_its_next_step() -> None:

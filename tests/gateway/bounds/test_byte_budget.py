@@ -37,6 +37,18 @@ def test_beyond_the_bound_whoever_comes_is_refused_and_keeps_what_it_has() -> No
     reservation.hold(51)
 
 
+def test_what_must_be_held_counts_and_is_never_refused() -> None:
+    budget = ByteBudget(100)
+    budget.take(60)
+    budget.add(60)
+
+    assert 120 == budget.taken
+    with pytest.raises(UnavailableError):
+        budget.take(1)
+    budget.give_back(60)
+    budget.take(40)
+
+
 def test_one_that_is_larger_than_the_room_is_taken_when_it_is_alone() -> None:
     budget = ByteBudget(100)
     reservation = budget.reserve()
