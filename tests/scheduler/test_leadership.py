@@ -210,6 +210,15 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     assert 1 == await stage.feed_length(), "the newer leader has yet to hear of it"
 
 
+async def test_a_leader_reads_what_there_is_when_no_earlier_one_can_change_it(stage: Stage) -> None:
+    leader = Leader(stage.mesh, MODEL, Term(5), policy=Policy(shards=stage.keys.shards), tombstone_ms=1000)
+
+    await leader._rebuild()
+
+    with pytest.raises(ResponseError, match="FENCED"):
+        await raise_fence(stage.mesh, MODEL, Term(4), stage.keys.shards)
+
+
 async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> None:
     first, second = (
         Leadership(stage.scripts, SchedulerId(name), lease_ms=60_000, clock=asyncio.get_running_loop().time)
