@@ -632,6 +632,27 @@ async def test_a_step_that_is_sent_again_after_a_restart_does_not_pass_for_an_un
         await unnamed
 
 
+async def test_a_server_that_cannot_serve_yet_after_a_restart_is_asked_again_and_fails_nobody(
+    parts: GatewayParts, executor: FakeExecutor, redis: Redis, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
+):
+    await executor.pause()
+    open_step = parts.inference.submit(step(1, start=True, request_id="a"))
+    while not parts.dispatch.sent:
+        await asyncio.sleep(0.005)
+
+    async def unfit(_: Scripts, calls: Sequence[Call[Any]], link: Link | None = None) -> list[Any]:
+        return [UnfitServerError("READONLY You can't write against a read only replica.") for _ in calls]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "run_all", unfit)
+        with pytest.raises(UnfitServerError):
+            await parts.dispatch.ask_again(redis, keys.shards, [])
+
+    await parts.dispatch.ask_again(redis, keys.shards, [])
+    executor.paused.clear()
+    assert 1 == total(await open_step)
+
+
 async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_is_taken_back(
     behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, keys: Keyspace
 ):

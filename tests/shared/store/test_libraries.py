@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -75,6 +76,22 @@ async def test_a_server_that_takes_no_library_refuses_the_calls_with_its_reason(
     assert [OutOfMemoryError, OutOfMemoryError] == [type(outcome) for outcome in outcomes]
     await link.close()
     await redis.aclose()
+
+
+async def test_a_call_that_is_refused_for_another_reason_is_made_once(redis: Any, key_prefix: str) -> None:
+    """It may have run in part."""
+    scripts, refusal, made = Scripts(redis, Keyspace(key_prefix)), ResponseError("ERR in the midst of the script"), 0
+
+    class RefusingLink:
+        async def exchange(self, commands: Sequence[object]) -> list[ResponseError]:
+            nonlocal made
+            made += len(commands)
+            return [refusal]
+
+    call = scripts.lose(sequence_id("sum", "", 1), ALICE, Epoch(1))
+    outcomes = await scripts.run_all([call], cast("Link", RefusingLink()))
+
+    assert ([refusal], 1) == (outcomes, made)
 
 
 @pytest.mark.leaves_sequences
