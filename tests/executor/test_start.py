@@ -113,6 +113,7 @@ async def test_a_start_that_is_to_fail_with_any_load_waits_for_each(
     repository: ModelRepository, tmp_path: Path, mode: ModelControlMode, limit_s: float | None, *, exit_on_error: bool
 ) -> None:
     loader = Mock(Loader)
+    loader.goes_on.return_value = False
     settings = ExecutorSettings(models=(tmp_path,), model_control_mode=mode, exit_on_error=exit_on_error)
     nothing: Any = None
 
