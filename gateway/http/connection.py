@@ -13,6 +13,7 @@ import orjson
 
 from gateway.bounds.clients import CROWDED, PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.unread_answers import UnreadAnswers
+from gateway.ports.listening import progress
 from gateway.ports.seats import Seat
 from gateway.ports.turns import LoopTurns
 
@@ -77,9 +78,8 @@ class Connection(ABC):
         self._transport: asyncio.Transport
         self._abort_at: float | None = None
         """When the connection is cut off. Set once it has been ended: its client may then still read the answer."""
-        self._unsent = 0, 0.0
-        """Bytes that wait in the transport, and since when their number has not changed. Kept only while the gateway
-        stops."""
+        self._progress = 0, 0.0
+        """How far the client had come in taking its answers, and since when. Looked at only while the gateway stops."""
 
     @property
     @abstractmethod
@@ -193,10 +193,10 @@ class Connection(ABC):
             self._unread.took(self, size)
 
     def _check_taken(self, now: float) -> None:
-        unsent = self._transport.get_write_buffer_size()
-        if unsent != self._unsent[0]:
-            self._unsent = unsent, now
-        elif unsent and now > self._unsent[1] + LEAVING_PATIENCE_S:
+        reached = progress(self._transport)
+        if reached != self._progress[0]:
+            self._progress = reached, now
+        elif self._transport.get_write_buffer_size() and now > self._progress[1] + LEAVING_PATIENCE_S:
             self._transport.abort()
 
     def _finish(self, *, lingering: bool) -> None:

@@ -1,4 +1,5 @@
-"""Listening sockets: how they are opened, and how they are closed so that no connection is lost.
+"""Listening sockets: how they are opened, and how they are closed so that no connection is lost; and what the system
+knows of sockets.
 
 A client counts as connected before the server has accepted it: the system queues its connection at one listening
 socket. Who closes that socket resets what is queued, also where other processes listen on the same port. So `quieten`
@@ -115,12 +116,15 @@ def queued(listening: socket.socket) -> int:
     return tcp_info(listening, "I", TCP_INFO_QUEUED)
 
 
-def taken_bytes(connection: socket.socket) -> int:
-    """Bytes that the other side of a connection has taken; 0 where the system does not say."""
-    return tcp_info(connection, "Q", TCP_INFO_TAKEN)
+def progress(connection: asyncio.Transport) -> int:
+    """A number that changes while the other side of a connection takes what it was sent."""
+    its = connection.get_extra_info("socket")
+    taken = 0 if its is None else tcp_info(its, "Q", TCP_INFO_TAKEN)
+    return taken - connection.get_write_buffer_size()
 
 
 def tcp_info(of: socket.socket, form: str, begin: int) -> int:
+    """A number of struct tcp_info; 0 where the system does not say."""
     with suppress(OSError, struct.error):
         return struct.unpack_from(form, of.getsockopt(socket.IPPROTO_TCP, TCP_INFO, TCP_INFO_BYTES), begin)[0]
     return 0

@@ -44,7 +44,7 @@ from gateway.grpc.wire.receiving import Hears, Receiving
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import ConnectionRules, RpcLimit
 from gateway.grpc.wire.sending import Sending
-from gateway.ports.listening import taken_bytes
+from gateway.ports.listening import progress
 from gateway.ports.seats import Seat
 from gateway.ports.serving import SEE_OFF_S
 from gateway.ports.turns import LoopTurns
@@ -99,8 +99,8 @@ class GrpcConnection(asyncio.Protocol):
         self._last = 0
         self._told_at: float | None = None
         self._end_at: float | None = None
-        self._taken = 0
-        """What the client has taken of all that it was sent. Kept only when the connection has ended."""
+        self._progress = 0
+        """How far the client had come in taking what it was sent. Looked at only when the connection has ended."""
         spread = random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
         self._old_at = self._now() + rules.age_s * spread if rules.age_s else None
         self._lost = asyncio.Event()
@@ -177,8 +177,8 @@ class GrpcConnection(asyncio.Protocol):
         """Ends the connection, or calls of it, when their time is over."""
         del left_at
         if self._end_at is not None:
-            if (taken := taken_bytes(self._transport.get_extra_info("socket"))) != self._taken:
-                self._taken, self._end_at = taken, now + LINGER_S
+            if (reached := progress(self._transport)) != self._progress:
+                self._progress, self._end_at = reached, now + LINGER_S
             elif now >= self._end_at:
                 self._transport.abort()
             return

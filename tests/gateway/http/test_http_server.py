@@ -482,3 +482,26 @@ async def test_nobody_waits_for_ever_for_the_rest_of_an_answer(monkeypatch: pyte
         while asyncio.all_tasks() - others:
             await asyncio.sleep(0.01)
         writer.transport.abort()
+
+
+async def test_a_stop_waits_while_a_client_takes_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it empties the system's buffers, which hold megabytes."""
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 1e9)
+    part, loop = 1 << 18, asyncio.get_running_loop()
+    server = HttpServer(Served(large, Share(100, 100)))
+    await server.start(listen("127.0.0.1", 0))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, part // 8)
+    client.connect(("127.0.0.1", server.port))
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection(sock=client, limit=part // 8)
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        stop = asyncio.create_task(server.stop(SOON_S, see_off_s=0.0))
+        (connection,) = server._connections()
+        for number in range(16):
+            await reader.readexactly(part)
+            connection.check(loop.time() + 10 * number, 0.0)
+        await reader.readexactly(LARGE_BYTES - 16 * part)
+        writer.close()
+        await stop

@@ -69,11 +69,7 @@ class Transport(asyncio.Transport):
         self.protocol: Any = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "socket": self}.get(name, default)
-
-    def getsockopt(self, *_: int) -> bytes:
-        """The system does not say what a client has taken."""
-        raise OSError
+        return ("127.0.0.1", 1) if name == "peername" else default
 
     def write(self, data: Any) -> None:
         assert not self.has_ended, "written behind the end"
@@ -90,6 +86,9 @@ class Transport(asyncio.Transport):
             self.is_full = False
             self.protocol.resume_writing()
         return taken
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.kept)
 
     def can_write_eof(self) -> bool:
         return True
