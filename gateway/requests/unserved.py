@@ -68,7 +68,8 @@ class Unserved:
         except MeshError as error:
             logs.warning("request given up", model=model, version=version, cause=error.message)
             self._withdraw(pending)
-            pending.failed(error)
+            # Its traceback has the request, which has the error: in a cycle, the inputs would wait for the collector.
+            pending.failed(error.released())
 
 
 def place_of(pending: PendingRequest) -> Place:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,13 +14,16 @@ import pytest
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
 from gateway.requests.unserved import Unserved
+from gateway.requests.waiting import Accepted, PendingRequest
 from gateway.settings import GatewaySettings
-from shared.contract.errors import UnavailableError
+from shared.contract.errors import RequestError, UnavailableError
 from shared.contract.messages import RepositoryEntry
 from shared.contract.tensors import Tensor
 from shared.store.keyspace import Keyspace
+from tests.gateway.cycles import nothing_stays
 from tests.gateway.fake_executor import FakeExecutor
 from tests.gateway.requests.test_lost_connections import step, total, without_ports
+from tests.gateway.requests.test_waiting import pending
 
 CALL = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
 
@@ -58,3 +63,20 @@ async def test_a_request_whose_model_nobody_serves_any_more_is_refused(parts: Ga
     executor.paused.clear()
     assert 1 == total(await other)
     assert "echo" not in {message.model for message in executor.received}
+
+
+async def test_a_request_that_is_given_up_stays_in_no_cycle() -> None:
+    """Its inputs may be large, and there may be thousands."""
+
+    def found(model: str, _version: str) -> None:
+        raise RequestError(f"no {model}")
+
+    def unserved_for(_seconds: float) -> set[tuple[str, str]]:
+        return {("model", "1")}
+
+    catalog = cast(Any, SimpleNamespace(unserved_for=unserved_for, find=found))
+    async with nothing_stays(PendingRequest):
+        waiting = [pending(sequence=None)]
+        waiting[0].accepted = Accepted()
+        assert 1 == Unserved(catalog, lambda: waiting, lambda _: None).look()
+        assert "no model" == str(waiting.pop().future.exception())
