@@ -251,9 +251,13 @@ class EnsembleProgress:
             return False
         if not isinstance(error, SequenceError):
             return isinstance(error, NotNowError)
-        if error.reason in EARLY and index != self._plan.anchor and self._stand is not None:
-            # The steps before this one are on their way, through this gateway or another one.
-            return (error.last_step or 0) + 1 < self._stand.step
+        if index != self._plan.anchor and self._stand is not None:
+            if error.reason in EARLY:
+                # The steps before this one are on their way, through this gateway or another one.
+                return (error.last_step or 0) + 1 < self._stand.step
+            if error.reason == Reason.LATE:
+                # Asked anew, the sequence knows by its number whether it has had the step.
+                return True
         outcome = OUTCOMES.get(error.reason)
         return outcome is not None and outcome.retry is Retry.SAME
 

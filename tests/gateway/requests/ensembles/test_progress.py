@@ -352,9 +352,12 @@ class TestStates:
             (Reason.WRONG_STEP, 1, True),
             (Reason.WRONG_STEP, 2, False),
             (Reason.WRONG_STEP, 3, False),
+            (Reason.LATE, 2, True),
         ],
     )
-    def test_a_follower_waits_for_the_steps_before(self, reason: Reason, last: int, *, waits: bool) -> None:
+    def test_a_follower_is_asked_again_where_it_may_still_do_the_step(
+        self, reason: Reason, last: int, *, waits: bool
+    ) -> None:
         going = progress(plan(step("state", "I", "mid"), step("state", "mid", "O")))
         going.begin()
         going.answered(0, [tensor("O")], STAND)
