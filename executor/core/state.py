@@ -157,6 +157,7 @@ class OwnedSequence:
     kept          its steps since the base, which a takeover would run again
     steps         accepted steps that are not concluded
     cancelled     steps that are not run when their turn comes, because their callers have gone (or they are given up)
+    last          number and inbox entry of the newest step that was taken in
     """
 
     sequence: SequenceId
@@ -178,6 +179,7 @@ class OwnedSequence:
     kept: KeptSteps = field(default_factory=KeptSteps)
     steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
     cancelled: set[StepNumber] = field(default_factory=set[StepNumber])
+    last: tuple[StepNumber, str] = (StepNumber(0), "")
 
     @property
     def replays(self) -> bool:
@@ -210,6 +212,12 @@ class OwnedSequence:
     def newest(self) -> StepNumber:
         """The newest step that was taken in."""
         return max(self.steps, default=StepNumber(max(0, self.next_step - 1)))
+
+    @property
+    def open_entry(self) -> str:
+        """The inbox entry of the newest step, as long as that is not known to be final; else ""."""
+        number, entry = self.last
+        return entry if number == self.newest and number > self.committed else ""
 
     @property
     def entries(self) -> list[str]:
@@ -367,6 +375,8 @@ class OwnedSequences:
     def put(self, owned: OwnedSequence, queued: QueuedStep) -> None:
         """Queues a step that was taken in. Its sequence is not idle any more."""
         owned.steps[queued.step.step] = queued
+        if queued.step.step > owned.last[0]:
+            owned.last = queued.step.step, queued.step.entry
         self.idle.pop(owned.sequence, None)
         if self.to_fetch.pop(owned.sequence, None) is not None:
             self.fetch(owned)

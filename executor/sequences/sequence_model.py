@@ -350,7 +350,7 @@ class SequenceModel:
     def holdings(self) -> list[Holding]:
         """What is known of every sequence that is owned here."""
         owned = self.state.by_id.values()
-        return [Holding(one.sequence, one.epoch, one.committed, one.newest) for one in owned]
+        return [Holding(one.sequence, one.epoch, one.committed, one.newest, one.open_entry) for one in owned]
 
     # -- what goes out ------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, living
 from tests.mesh.model_repository import add_sum_model
+from tests.redis_proxy import RedisProxy
 from tests.scripted_mesh import ScriptedMesh
 
 PATIENCE_S = 60.0
@@ -107,3 +108,63 @@ async def test_a_record_lacks_what_was_acknowledged_or_not(
 
     assert behind is await is_behind(redis, mesh.keys, ME, [HELD])
     assert not await is_behind(redis, mesh.keys, ME, [])
+
+
+@pytest.mark.parametrize(
+    ("kept", "record", "behind"),
+    [
+        (2, {"ep": 5, "nx": 4, "cm": 3}, False),
+        (1, {"ep": 5, "nx": 4, "cm": 3}, True),
+        (0, {"ep": 5, "nx": 6, "cm": 3}, True),
+        (1, {"ep": 5, "nx": 4, "cm": 4}, False),
+        (1, {"ep": 6, "nx": 4, "cm": 3}, False),
+    ],
+)
+async def test_a_step_that_redis_has_lost_is_missed_although_another_one_has_its_number(
+    redis: Any, mesh: ScriptedMesh, kept: int, record: dict[str, Any], behind: bool
+) -> None:
+    """Two sequences of one shard have an open step each. Of their entries those that were written first are kept."""
+    entries = ("9-0", "10-0")
+    held = [HELD._replace(sequence=sequence_id("m", "", n), entry=entry) for n, entry in enumerate(entries, 1)]
+    (inbox,) = {mesh.keys.inbox(mesh.keys.shard_of(holding.sequence), ME) for holding in held}
+    for entry in (*entries[:kept], "11-0"):
+        await redis.execute_command("XADD", inbox, entry, "a", "a step")
+    for holding in held:
+        await redis.hset(mesh.keys.sequence(holding.sequence).record, mapping={"ow": ME, **record})
+
+    assert behind is await is_behind(redis, mesh.keys, ME, held)
+
+
+async def test_a_step_that_was_taken_in_and_lost_is_not_run_in_the_place_of_another(
+    mesh: ScriptedMesh, private_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """The executor holds step 3, for which step 2 is missing, when Redis comes back without both. A gateway is faster
+    than the executor: two other steps have these numbers by then."""
+    add_sum_model(tmp_path / "models", "sum")
+    sequence = mesh.sequence(7)
+    record = mesh.keys.sequence(sequence).record
+    with RedisProxy(private_server.url) as proxy:
+        async with living(proxy.url, PREFIX, tmp_path / "models", "sum", "a") as a, asyncio.timeout(PATIENCE_S):
+            await added(mesh, 1, a.executor)
+            inbox = mesh.keys.inbox(mesh.keys.shard_of(sequence), a.executor)
+            lost = mesh.submission(7, {"INPUT": np.array([[100]], np.int32)})
+            epoch = (await mesh.record(7))["ep"]
+            await mesh.redis.hset(record, "nx", 3)
+            about = {"a": f"3 0 {lost.gateway} {lost.token} {sequence}", "o": f"{epoch} 0 0 1 1", "m": lost.message}
+            entry = await mesh.redis.xadd(inbox, about)
+            while [3] != [holding.accepted for holding in a.registration.serving.holdings]:
+                await asyncio.sleep(0.01)
+            assert await Membership(mesh.redis, mesh.keys).renew(a.executor, lease_ms=600_000)
+
+            proxy.refuse("")
+            await mesh.redis.xdel(inbox, entry)
+            await mesh.redis.hset(record, "nx", 1)
+            others = [mesh.submission(7, {"INPUT": np.array([[value]], np.int32)}) for value in (10, 20)]
+            assert [2, 3] == [(await mesh.submit(step)).step for step in others]
+            private_server.stop()
+            private_server.start()
+            proxy.admit()
+
+            with pytest.raises(ExceptionGroup) as ended:
+                await a.task
+            assert ended.group_contains(OlderDataError)
