@@ -178,14 +178,14 @@ def target(state: LeaderState, sequence: Sequence, wished: Wish, *, avoid: Execu
     """The slots that fulfil a wish: those of the executor that it names, or else of any but `avoid`. None if full."""
     ring = state.ring(sequence.version)
     if wished.to is None:
-        found = ring.choose(sequence.sequence, avoid=avoid)
+        found = ring.choose(sequence.sequence, avoid=avoid) if ring.has_free_slot() else None
         return found if found is not None and found.executor != avoid else None
     table = ring.tables.get(wished.to)
     return table if table is not None and not table.full else None
 
 
-def placement(state: LeaderState, sequence: Sequence) -> SlotTable | None:
-    """The table from which a waiting sequence gets its slot, or None if every table is full.
+def placement(state: LeaderState, sequence: Sequence) -> SlotTable:
+    """The table from which a waiting sequence gets its slot. There must be a free one.
 
     A wish that has moved the sequence out decides, if its target has a free slot.
     """

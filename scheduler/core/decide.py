@@ -333,18 +333,18 @@ def seat(state: LeaderState, event: SequenceFound | SpareTaken, how: str) -> Non
 def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Gives free slots to waiting sequences, in their turn, until there are no slots or no sequences left."""
     actions: list[Action] = []
-    backlog = state.backlogs[version]
-    while (sequence := backlog.first(state.turns(version))) is not None:
+    backlog, ring = state.backlogs[version], state.ring(version)
+    # Whose turn it is, is asked when there is a slot: that takes the longer, the more tenants wait.
+    while ring.has_free_slot() and (sequence := backlog.first(state.turns(version))) is not None:
         table = balance.placement(state, state.sequences[sequence])
-        if table is None:
-            actions += paging.ask_for_slots(state, version, cause)
-            break
         if not table.unlent:
             actions += spares.recall(state, state.executors[table.executor], cause)
             break
         backlog.withdraw(sequence)
         actions.append(place(state, state.sequences[sequence], table, cause))
         actions += balance.fulfilled(state, sequence, table.executor)
+    else:
+        actions += paging.ask_for_slots(state, version, cause)
     note_room(state, version)
     return actions
 

@@ -48,16 +48,14 @@ class Ring:
         """The first executor in the sequence's order."""
         return ExecutorId(next(self._ring.walk(sequence)))
 
-    def choose(self, sequence: SequenceId, *, avoid: ExecutorId | None = None) -> SlotTable | None:
+    def choose(self, sequence: SequenceId, *, avoid: ExecutorId | None = None) -> SlotTable:
         """The executor for a sequence: the first in the sequence's order with a free slot and less than its share.
 
         If every executor with a free slot is at its share (executors may differ in size), the first with a free slot.
-        None when every slot is taken.
+        There must be one.
 
         avoid  an executor to be chosen only when no other has a free slot
         """
-        if not self.has_free_slot():
-            return None
         share = self.share(sum(self.loads().values()) + 1)
         fallbacks: list[SlotTable] = []
         for node in self._ring.walk(sequence):

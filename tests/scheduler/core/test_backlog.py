@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,28 @@ def test_deadlines_of_one_sequence_do_not_pile_up_and_the_earliest_counts() -> N
     assert [] == expiry.overdue(state)
     state.now_ms = 1
     assert [str(number) for number in range(STAYING)] == expiry.overdue(state)
+
+
+def test_it_is_not_looked_for_whose_turn_it_is_while_no_slot_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes the longer, the more tenants wait, and a client may name another one with each of its sequences."""
+    state = LeaderState()
+    decide(state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 1),)))
+    looked_for = 0
+    first = Backlog.first
+
+    def counted(backlog: Backlog, turns: Turns) -> SequenceId | None:
+        nonlocal looked_for
+        looked_for += 1
+        return first(backlog, turns)
+
+    monkeypatch.setattr(Backlog, "first", counted)
+    for number in range(STAYING):
+        name = str(number)
+        decide(state, SequenceWaits(SequenceId(name), "1", entry(number), tenant=name))
+    decide(state, Assigned(SequenceId("0"), entry(0), Epoch(1)))
+    decide(state, SequenceOver(SequenceId("0"), Epoch(1)))
+
+    assert 2 == looked_for
 
 
 def test_a_tick_is_due_as_long_as_a_sequence_of_any_version_waits_or_is_underway() -> None:
