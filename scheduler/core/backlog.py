@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from shared.contract.ids import SequenceId, ShardId
+from shared.contract.tenants import EVERY_OTHER
 
 
 class Entry(NamedTuple):
@@ -59,7 +60,7 @@ class Turns(NamedTuple):
     """What decides which tenant is next.
 
     slots   that each tenant has; 0 for one that is not named
-    shares  of each tenant, from 1; 1 for one that is not named
+    shares  of each tenant, from 1; one that is not named has that of EVERY_OTHER, or 1
     """
 
     slots: Mapping[str, int]
@@ -67,7 +68,8 @@ class Turns(NamedTuple):
 
     def after(self, tenant: str, more: int = 0) -> float:
         """The slots that a tenant would have for its share with the next one. more: slots beside those in `slots`"""
-        return (self.slots.get(tenant, 0) + more + 1) / self.shares.get(tenant, 1)
+        share = self.shares.get(tenant) or self.shares.get(EVERY_OTHER, 1)
+        return (self.slots.get(tenant, 0) + more + 1) / share
 
 
 NO_TURNS = Turns({}, {})

@@ -233,7 +233,7 @@ class IdleSeen:
 
 @dataclass(frozen=True, slots=True)
 class SharesSeen:
-    """The operator has set how slots are shared among tenants. shares: from 1; 1 for a tenant that is not named"""
+    """The operator has set how slots are shared among tenants. shares: as in `Turns`"""
 
     shares: Mapping[str, int]
     cause: str = ""

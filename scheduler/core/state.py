@@ -221,7 +221,7 @@ class LeaderState:
     used             versions that have had sequences
     superseded       sequences of whose end the feed is still to tell, by epoch -> the slot, which counts as spare
     recalled         versions whose spare slots were recalled: some are laid out again when nobody waits
-    shares           of tenants; 1 for one that is not named
+    shares           of tenants (`Turns`)
     forecast_until_ms, forecast_next_ms  until when forecasts are wanted, and when the next one is due
     """
 

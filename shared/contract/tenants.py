@@ -69,8 +69,12 @@ class Tenants(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def shares(self) -> dict[str, int]:
-        """The shares that are not 1, by tenant."""
-        return {name: limits.share for name, limits in self.named.items() if limits.share != 1}
+        """The share of EVERY_OTHER if it is not 1, and those that differ from it, by tenant. Whoever names no tenant
+        ("") has a share of 1.
+        """
+        usual = self.of(EVERY_OTHER).share
+        shares = {"": 1} | {name: limits.share for name, limits in self.named.items()}
+        return {name: share for name, share in shares.items() if share != (1 if name == EVERY_OTHER else usual)}
 
 
 NO_TENANTS = Tenants()

@@ -25,6 +25,7 @@ from scheduler.core.events import (
 from scheduler.core.slots import OfferedVersion
 from scheduler.core.state import LeaderState, Policy
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
 
 STAYING = 5
 LEAVING = 10 * COMPACT_SLACK
@@ -200,6 +201,14 @@ def test_of_a_tenant_the_older_sequence_comes_first_and_shares_weigh() -> None:
     assert ["6", "7", "0", "8", "1", "9", "2", "10", "3", "11", "4", "5"] == served(
         filled(waiting), Turns({"acme": 2}, {})
     )
+
+
+def test_a_share_of_every_other_tenant_is_one_of_each_that_has_none_of_its_own() -> None:
+    tenants = Tenants({"acme": TenantLimits(), EVERY_OTHER: TenantLimits(share=2)})
+
+    for other in ("acme", ""):
+        waiting = [(other, False)] * 3 + [("blue", False)] * 4
+        assert ["3", "0", "4", "5", "1", "6", "2"] == served(filled(waiting), Turns({}, tenants.shares))
 
 
 def test_the_shares_that_an_operator_sets_decide_from_then_on_and_a_tenant_without_slots_leaves_nothing() -> None:

@@ -51,6 +51,7 @@ def test_a_tenant_has_its_own_limits_or_those_of_every_other_one() -> None:
 
     assert (acme, others, TenantLimits()) == (tenants.of("acme"), tenants.of("blue"), Tenants().of("acme"))
     assert {"acme": 2} == tenants.shares
+    assert {"": 1, "acme": 2, EVERY_OTHER: 3} == Tenants({"acme": acme, EVERY_OTHER: TenantLimits(share=3)}).shares
 
 
 def test_one_request_is_one_tenant_s() -> None:
