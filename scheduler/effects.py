@@ -54,7 +54,7 @@ from shared.contract.messages import ReplyMessage, encode
 from shared.process import logs
 from shared.store.reading import text_of
 from shared.store.script_sender import Call
-from shared.store.script_values import Assignment, Pausing, Rejection, VacateCode, Vacation
+from shared.store.script_values import Assignment, ExpiryCode, Pausing, Rejection, VacateCode, Vacation
 from shared.store.vital import vital
 from shared.traces.spans import SpanName
 
@@ -460,8 +460,9 @@ class EffectPerformer:
                 )
                 for shard, sequences in due.items()
             ]
-            for sequences, flags in zip(due.values(), await self._run(calls), strict=True):
-                self._tell_expired([s for s, ended in zip(sequences, flags, strict=True) if ended], states)
+            for sequences, codes in zip(due.values(), await self._run(calls), strict=True):
+                found = zip(sequences, codes, strict=True)
+                self._tell_expired([sequence for sequence, code in found if code is ExpiryCode.EXPIRED], states)
             shards = [shard for shard, sequences in due.items() if len(sequences) >= SCRIPT_STEPS_MAX]
 
     async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:

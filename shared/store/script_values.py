@@ -141,6 +141,19 @@ class VacateCode(IntEnum):
     UNDRAINED = 2
 
 
+class ExpiryCode(IntEnum):
+    """What became of a sequence that was looked at because its idle time may be over.
+
+    OPEN     it is not over, or was before
+    EXPIRED  it was idle for too long
+    ENDED    its idle time was over because an operator or a client had ended it
+    """
+
+    OPEN = 0
+    EXPIRED = 1
+    ENDED = 2
+
+
 class Cancellation(OfSequence, frozen=True):
     """An accepted step whose caller has gone. birth, step: from its `Submitted`"""
 

@@ -37,6 +37,7 @@ from shared.store.script_values import (
     Drawn,
     EndCode,
     Ending,
+    ExpiryCode,
     JournalBounds,
     KeptReplies,
     OfSequence,
@@ -193,10 +194,10 @@ class Scripts(ScriptSender):
 
     def expire(
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
-    ) -> Call[list[bool]]:
-        """Ends the sequences whose idle marker has run out; True for each that was ended."""
+    ) -> Call[list[ExpiryCode]]:
+        """Ends the sequences whose idle marker has run out."""
         keys = self._of_leader(shard, model) + self._keys.records(sequences)
-        return Call("expire", keys, [term, tombstone_ms], each_as(bool))
+        return Call("expire", keys, [term, tombstone_ms], each_as(ExpiryCode))
 
     def reclaim(
         self,

@@ -452,6 +452,32 @@ async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_mo
 
 
 @pytest.mark.leaves_sequences
+async def test_the_log_says_of_a_sequence_that_expired_that_it_did_and_of_no_ended_one(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "seqmesh")
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        for number in (1, 2):
+            await stage.submit(number, start=True)
+        await stage.live(1, 2)
+        await stage.commit(await stage.inbox(e1), e1, idle_ms=600_000)
+        ending = Ending(sequence_id(MODEL, "", 1), "")
+        await stage.scripts.run(stage.scripts.end([ending], tombstone=CANCELLED, reply=b""))
+        sequence = sequence_id(MODEL, "", 2)
+        await stage.commands.delete(stage.keys.sequence(sequence).idle)
+        await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(sequence), MODEL), {sequence: 0})
+
+        async def are_over() -> bool:
+            return ["c", "x"] == [(await stage.record(number))["st"] for number in (1, 2)]
+
+        await stage.until(are_over)
+
+    told = [vars(record)["fields"]["sequence"] for record in caplog.records if record.message == "sequence expired"]
+    assert [sequence] == told
+
+
+@pytest.mark.leaves_sequences
 async def test_a_sequence_that_is_ended_between_two_owners_leaves_the_line(stage: Stage) -> None:
     """Else whoever is behind it would hear of a longer line, until a slot is free."""
     e1 = await stage.join("e1", slots=1)

@@ -3,7 +3,8 @@
 --
 -- KEYS   those of leader.lua, then per sequence: its record
 -- ARGV   1 term   2 tombstone ms
--- reply  per sequence: 1 expired, 0 not (its deadline was set to another time, or removed until its next commit)
+-- reply  per sequence: 1 expired, 2 over because it was ended (`end`), 0 not over (its deadline was set to another time,
+--        or removed until its next commit)
 
 local function expire(keys, sid)
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be', 'en', 'sn', 'ps')
@@ -40,7 +41,7 @@ local function expire(keys, sid)
   end
   keys.deadlines = DEADLINES
   release(keys, sid, kind, got[3], got[6], ARGV[2])
-  return 1
+  return kind == 'x' and 1 or 2
 end
 
 local UNREAD = -1
