@@ -42,6 +42,9 @@ def parse_text(text: str, source: str) -> ConfigMessage:
         line, column = error.GetLine(), error.GetColumn()
         where = f"{source}:{line}:{column}" if line is not None else source
         raise ConfigError(f"failed to read text proto from {where}: {what}{_remedy(what)}") from error
+    except ValueError as error:
+        # Of the number of an enum's value protobuf does not say where it stands.
+        raise ConfigError(f"failed to read text proto from {source}: {error}") from error
     return config
 
 

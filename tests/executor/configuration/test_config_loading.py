@@ -463,6 +463,11 @@ def test_model_without_usable_version_is_refused(load_text: LoadText, policy: st
 # Reading
 
 
+def test_a_number_that_no_value_of_an_enum_can_have_is_an_error_of_its_file(load_text: LoadText) -> None:
+    with pytest.raises(ConfigError, match=r"failed to read text proto from .*config\.pbtxt: Value out of range: 9+"):
+        load_text('input [ { name: "A" data_type: 99999999999 dims: [ 1 ] } ]')
+
+
 def test_syntax_error_names_file_line_and_what_was_wrong(load_text: LoadText) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_text('name: "m"\nmax_batch_syze: 8\n')
