@@ -17,6 +17,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -152,6 +153,7 @@ class OpenRows(Generic[Key]):
         self._ended = ended
         self._looks = looks
         self._loop = asyncio.get_running_loop()
+        self._look_at_s = 0.0
         self._due = asyncio.Event()
         self._fewer = asyncio.Event()
         self._rows: dict[int, OpenRow[Key]] = {}
@@ -169,9 +171,10 @@ class OpenRows(Generic[Key]):
 
     def open(self, key: Key, encode: Encode | None, *, muted: bool = False) -> OpenRow[Key]:
         row = OpenRow(self, key, encode, muted=muted)
-        self._rows[id(row)] = row
-        if self._looks:
+        if self._looks and not self._rows:
+            self._look_at_s = self._loop.time() + LOOK_S
             self._due.set()
+        self._rows[id(row)] = row
         return row
 
     def put(self, row: OpenRow[Key]) -> None:
@@ -229,16 +232,24 @@ class OpenRows(Generic[Key]):
         """Writes answers and concludes requests, for ever."""
         try:
             while True:
-                try:
-                    async with asyncio.timeout(LOOK_S if self._looks and self._rows else None):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._look_at_s if self._looks and self._rows else None):
                         await self._due.wait()
-                except TimeoutError:
-                    await self._written({id(row): (row, []) for row in self._rows.values()})
                 self._due.clear()
+                await self._look()
                 while taken := self._take():
                     await self._written(taken)
+                    # Where answers come without an end, too.
+                    await self._look()
         finally:
             self.drop_all()
+
+    async def _look(self) -> None:
+        """Asks what became of the requests, if it is time for that."""
+        now_s = self._loop.time()
+        if self._looks and self._rows and now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            await self._written({id(row): (row, []) for row in self._rows.values()})
 
     def _take(self) -> Mapping[int, tuple[OpenRow[Key], Sequence[Numbered]]]:
         """The answers of one write. Concludes the rows that have none to be written."""

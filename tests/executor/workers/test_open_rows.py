@@ -7,6 +7,8 @@ import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+import pytest
+
 from executor.engine.base import RowError, RowResult
 from executor.workers import open_rows
 from executor.workers.open_rows import ROW_ANSWERS_MAX, Numbered, OpenRow, OpenRows
@@ -178,6 +180,34 @@ async def test_an_endless_answerer_does_not_hold_up_the_others() -> None:
             stop.set()
             endless.cancel()
             await asyncio.to_thread(thread.join)
+
+
+async def test_a_request_without_an_answer_is_asked_for_however_many_answers_others_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nobody tells its model that the caller has gone."""
+    monkeypatch.setattr(open_rows, "LOOK_S", 0.02)
+    asked: list[str] = []
+
+    async def write(requests: Sequence[tuple[str, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
+        await asyncio.sleep(0)
+        asked.extend(key for key, answers in requests if not answers)
+        return [WorkHeld.CANCELLED if key == "quiet" else WorkHeld.HELD for key, _ in requests]
+
+    rows: OpenRows[str] = OpenRows(write, lambda _: None, looks=True)
+    running = asyncio.create_task(rows.run())
+    quiet, busy = (rows.open(key, lambda _: b"answer") for key in ("quiet", "busy"))
+
+    def another_answer() -> bool:
+        busy.send(ANSWER)
+        return quiet.is_cancelled
+
+    await until(another_answer)
+    assert {"quiet"} <= set(asked)
+
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 async def test_an_executor_that_leaves_waits_for_last_answers_but_not_for_ever(monkeypatch: object) -> None:
