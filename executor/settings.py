@@ -82,7 +82,9 @@ class ExecutorSettings(MetricsSettings):
         minimum=0.1,
     )
     gpu: str = setting(
-        "auto", help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1."
+        "auto",
+        help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 2,3; `gpus` in a "
+        "model's configuration count among these, from 0.",
     )
     lease_ms: int = lease_setting()
     inbox_bytes_max: int = setting(

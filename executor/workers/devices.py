@@ -23,9 +23,12 @@ class Devices:
     gpus: tuple[int, ...] = ()
 
     def places(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
-        """Name and device of every instance, groups in order; a group on several GPUs puts `count` on each."""
+        """Name and device of every instance, groups in order; a group on several GPUs puts `count` on each.
+
+        A configuration's GPUs are counted among those of this executor, so that it is the same on all with as many.
+        """
         for group in config.instance_groups:
-            places = [f"cuda:{gpu}" for gpu in group.gpus or self.gpus] if group.kind == "GPU" else ["cpu"]
+            places = [f"cuda:{self.gpus[gpu]}" for gpu in group.gpus] if group.kind == "GPU" else ["cpu"]
             for place in places:
                 for index in range(group.count):
                     yield f"{group.name}_{index}" + (f"_{place}" if len(places) > 1 else ""), place
