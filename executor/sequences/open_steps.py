@@ -20,7 +20,7 @@ from executor.sequences.step_answers import AnswerWriter
 from executor.sequences.step_commits import FinishedBatch
 from executor.workers.answers import answer
 from executor.workers.open_rows import OpenRow, OpenRows
-from shared.contract.ids import ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
 class OpenSteps:
@@ -133,10 +133,10 @@ class OpenSteps:
         result = BatchResult([last], batch.result.timings)
         self._ended(member, end, FinishedBatch(result, batch.began_ns, time.time_ns(), responses=opened.responses))
 
-    def cancel(self, sequence: SequenceId, step: int) -> None:
+    def cancel(self, sequence: SequenceId, epoch: Epoch, step: int) -> None:
         """Nobody waits for the step's answers any more."""
         opened = self._by_sequence.get(sequence)
-        if opened is not None and opened.key.queued.step.step == step:
+        if opened is not None and opened.key.owned.epoch == epoch and opened.key.queued.step.step == step:
             opened.cancel()
 
     def drop(self, sequence: SequenceId) -> None:

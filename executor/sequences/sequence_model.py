@@ -303,7 +303,7 @@ class SequenceModel:
         self.look()
         if isinstance(event, InboxCancelled):
             self._cancel_running(event)
-            self._open.cancel(event.sequence, event.step)
+            self._open.cancel(event.sequence, event.epoch, event.step)
         return gone
 
     def _cancel_running(self, event: InboxCancelled) -> None:
