@@ -26,7 +26,14 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.abc import PathEntryFinder
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -75,6 +82,14 @@ class SourceLoader(SourceFileLoader):
 
 class SiblingLoader(SourceLoader):
     """Of the files beside a `model.py`: those that it imports belong to its instance."""
+
+    is_shared = False
+    """A method imports it, and all instances share it."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Python's own. It is asked before others can see the module."""
+        code = current_code.get(None)
+        self.is_shared = code is not None and not code.adopts
 
     def exec_module(self, module: ModuleType) -> None:
         code = current_code.get(None)
@@ -240,7 +255,10 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
             _importing[str(folder)] -= 1
             if _importing[str(folder)] == 0:
                 del _importing[str(folder)]
-            _drop_siblings(folder, set(sys.modules) - before)
+            for name, module in _siblings(folder, set(sys.modules) - before).items():
+                loader = vars(module).get("__loader__")
+                if not (isinstance(loader, SiblingLoader) and loader.is_shared):
+                    sys.modules.pop(name, None)
         for name in list(code.imported):
             sys.modules.pop(name, None)
 
@@ -249,9 +267,13 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
 
 
 def _leave_path(directory: Path) -> None:
+    # From a copy: a method that imports on another thread goes through the list, and would miss the entry that moves
+    # into the place of the removed one.
+    path = list(sys.path)
     # The model's own code may have taken it away.
     with suppress(ValueError):
-        sys.path.remove(str(directory))
+        path.remove(str(directory))
+    sys.path = path
 
 
 def _searched(directory: Path) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ import pytest
 
 from executor.engine.python import import_turns
 from executor.engine.python.instance_code import InstanceCode
-from executor.engine.python.model import forget, import_model_class, keep_importable, model_path
+from executor.engine.python.model import called, forget, import_model_class, keep_importable, model_path
 from executor.engine.python.model_metrics import custom_families
 from shared.contract.errors import LoadError
 
@@ -171,6 +171,40 @@ def test_an_import_that_was_given_up_and_goes_on_takes_no_file_of_the_next_one(
     assert f"{code.name}.late" == imported.of
     assert isinstance(hanging.exception(), LoadError)
     forget(code, tmp_path / "b" / "1")
+
+
+def test_what_a_method_imports_while_another_instance_is_imported_stays(tmp_path: Path, slow: SimpleNamespace) -> None:
+    """Taken away in the middle of its import, it would fail the request."""
+    folder = tmp_path / "a" / "1"
+    (folder / "method.py").write_text("")
+    slow.go_on.set()
+    _, first = another(folder)
+    slow.go_on.clear()
+    slow.begun.clear()
+    with ThreadPoolExecutor() as pool:
+        importing_second = importing(pool, tmp_path, "a")
+        assert slow.begun.wait(20)
+        with called(first):
+            imported = importlib.import_module("method")
+        slow.go_on.set()
+
+    _, second = importing_second.result()
+    assert imported is sys.modules["method"]
+    for code in (first, second):
+        forget(code, folder)
+    assert "method" not in sys.modules
+
+
+def test_who_goes_through_the_path_while_another_model_ends_misses_no_entry(tmp_path: Path) -> None:
+    """An import in a method does, on the model's thread."""
+    (_, first, first_folder), (_, second, second_folder) = (model(tmp_path, name) for name in ("a", "b"))
+    rest = iter(sys.path)
+    assert str(first_folder) in rest  # it is behind that entry now
+
+    forget(first, first_folder)
+
+    assert str(second_folder) in rest
+    forget(second, second_folder)
 
 
 def test_the_end_of_a_model_searches_no_path(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
