@@ -56,8 +56,11 @@ class ImportTurn:
         with self._guard:
             if self.next is None and self._until <= time.monotonic():
                 log.warning("the import of %s has taken %g s: others go on without it", self._name, LIMIT_S)
-                self.next = ImportTurn()
-                self._leave()
+                following = ImportTurn()
+                # Nobody imports before everything is taken away.
+                with following.lock:
+                    self.next = following
+                    self._leave()
 
 
 class ImportTurns:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,31 @@ def test_an_import_that_hangs_is_given_up_by_the_next_one_and_leaves_it_nothing(
     assert "a" == again.name
     forget(code, tmp_path / "a" / "1")
     assert path == sys.path
+
+
+def test_nobody_imports_before_all_of_an_import_that_was_given_up_is_taken_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both change `sys.path`."""
+    monkeypatch.setattr(import_turns, "LIMIT_S", 0.0)
+    turns = import_turns.ImportTurns()
+    order: list[str] = []
+
+    def enter(name: str) -> None:
+        with turns.alone():
+            order.append(name)
+
+    def leave() -> None:
+        other = pool.submit(enter, "other")
+        with suppress(TimeoutError):
+            other.result(0.2)
+        order.append("left")
+
+    with ThreadPoolExecutor() as pool, turns.alone() as turn, turn.importing("slow", leave):
+        pool.submit(enter, "next").result(20)
+
+    assert "left" == order[0]
+    assert {"next", "other"} == set(order[1:])
 
 
 def test_an_import_that_was_given_up_and_goes_on_takes_no_file_of_the_next_one(
