@@ -92,9 +92,7 @@ class Columns(dict[str, Column]):
         return _made(name, self._nulls_filled(tensors), leading)
 
     def _nulls_filled(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
-        """Fills the null rows with zeros of the first real row's shape (with one item, if that request brings
-        several).
-        """
+        """Fills the null rows with zeros of the first real row's shape."""
         if None not in tensors:
             return tensors
         sample = next((tensor for tensor in tensors if tensor is not None), None)

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from executor.engine.base import BatchResult, Row, RowError, RowResult
+from executor.engine.error_texts import class_and_text
 from executor.engine.python.calls import install
 from executor.engine.python.decoupled import DecoupledEngine, in_this_process
 from executor.engine.python.engine import PythonEngine
@@ -150,7 +151,7 @@ def _with_states(engine: PythonEngine, row: Row, result: RowResult) -> RowResult
 def _raised(error: BaseException) -> messages.Raised:
     if isinstance(error, MeshError):
         return messages.Raised(error.code, sendable(error.message))
-    return messages.Raised(Code.INTERNAL, sendable(f"{type(error).__name__}: {error}"))
+    return messages.Raised(Code.INTERNAL, sendable(class_and_text(error)))
 
 
 class Side:
