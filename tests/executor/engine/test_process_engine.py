@@ -659,6 +659,21 @@ def test_a_model_runs_in_an_environment_of_its_own(workshop: Workshop, packed: b
     assert 42 == to_numpy(result.outputs[0]).item()
 
 
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_a_process_imports_from_the_executor_s_path(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, safe: str
+) -> None:
+    """Also where PYTHONSAFEPATH keeps the folder of a script out of it, as in the image."""
+    (workshop.directory / "team").mkdir()
+    (workshop.directory / "team" / "of_the_team.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(workshop.directory / "team"))
+    monkeypatch.setenv("PYTHONSAFEPATH", safe)
+    method = DECLARED.replace("            total", "            import of_the_team\n            total")
+    engine = loaded(workshop, method, sum_config(declares=True))
+
+    assert [1] == answers(engine, row(0, 1, start=True))
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "called after its end"])
 def test_an_environment_that_lacks_something_says_what(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, late: bool

@@ -22,8 +22,9 @@ OLDEST = [3, 11]
 def main() -> None:
     """Runs `main` of a module, or says why it cannot run."""
     start: dict[str, Any] = json.loads(sys.argv[1])
-    # The script's own folder is no place to import from.
-    sys.path.pop(0)
+    # The script's own folder is no place to import from. With PYTHONSAFEPATH it is not there.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)
     text = problem(start["version"], start["lent"])
     if text:
         tell(start["socket"], f"the environment of {sys.executable} {text}")
