@@ -31,8 +31,8 @@ Manager.register("Proxy", Proxy, exposed=("listen", "close", "cut", "strand", "h
 
 
 def live_with(parent: int) -> None:
-    """Ctrl-C and SIGTERM may reach a whole group of processes: the main one handles them, and this one dies with it."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    """Ctrl-C and the like may reach a whole group of processes: the main one handles them; this one dies with it."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     ask_for_signal_at_parents_death(parent, signal.SIGKILL)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from deploy.chaos.load import BUDGET_S, ClientLoad, Clock, Player, Score
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import VARIANTS
 from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
+from deploy.local.endings import stop_signals
 
 TELL_EVERY_S = 10.0
 LOOK_EVERY_S = 0.1
@@ -77,7 +77,7 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
 async def played(director: Director) -> ChaosRun:
     """Clients and director to their end, or until the user stops them. Raises what has ended one of them."""
     load, stop, hurry = director.load, asyncio.Event(), asyncio.Event()
-    for expected in (signal.SIGINT, signal.SIGTERM):
+    for expected in stop_signals():
         asyncio.get_running_loop().add_signal_handler(expected, asked_to_stop, stop, hurry)
     clients = [asyncio.create_task(load.client(), name="client") for _ in range(director.plan.clients)]
     directing = asyncio.create_task(director.direct(), name="director")
@@ -124,7 +124,7 @@ async def check_served(gateways: Sequence[GatewayAddresses]) -> None:
 
 
 def asked_to_stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:
-    """Handles Ctrl-C: the first stops the run in order, the second at once."""
+    """Handles Ctrl-C and the like: the first stops the run in order, the second at once."""
     (hurry if stop.is_set() else stop).set()
 
 

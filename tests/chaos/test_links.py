@@ -23,9 +23,9 @@ with Links():
 """
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_leaves_the_proxies_to_the_main_process(by: signal.Signals) -> None:
-    """As Ctrl-C, `timeout` and supervisors send it."""
+    """As Ctrl-C, `timeout`, supervisors, and a terminal that is closed send it."""
     before = multiprocessing.active_children()
     with Links() as links:
         (proxies,) = [one for one in multiprocessing.active_children() if one not in before]
