@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -46,7 +47,7 @@ from shared.store.journals import SIZE, Journal, journal_of, read_journal
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.moving import moved
-from shared.store.reading import text_of, value_of
+from shared.store.reading import FAILURES, text_of, value_of
 from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
 from shared.store.script_values import EndCode, Ending, ReopenCode, ended_by
@@ -233,13 +234,15 @@ class Sequences:
         if record_now != record:
             raise NotDoneError("it has just changed: try again later", Code.UNAVAILABLE)
         fields = {text_of(name): record[name] for name in record}
-        last = last_checkpointed(fields, checkpoint)
+        with readable():
+            last = last_checkpointed(fields, checkpoint)
+            version, start = text_of(fields[VERSION]), int(fields[START])
         exported = ExportedSequence(
             model=model_of(sequence),
-            version=text_of(fields[VERSION]),
+            version=version,
             id=correlation_id_of(sequence),
             last_step=last,
-            start_step=int(fields[START]),
+            start_step=start,
             record={name: value for name, value in fields.items() if is_portable(name)},
             checkpoint={text_of(name): value for name, value in checkpoint.items() if name != b"n"},
             exported_ms=await redis_now_ms(self._redis),
@@ -262,13 +265,15 @@ class Sequences:
             journal, record = await pipe.execute()
         if not record:
             raise NotDoneError("there is no such sequence", Code.NOT_FOUND)
-        start, committed = int(record[START.encode()]), int(record[COMMITTED.encode()])
+        with readable():
+            start, committed = int(record[START.encode()]), int(record[COMMITTED.encode()])
+            version = text_of(record[VERSION.encode()])
         if committed < start:
             raise NotDoneError("its first step is not answered yet")
         steps = read_journal(journal_of(journal, record), start)
         if not steps:
             raise NotDoneError(NOT_JOURNALED)
-        return Journal(model_of(sequence), text_of(record[VERSION.encode()]), steps, committed - start + 1)
+        return Journal(model_of(sequence), version, steps, committed - start + 1)
 
     async def export_when_idle(self, sequence: SequenceId) -> ExportedSequence:
         """As `export`; for a moment it is waited for that the sequence's steps are answered."""
@@ -368,6 +373,15 @@ def _check_pausable(status: SequenceStatus) -> None:
         raise NotDoneError("only its model knows its state: see sequence_recovery among the model's parameters")
     if status.closed and not status.open_steps:
         raise NotDoneError("it is about to end")
+
+
+@contextmanager
+def readable() -> Generator[None]:
+    """Raises NotDoneError where a record cannot be read."""
+    try:
+        yield
+    except FAILURES as damage:
+        raise NotDoneError(f"its record in Redis cannot be read ({damage!r}): begin another one") from damage
 
 
 def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, bytes]) -> int:

@@ -15,6 +15,7 @@ from scheduler.ingest import Source, StreamEntry, StreamKind, over
 from shared.contract.errors import Code, NotDoneError
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
+from shared.contract.record import START, VERSION
 from shared.contract.state_fields import GrownState, Parts
 from shared.store.commands import Redis
 from shared.store.exported import HEAD, ExportedSequence, from_file, to_file
@@ -219,6 +220,19 @@ async def test_one_that_is_unknown_and_one_that_cannot_be_read_are_left_out(
 
     assert (None, None) == (unknown, broken)
     assert [7] == ids(await sequences.matching("sum", Wanted()))
+
+
+@pytest.mark.parametrize(("field", "value"), [(START, "many"), (START, None), (VERSION, None)])
+async def test_one_that_cannot_be_read_has_no_copy(
+    mesh: ScriptedMesh, sequences: Sequences, field: str, value: str | None
+) -> None:
+    await live(mesh, 7, ALICE)
+    record = mesh.keys.sequence(mesh.sequence(7)).record
+    await (mesh.redis.hdel(record, field) if value is None else mesh.redis.hset(record, field, value))
+
+    for copied in (sequences.export, sequences.journal):
+        with pytest.raises(NotDoneError, match="its record in Redis cannot be read"):
+            await copied(mesh.sequence(7))
 
 
 async def test_a_list_is_whole_however_many_there_are(mesh: ScriptedMesh, sequences: Sequences) -> None:
