@@ -79,7 +79,9 @@ def new(model: str, kind: str, models: Path) -> None:
             write(Path(made) / model, kind, folder.absolute())
             (Path(made) / model).rename(folder)
     except OSError as error:
-        raise click.ClickException(f"{folder} cannot be written: {error.strerror or error}") from error
+        # That of a folder tells of each file that was not copied.
+        cause = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise click.ClickException(f"{folder} cannot be written: {cause}") from error
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         click.echo(f"  {path}")
     click.echo(f"\nNow: {shlex.join(['seqmesh', 'up', '--models', str(models)])}")

@@ -238,6 +238,20 @@ def test_what_cannot_be_done_is_told_without_a_traceback(words: list[str], text:
     assert isinstance(said.exception, SystemExit)
 
 
+def test_a_disk_that_is_full_behind_the_first_file_of_a_new_model_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([(f"template/{name}", name, "No space left on device") for name in ("config.pbtxt", "1")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+
+    said = CliRunner().invoke(cli.main, ["new", "mine", "--models", str(tmp_path)])
+
+    assert f"Error: {tmp_path / 'mine'} cannot be written: No space left on device\n" == said.output
+    assert [] == list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_services_exit_code_is_the_commands(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """A health check, and whatever starts services again, reads it."""
