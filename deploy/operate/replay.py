@@ -73,7 +73,8 @@ async def replay(
 
     if (file is None) is not bool(model and correlation_id):
         raise click.ClickException("name a sequence by MODEL and ID, or an exported one by --file")
-    journal, address = await _found(settings, model, correlation_id, file, gateway, version=version, string=string)
+    given = _address(gateway)
+    journal, address = await _found(settings, model, correlation_id, file, given, version=version, string=string)
     wanted = chosen(journal, steps)
     metadata = [_header(text) for text in headers]
     target = Target(address, to_model or journal.model, to_version, metadata, timeout_s=timeout, **tls)
@@ -96,13 +97,13 @@ async def _found(
     """The journal, and the address of a gateway. A file for a gateway that is given needs no mesh."""
     journal = None if file is None else await asyncio.to_thread(journal_in, file)
     if journal is not None and gateway:
-        return journal, _address(gateway)
+        return journal, gateway
     async with found_mesh(settings, None if journal else model) as mesh:
         if journal is None:
             sequence = named(model, correlation_id, **naming)
             with told(id_text(correlation_id_of(sequence))):
                 journal = await mesh.sequences.journal(sequence)
-        return journal, _address(gateway) if gateway else await gateway_of(mesh)
+        return journal, gateway or await gateway_of(mesh)
 
 
 def journal_in(file: Path) -> Journal:
@@ -159,7 +160,17 @@ def _row(one: OutputSummary) -> tuple[str, ...]:
 
 
 def _address(text: str) -> str:
-    return text if "://" in text else f"grpc://{text}"
+    """The address of a gateway, with its scheme; "" if none is given. Raises click.ClickException for what is none."""
+    from seqmesh_client.shell import check_gateway  # noqa: PLC0415  as in `replay`
+
+    if not text:
+        return ""
+    address = text if text.startswith(("grpc://", "grpcs://")) else f"grpc://{text}"
+    try:
+        check_gateway(address.partition("://")[2])
+    except ValueError as wrong:
+        raise click.ClickException(f"--gateway: {wrong}") from wrong
+    return address
 
 
 def _header(text: str) -> tuple[str, str | bytes]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import grpc
@@ -63,12 +62,12 @@ class Target:
     timeout_s: float = 60.0
 
     def channel(self) -> Any:
-        parts = urlsplit(self.address)
-        if parts.scheme != TLS:
-            return grpc.aio.insecure_channel(parts.netloc, options=OPTIONS)
+        scheme, _, host = self.address.partition("://")
+        if scheme != TLS:
+            return grpc.aio.insecure_channel(host, options=OPTIONS)
         files = (self.root_cert, self.client_key, self.client_cert)
         credentials = grpc.ssl_channel_credentials(*(file.read_bytes() if file else None for file in files))
-        return grpc.aio.secure_channel(parts.netloc, credentials, options=OPTIONS)
+        return grpc.aio.secure_channel(host, credentials, options=OPTIONS)
 
 
 async def replayed(target: Target, steps: Sequence[JournaledStep]) -> tuple[str, list[ReplayAnswer]]:
