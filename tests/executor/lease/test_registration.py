@@ -641,6 +641,22 @@ async def test_statistics_of_all_executors_add_up(mesh: ScriptedMesh, executor: 
     assert (4, 1, 4) == (counts["success_count"], counts["fail_count"], counts["inference_count"])
 
 
+async def test_counts_are_added_up_though_nobody_reads_them(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.lease.registration.COUNTS_INTERVAL_S", 0.01)
+    place = (mesh.keys.shard_of(mesh.sequence(7)), "sum", "1", "0")
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(1), START))
+        await mesh.assign(7, a.executor)
+        await end(mesh, 7)
+
+        async with asyncio.timeout(60):
+            while await mesh.redis.llen(mesh.keys.tally(*place)):
+                await asyncio.sleep(0.01)
+        assert 1 == await mesh.redis.exists(mesh.keys.counts(*place))
+
+
 async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:
     ids: set[ExecutorId] = set()
     for _ in range(2):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.contract.ids import sequence_id
+from shared.contract.forecast import encode_forecast
+from shared.contract.ids import SequenceId, sequence_id
 from shared.store import forecasts
 from shared.store.forecasts import Forecasts
 from shared.store.keyspace import Keyspace
@@ -22,3 +23,28 @@ async def test_several_who_ask_at_once_hear_that_nobody_leads_and_leave_no_quest
 
     assert [None, None] == await asyncio.gather(foretold.of(sequence), foretold.of(sequence))
     assert 0 == await redis.xlen(keys.starts(keys.shard_of(sequence), "sum"))
+
+
+async def test_a_leader_is_asked_again_after_a_while_or_when_none_has_answered(
+    redis: Any, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasts, "PATIENCE_S", 0)
+    keys, sequence = Keyspace(key_prefix), sequence_id("sum", "", 1)
+    foretold, asked, utter = Forecasts(redis, keys), list[SequenceId](), forecasts.uttered
+
+    async def uttered(*of: Any) -> Any:
+        asked.append(of[2])
+        return await utter(*of)
+
+    monkeypatch.setattr(forecasts, "uttered", uttered)
+    for count in (1, 2):
+        assert None is await foretold.of(sequence)
+        assert count == len(asked)
+
+    await redis.set(keys.forecast("sum"), encode_forecast(()), ex=60)
+    for count in (3, 3):
+        assert await foretold.of(sequence) is not None
+        assert count == len(asked)
+    monkeypatch.setattr(forecasts, "ASK_AGAIN_S", 0)
+    await foretold.of(sequence)
+    assert 4 == len(asked)

@@ -341,6 +341,23 @@ class TestExport:
         assert Code.UNAVAILABLE == told.value.code
         assert 2 == (await sequences.export(mesh.sequence(7))).last_step
 
+    async def test_for_a_moment_it_is_waited_for_open_steps(
+        self, mesh: ScriptedMesh, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await live(mesh, 7, ALICE)
+        await mesh.submit(mesh.submission(7, ONE))
+        waits = iter(("before the second", "before the third"))
+
+        async def wait(_: float) -> None:
+            if next(waits) == "before the third":
+                await mesh.commit(7, ALICE)
+
+        monkeypatch.setattr("shared.store.sequences.asyncio.sleep", wait)
+
+        assert 2 == (await sequences.export_when_idle(mesh.sequence(7))).last_step
+        with pytest.raises(NotDoneError, match="no such open sequence"):
+            await sequences.export_when_idle(mesh.sequence(9))
+
     async def test_an_open_sequence_is_not_overwritten(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE, steps=2)
         await wait_for_slot(mesh, 8)
