@@ -59,6 +59,12 @@ def test_numbers_that_are_none(before: float, now: float, *, is_same: bool, grea
     assert (not is_same, greatest) == (bool(summary.different), summary.greatest)
 
 
+def test_numbers_that_are_none_are_no_difference_beside_one_within_the_tolerance() -> None:
+    summary = of(floats(math.nan, math.inf, 1.0), floats(math.nan, math.inf, 1.5), Tolerance(atol=0.5))
+
+    assert (0, 0.5) == (summary.different, summary.greatest)
+
+
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
 def test_integers_are_exact_whatever_the_tolerance(before: int, now: int) -> None:
     summary = of(integers(0, before), integers(0, now), Tolerance(atol=1e30, rtol=1.0))

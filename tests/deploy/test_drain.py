@@ -146,3 +146,34 @@ async def test_a_drain_may_be_taken_back_twice_and_an_unknown_name_never(
         "executor-1: was not drained",
         "executor-1: serves again",
     ] == capsys.readouterr().out.splitlines()
+
+
+async def test_who_drains_the_last_executor_is_told_and_waits_until_it_is_empty(
+    redis: Redis, redis_url: str, key_prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keyspace(key_prefix)
+    await redis.hset(keys.mesh, "shards", 1)
+    membership = Membership(redis, keys)
+    await redis.hset(keys.models, "sum", b"a record that nobody needs to read")
+    await membership.register(REGISTRATION, lease_ms=60_000)
+    owned = keys.owned(ShardId(0), REGISTRATION.executor, "sum")
+    commands = cast("Any", redis)
+    await commands.sadd(owned, "a", "b")
+
+    async def hand_over(_: float) -> None:
+        if await commands.srem(owned, "a") == 0:
+            await membership.remove(REGISTRATION.executor)
+
+    settings = OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)
+    await run(settings, ("executor-1",), show=False, as_json=False, undo=False, wait=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("deploy.operate.drain.asyncio.sleep", hand_over)
+        await run(settings, ("executor-1",), show=False, as_json=False, undo=False, wait=True)
+
+    warning, asked, *told = capsys.readouterr().out.splitlines()
+    assert "no other executor serves 'sum': 2 sequences of it will wait for one" in warning
+    assert asked.startswith("executor-1: asked to hand over all sequences")
+    assert warning == told[0]
+    assert ["executor-1: 2 sequences left", "executor-1: 1 sequence left", "executor-1: drained"] == told[1:]
+    assert ["executor-1"] == await membership.drained()
+    await redis.delete(owned)

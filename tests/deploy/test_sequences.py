@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -56,6 +57,16 @@ def test_a_program_gets_all_sequences_and_a_person_hears_how_to_see_them(
 
     assert lines == len(shown)
     assert end in shown[-1]
+
+
+def test_open_steps_and_what_is_left_of_the_idle_time_are_shown() -> None:
+    one = msgspec.structs.replace(status(7), open_steps=2, idle_left_ms=61_000)
+
+    _, row = sequences.table([one], 10_500).splitlines()
+    lines = dict(sequences.described(one, StateSizes({}, 0), 10_500))
+
+    assert ["7", "live", "a-1", "3", "2", "10.0s", "1m", "1s", "10.0s"] == row.split()
+    assert ("3 since START, 2 of them open", "in 1m 1s") == (lines["steps"], lines["expires"])
 
 
 def test_what_the_models_own_method_gave_stands_beside_a_state_of_the_same_name() -> None:
