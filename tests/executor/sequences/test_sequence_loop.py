@@ -319,6 +319,23 @@ class TestCancelledSteps:
 
             assert (StepOutcome.DONE, StepOutcome.DONE) == (on.commits.outcome(1), on.commits.outcome(2))
 
+    async def test_the_model_is_told_of_the_row_that_nobody_waits_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        told: list[CorrelationId] = []
+
+        def cancel(_: EngineWorker, row: Row) -> None:
+            told.append(row.correlation_id)
+
+        monkeypatch.setattr(EngineWorker, "cancel", cancel)
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0, more=True)
+            on.step(1, START, correlation_id=2, slot=1)
+            await on.begun(1)
+            on.cancel(2, correlation_id=1)
+            on.cancel(1, correlation_id=2)
+            on.engines[0].let_go(2)
+
+        assert [2] == told
+
     async def test_a_start_behind_a_cancelled_step_begins_anew(self) -> None:
         async with stage(config(Oldest(4))) as on:
             on.step(1, START)
