@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
@@ -128,6 +129,14 @@ async def test_a_call_carries_no_more_than_a_bounded_number_of_bytes(
 
     assert STEPS == len(heard)
     assert 3 == scripts.sizes[0]
+
+
+def test_a_steps_checkpoint_counts_with_its_answer() -> None:
+    step = msgspec.structs.replace(
+        step_commit(SequenceId("m||i7"), Epoch(1), 1, "0-1", bytes(3)), checkpoint=(("s:h", bytes(40)), ("s:c", b"c"))
+    )
+
+    assert 44 == module.size_of(step)
 
 
 @pytest.mark.leaves_sequences
