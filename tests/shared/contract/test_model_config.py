@@ -35,3 +35,23 @@ def test_a_sequence_of_the_shortest_idle_time_lives_for_a_millisecond() -> None:
     config = ModelConfig("m", "python", "", 4, (), (), sequence_batching=SequenceBatching(Direct(), 1))
 
     assert (1, 0) == (config.idle_ms, ModelConfig("m", "python", "", 4, (), ()).idle_ms)
+
+
+@pytest.mark.parametrize(
+    ("stateful", "decoupled", "steps", "keeps"),
+    [
+        (True, False, {"journal_steps": "5"}, True),
+        (True, False, {}, False),
+        (True, True, {"journal_steps": "5"}, False),
+        (False, False, {"journal_steps": "5"}, False),
+    ],
+)
+def test_a_journal_is_kept_of_sequences_whose_steps_have_one_answer(
+    *, stateful: bool, decoupled: bool, steps: dict[str, str], keeps: bool
+) -> None:
+    batching = SequenceBatching(Direct(), 1) if stateful else None
+    config = ModelConfig(
+        "m", "python", "", 4, (), (), sequence_batching=batching, decoupled=decoupled, parameters=steps
+    )
+
+    assert keeps == config.keeps_journal
