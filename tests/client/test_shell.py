@@ -371,9 +371,9 @@ def test_a_sequence_that_is_left_behind_its_client_stays_until_its_idle_time_is_
 class SumServer(SilentMesh):
     """Answers each step at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, decoupled: bool = False) -> None:
         super().__init__()
-        self.mesh = SumMesh()
+        self.mesh = SumMesh(decoupled=decoupled)
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
         for one in requests:
@@ -428,6 +428,43 @@ def test_a_call_that_takes_no_answer_of_others_may_come_between_them(sums: str) 
         answers = [(one.single.item(), sequence.step(ONES[0]).single.item()) for one in sequence.steps(ONES, ahead=1)]
 
     assert [(1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12)] == answers
+
+
+async def test_what_an_asynchronous_caller_has_left_is_out_of_the_way_before_its_next_step(sums: str) -> None:
+    async with AsyncClient([sums]) as client:
+        sequence = client.sequence("sum", id="me")
+        answers = cast("Any", sequence.steps(ONES, ahead=3))
+        await anext(answers)
+        await answers.aclose()
+
+        assert 4 <= (await sequence.step(ONES[0])).single.item() == sequence.answered
+
+
+def test_what_a_blocking_caller_has_left_is_out_of_the_way_before_its_next_step(sums: str) -> None:
+    with Client([sums]) as client:
+        sequence = client.sequence("sum", id="me")
+        answers = cast("Any", sequence.steps(ONES, ahead=3))
+        next(answers)
+        answers.close()
+
+        assert 4 <= sequence.step(ONES[0]).single.item() == sequence.answered
+
+
+async def test_answers_that_a_caller_has_left_are_none_of_its_next_step() -> None:
+    """Of a decoupled model: three answers a step, each one more than the one before."""
+    with served(SumServer(decoupled=True)) as url:
+        async with AsyncClient([url]) as client:
+            sequence = client.sequence("sum", id="me")
+            left = cast("Any", sequence.answers(ONES[0]))
+            assert 2 == (await anext(left)).single.item()
+            await left.aclose()
+            assert [3, 4, 5] == [one.single.item() async for one in sequence.answers(ONES[0])]
+        with Client([url]) as client:
+            sequence = client.sequence("sum", id="you")
+            left = cast("Any", sequence.answers(ONES[0]))
+            assert 2 == next(left).single.item()
+            left.close()
+            assert [3, 4, 5] == [one.single.item() for one in sequence.answers(ONES[0])]
 
 
 def test_an_asynchronous_client_says_in_another_event_loop_that_it_belongs_to_the_first(sums: str) -> None:
