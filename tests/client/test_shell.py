@@ -377,7 +377,14 @@ class SumServer(SilentMesh):
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
         for one in requests:
-            yield from self.mesh.accept(one)
+            answers = self.mesh.accept(one)
+            if self.mesh.decoupled:
+                # As most decoupled models end: with an answer that says only that.
+                answers[-1].infer_response.parameters["triton_final_response"].bool_param = False
+                answers.append(pb.ModelStreamInferResponse())
+                answers[-1].infer_response.id = one.id
+                answers[-1].infer_response.parameters["triton_final_response"].bool_param = True
+            yield from answers
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.mesh.end(request)
