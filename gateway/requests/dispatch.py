@@ -26,7 +26,7 @@ from gateway.requests.slot_waits import SlotWaits
 from gateway.requests.waiting import Accepted, PendingRequest, SlotWait
 from shared.contract.errors import NotReadyError
 from shared.contract.ids import ShardId
-from shared.contract.record import ACCEPTED, BIRTH
+from shared.contract.record import ACCEPTED, BIRTH, LATEST
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.forecasts import Forecasts
@@ -122,17 +122,25 @@ class Dispatch:
             await link.close()
 
     async def _tell_forgotten(self, requests: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
-        asked = [("HMGET", self._keys.sequence(pending.sequence).record, BIRTH, ACCEPTED) for pending in requests]
+        asked = [
+            ("HMGET", self._keys.sequence(pending.sequence).record, BIRTH, ACCEPTED, LATEST) for pending in requests
+        ]
         for pending, record in zip(requests, await link.ask(asked) if asked else (), strict=True):
-            assert pending.accepted is not None
-            birth, newest = record
-            step: int | None = value_of(self._keys.sequence(pending.sequence).record, newest or b"0", int)
-            # The birth tells this sequence from a later one under the same id. A step below the newest was accepted.
-            known = (
-                text_of(birth or b"") == pending.accepted.birth and step is not None and step >= pending.accepted.step
-            )
-            if not known or pending.shard in lost:
+            if not self._is_known(pending, record) or pending.shard in lost:
                 pending.failed(unknown_outcome(pending, "Redis was restarted and has lost data"))
+
+    def _is_known(self, pending: PendingRequest, record: Sequence[bytes | None]) -> bool:
+        """Whether a record shows an accepted step that its gateway has not sent again."""
+        assert pending.accepted is not None
+        birth, newest, latest = record
+        step: int | None = value_of(self._keys.sequence(pending.sequence).record, newest or b"0", int)
+        # The birth tells this sequence from a later one under the same id.
+        if text_of(birth or b"") != pending.accepted.birth or step is None:
+            return False
+        if step == pending.accepted.step:
+            # Another gateway may have been faster: then another step has its number.
+            return (latest or b"").split()[1:3] == [self._replies.gateway.encode(), pending.token.encode()]
+        return step > pending.accepted.step
 
     def _refused(self, batch: CallBatch, error: Exception) -> None:
         """Fails a batch that Redis answered with an error. A full Redis is logged once, not with every batch."""

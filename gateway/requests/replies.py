@@ -60,7 +60,7 @@ class Replies:
     def __init__(self, redis: Redis, keys: Keyspace, gateway: GatewayId, *, where: str = "") -> None:
         self._redis = redis
         self._keys = keys
-        self._gateway = gateway
+        self.gateway = gateway
         self._where = where
         self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shards}
         self._positions: dict[bytes, bytes] = {}
@@ -146,7 +146,7 @@ class Replies:
         """
         with contextlib.suppress(*CONNECTION_LOST):
             async with asyncio.timeout(CLOSE_S):
-                await self._redis.unlink(self._keys.gateway(self._gateway))
+                await self._redis.unlink(self._keys.gateway(self.gateway))
                 for stream in self._streams.values():
                     await self._redis.unlink(stream)
 
@@ -233,7 +233,7 @@ class Replies:
             for stream, size in self._untrimmed.items():
                 if size:
                     pipe.xtrim(stream, minid=_after(self._positions[stream]), approximate=False)
-            pipe.eval(*vital(("SET", self._keys.gateway(self._gateway), self._where, "PX", REPLY_STREAM_TTL_MS)))
+            pipe.eval(*vital(("SET", self._keys.gateway(self.gateway), self._where, "PX", REPLY_STREAM_TTL_MS)))
             self._untrimmed.clear()
             # `alive` also holds the replies to the trims, after those to the PEXPIREs: the `zip` below takes only the
             # first.
