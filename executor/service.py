@@ -312,10 +312,12 @@ async def _leave_when_told(
     too_late = asyncio.create_task(_after(stop, settings.drain_timeout_s), name="stop's time")
     try:
         await first_of(leaving, too_late)
-        if not leaving.done():
-            logs.warning("stopped before it could leave", executor=registration.executor, remedy="its lease will end")
+        has_left = leaving.done()
     finally:
         await end((leaving, too_late))
+    if not has_left:
+        logs.warning("stopped before it could leave, giving the lease up", executor=registration.executor)
+        await registration.give_up()
 
 
 async def _after(stop: Stop, seconds: float) -> None:
@@ -333,3 +335,4 @@ async def _leave(registration: Registration, settings: ExecutorSettings, stop: S
             await registration.leave()
     except TimeoutError:
         logs.warning("drain timed out", executor=registration.executor, seconds=settings.drain_timeout_s)
+        await registration.give_up()

@@ -169,7 +169,7 @@ class Registration:
                 logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
         except* DeviceLostError as lost:
             logs.error("GPU lost, giving the lease up", executor=self.executor, cause=_cause(lost))
-            await self._give_up()
+            await self.give_up()
             raise
         finally:
             self.serving.forget_all()
@@ -338,10 +338,10 @@ class Registration:
             seconds=limit_s,
             at=place_of(call),
         )
-        await self._give_up()
+        await self.give_up()
         raise HungCallError(call.worker)
 
-    async def _give_up(self) -> None:
+    async def give_up(self) -> None:
         """Ends the lease, so that other executors take over at once. Without Redis the lease ends by itself."""
         with suppress(TimeoutError, *CONNECTION_LOST):
             async with asyncio.timeout(self._settings.lease_ms / 1000):

@@ -21,7 +21,7 @@ from executor.connections import RedisConnections
 from executor.models.loader import START_S, Loader
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel
-from executor.service import load_models, start_models
+from executor.service import _leave_when_told, load_models, start_models
 from executor.settings import ExecutorSettings, ModelControlMode
 from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
@@ -268,3 +268,43 @@ async def test_its_tasks_end_before_the_connections_that_they_use(
         await tasks.end_all()
 
     assert ["deadlocks", "connections"] == ended
+
+
+class Hangs:
+    """In place of a registration: a model's batch does not return, so it cannot leave."""
+
+    executor = "a-1"
+
+    def __init__(self) -> None:
+        self.registered = asyncio.Event()
+        self.registered.set()
+        self.given_up = 0
+
+    async def settle(self, until: Coroutine[Any, Any, None]) -> bool:
+        until.close()
+        return False
+
+    async def leave(self) -> None:
+        await asyncio.Event().wait()
+
+    async def give_up(self) -> None:
+        self.given_up += 1
+
+
+@pytest.mark.parametrize("told", ["stop", "drain"])
+async def test_an_executor_that_cannot_leave_in_time_gives_its_lease_up(told: str) -> None:
+    """So the sequences of its other models go on elsewhere at once."""
+    stop, hangs = Stop(), Hangs()
+    if told == "stop":
+        stop.request("SIGTERM")
+
+    async def begun() -> None:
+        if told == "stop":
+            await asyncio.Event().wait()
+
+    registration: Any = hangs
+    draining: Any = SimpleNamespace(begun=begun)
+    async with asyncio.timeout(60):
+        await _leave_when_told(registration, ExecutorSettings(drain_timeout_s=0.05), draining, stop)
+
+    assert 1 == hangs.given_up
