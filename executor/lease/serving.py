@@ -507,5 +507,7 @@ async def _look(served: ServedVersion) -> None:
 
 
 def has_place(served: ServedVersion, entry: InboxStep | InboxOwned) -> bool:
-    """Whether the version has the instance and slot that an entry names."""
-    return entry.instance < len(served.workers) and entry.slot < served.slots
+    """Whether the version has the instance and slot that an entry names. A number below 0, which no service writes,
+    would be another sequence's place.
+    """
+    return 0 <= entry.instance < len(served.workers) and 0 <= entry.slot < served.slots
