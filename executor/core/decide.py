@@ -465,8 +465,11 @@ def sequence_expired(state: OwnedSequences, event: InboxExpired) -> list[Executo
     owned = state.get(event.sequence, event.epoch)
     if owned is None:
         return []
-    described, entries = Describe(owned, StepNumber(owned.next_step - 1)), owned.entries
-    return [described, *drop(state, owned), Remove(entries)]
+    entries = owned.entries
+    # Until its state has come, its slot holds another sequence's.
+    is_here = owned.phase is OwnedPhase.READY
+    described = [Describe(owned, StepNumber(owned.next_step - 1))] if is_here else []
+    return [*described, *drop(state, owned), Remove(entries)]
 
 
 def drop(state: OwnedSequences, owned: OwnedSequence | None) -> list[ExecutorAction]:

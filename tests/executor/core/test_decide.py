@@ -444,6 +444,16 @@ class TestSlots:
         assert [] == owner.answered
         assert [1] == owner.run_all()
 
+    def test_one_that_expires_before_its_state_has_come_is_not_described(self) -> None:
+        """Its slot holds what another sequence has left there."""
+        owner = Owner()
+        owner.take(coming())
+
+        actions = owner.take(InboxExpired("9-9", SEQUENCE, Epoch(1)))
+
+        assert not any(isinstance(action, Describe) for action in actions)
+        assert 0 == len(owner.state)
+
 
 class TestSteps:
     def test_a_step_that_comes_twice_runs_once(self) -> None:
