@@ -52,6 +52,7 @@ SERVICES = frozenset(
 PROGRAMS = frozenset(
     {
         "benchmarks/test_bench_memory.py",
+        "client/test_forks.py",
         "deploy/kubernetes/test_chart.py",
         "deploy/test_cli.py",
         "deploy/test_embedded.py",

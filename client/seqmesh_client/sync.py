@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -127,6 +128,11 @@ class Client(GatewayChannels[grpc.Channel]):
     _lock = threading.Lock()
     _leaving: Leaving | None = None
 
+    @classmethod
+    def renew_lock(cls) -> None:
+        """For a forked process: there the lock would stay taken that another thread held at the fork."""
+        cls._lock = threading.Lock()
+
     def sequence(
         self, model: str, version: str = "", *, id: int | str | None = None, after: int = 0
     ) -> BlockingSequence:
@@ -183,6 +189,10 @@ class Client(GatewayChannels[grpc.Channel]):
             if self.is_closed:
                 raise RuntimeError(CLOSED) from error
             raise
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=Client.renew_lock)
 
 
 class BlockingSequence(OneSequence):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import pickle
 import queue
 import socket
 import threading
@@ -516,6 +517,11 @@ async def test_a_fork_that_leaves_the_blocks_of_its_parent_ends_no_sequence_and_
     assert (set(), [0], [0]) == (mesh.closed, list(client.channels), list(other.channels))
     client.close()
     await other.close()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_that_was_not_used_can_be_handed_to_another_process(kind: type[Client | AsyncClient]) -> None:
+    assert tuple(GATEWAYS) == pickle.loads(pickle.dumps(kind(GATEWAYS))).mesh.gateways
 
 
 class NoRoomError(Exception):
