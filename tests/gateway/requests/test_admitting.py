@@ -215,6 +215,22 @@ async def test_a_request_that_was_held_has_no_more_time_for_its_answer_than_othe
     executor.paused.clear()
 
 
+@pytest.mark.leaves_sequences
+async def test_a_tenants_request_that_is_let_in_is_answered_and_has_all_of_its_time_for_that(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> None:
+    await StoredTenants(executor.redis, keys).set("acme", TenantLimits(steps_per_s=1000.0))
+    settings = dataclasses.replace(gateway_settings, request_timeout_ms=500)
+    async with without_ports(settings, keys) as parts, asyncio.timeout(60):
+        first, second = (msgspec.structs.replace(step(1, start=start), tenant="acme") for start in (True, False))
+        assert 1 == total(await parts.inference.submit(first))
+        await executor.pause()
+
+        with pytest.raises(UnavailableError, match="no answer came within 500 ms"):
+            await parts.inference.submit(second)
+    executor.paused.clear()
+
+
 async def test_what_was_never_sent_is_told_so_when_the_gateway_gives_up(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

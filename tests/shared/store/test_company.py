@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from deploy.operate.drain import mixture
 from shared.store import company, reading
-from shared.store.company import FORGET_AFTER_MS, TELL_EVERY_S, Company, ServiceLine, services
+from shared.store.company import FORGET_AFTER_MS, TELL_EVERY_S, Company, ServiceLine, call_addresses, services
 from shared.store.fitness import UnfitRedisError
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import redis_now_ms
@@ -123,3 +124,18 @@ async def test_a_service_whose_mesh_has_another_number_of_shards_now_ends(redis:
         await redis.hset(keys.mesh, "shards", shards)
         with pytest.raises(UnfitRedisError):
             await company.run()
+
+
+def test_calls_go_first_to_a_gateway_on_this_machine_and_never_to_another_ones_loopback() -> None:
+    here = socket.gethostname()
+
+    def gateway(host: str, address: str) -> ServiceLine:
+        return msgspec.structs.replace(NEWER, service="gateway", host=host, grpc=address)
+
+    lines = [gateway("there", f"grpc://there:{port}") for port in range(8)]
+    lines += [NEWER, gateway("there", "grpc://127.0.0.1:1"), gateway(here, "grpc://127.0.0.1:2")]
+
+    for _ in range(20):
+        first, *others = call_addresses(lines)
+        assert "grpc://127.0.0.1:2" == first
+        assert {f"grpc://there:{port}" for port in range(8)} == set(others)

@@ -35,6 +35,18 @@ async def test_a_model_s_record_is_decoded_once_and_again_when_it_has_changed(re
     assert await membership.model("sum") is None
 
 
+async def test_who_is_removed_leaves_no_inbox(redis: Any, key_prefix: str) -> None:
+    keys = Keyspace(key_prefix, 2)
+    membership, executor = Membership(redis, keys), ExecutorId("e1")
+    await membership.register(ExecutorRegistration(executor, "e", "host", 1, 0, ()), lease_ms=60_000)
+    inboxes = [keys.inbox(shard, executor) for shard in keys.shards]
+    for inbox in inboxes:
+        await redis.xadd(inbox, {"k": "owned"})
+
+    assert [True, False] == [await membership.remove(executor) for _ in range(2)]
+    assert 0 == await redis.exists(*inboxes)
+
+
 async def test_a_registration_is_decoded_once_and_again_when_it_has_changed(redis: Redis, key_prefix: str) -> None:
     membership = Membership(redis, Keyspace(key_prefix))
     registration = ExecutorRegistration(ExecutorId("e1"), "e", "host", 1, 0, ())

@@ -13,6 +13,7 @@ import pytest
 from scheduler.core.events import IdleTimeCut
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
 from shared.contract.errors import Code, NotDoneError
+from shared.contract.forecast import LineForecast, encode_forecast
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.record import START, VERSION
@@ -233,6 +234,17 @@ async def test_one_that_cannot_be_read_has_no_copy(
     for copied in (sequences.export, sequences.journal):
         with pytest.raises(NotDoneError, match="its record in Redis cannot be read"):
             await copied(mesh.sequence(7))
+
+
+async def test_those_that_wait_are_told_where_they_stand(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    await live(mesh, 7, ALICE)
+    await wait_for_slot(mesh, 8, 9)
+    lines = [LineForecast("1", (mesh.sequence(9), mesh.sequence(8)))]
+    await mesh.redis.set(mesh.keys.forecast("sum"), encode_forecast(lines), ex=60)
+
+    statuses = await sequences.foretold(await sequences.matching("sum", Wanted()))
+
+    assert {7: None, 8: 2, 9: 1} == {one.id: one.place for one in statuses}
 
 
 async def test_a_list_is_whole_however_many_there_are(mesh: ScriptedMesh, sequences: Sequences) -> None:
