@@ -129,7 +129,7 @@ async def test_an_ensemble_leaves_the_models_that_another_loaded_ensemble_has_in
     assert unloaded == done
 
 
-async def test_a_step_of_an_ensemble_that_cannot_be_loaded_keeps_no_other_from_being_loaded(
+async def test_all_steps_of_an_ensemble_are_loaded_if_they_can_be_and_the_first_error_is_told(
     redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = Keyspace(key_prefix)
@@ -144,8 +144,8 @@ async def test_a_step_of_an_ensemble_that_cannot_be_loaded_keeps_no_other_from_b
     async def load(_: RepositoryControl, name: str, *what: object) -> None:
         del what
         tried.append(name)
-        if name == "a":
-            raise LoadError("a is broken")
+        if name != "e":
+            raise LoadError(f"{name} is broken")
 
     monkeypatch.setattr(RepositoryControl, "_check_mode", mode)
     monkeypatch.setattr(RepositoryControl, "_load", load)

@@ -197,6 +197,20 @@ async def test_the_gateways_own_time_for_a_request_runs_while_it_cannot_be_sent(
         assert [] == executor.received
 
 
+async def test_a_held_request_whose_caller_has_left_is_not_sent(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with without_ports(gateway_settings, keys) as parts, asyncio.timeout(60):
+        with monkeypatch.context() as patched:
+            looks = looks_that_wait(patched)
+            patched.setattr(Catalog, "find", find_once_unknown(Catalog.find))
+            parts.inference.submit(step(1, start=True)).cancel()
+            looks[0]()
+        assert 0 == parts.inference.in_flight
+        assert 2 == total(await parts.inference.submit(step(2, 2, start=True, end=True)))
+        assert 1 == len(executor.received)
+
+
 async def test_a_request_that_was_held_has_no_more_time_for_its_answer_than_others(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
