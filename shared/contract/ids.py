@@ -85,6 +85,13 @@ def requested_version_of(sequence: SequenceId) -> str:
     return sequence.split("|", 2)[1]
 
 
+def follows_another(sequence: SequenceId) -> bool:
+    """Whether the sequence belongs to an ensemble, and does what another one of it has done. Its requested version ends
+    with a run of that one (`gateway.requests.ensembles.runs.scope_of`; in scripts `common.lua::follows_another`).
+    """
+    return "#" in requested_version_of(sequence).rpartition("/")[2]
+
+
 def first_shards(count: int) -> tuple[ShardId, ...]:
     """The shards of a mesh on one server."""
     return tuple(map(ShardId, range(count)))

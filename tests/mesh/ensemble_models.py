@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mesh.model_repository import ROOT
+from tests.mesh.model_repository import ROOT, add_sum_model
 from tests.mesh.traffic import Plan
 
 EXAMPLE = ROOT / "examples" / "ensemble" / "models"
@@ -29,6 +29,23 @@ class TritonPythonModel:
         if number.item() == 13:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("thirteen"))
         return pb_utils.InferenceResponse([pb_utils.Tensor("NEXT", number)])
+'''
+
+SOUR_MODEL = '''
+import time
+
+import triton_python_backend_utils as pb_utils
+from running_sum_model import TritonPythonModel as RunningSum
+
+
+class TritonPythonModel(RunningSum):
+    """The running sum, but each batch takes {seconds} s, and one with 13 fails."""
+
+    def execute(self, requests):
+        time.sleep({seconds})
+        if any(13 in pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy() for request in requests):
+            raise pb_utils.TritonModelException("thirteen")
+        return super().execute(requests)
 '''
 
 LATE_MODEL = """
@@ -76,6 +93,12 @@ def add_failing_model(repository: Path, name: str = "moody") -> str:
     config.write_text(config.read_text().replace('name: "plus_one"', f'name: "{name}"'))
     (repository / name / "1" / "model.py").write_text(FAILING_MODEL)
     return name
+
+
+def add_sour_sum(repository: Path, name: str = "sour_sum", *, idle_us: int, seconds: float) -> None:
+    """A running sum that fails with one number."""
+    add_sum_model(repository, name, idle_us=idle_us, batch_s=seconds)
+    (repository / name / "1" / "model.py").write_text(SOUR_MODEL.format(seconds=seconds))
 
 
 def add_late_model(repository: Path, name: str = "late", *, seconds: float) -> str:

@@ -25,7 +25,14 @@ from tritonclient.utils import InferenceServerException
 from deploy.local.embedded import free_port
 from gateway.requests.ensembles.progress import PATIENCE_MS
 from tests.mesh.conftest import wait_until_equal
-from tests.mesh.ensemble_models import EnsembleSource, SumOfSums, add_example, add_failing_model, add_late_model
+from tests.mesh.ensemble_models import (
+    EnsembleSource,
+    SumOfSums,
+    add_example,
+    add_failing_model,
+    add_late_model,
+    add_sour_sum,
+)
 from tests.mesh.model_repository import add_streaming_models, add_sum_model
 from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
@@ -44,6 +51,7 @@ SUMS_OF_TWO = {
     "narrow_behind": ("running_sum", "narrow_sum"),
     "hasty": ("hasty_sum", "hasty_sum"),
     "forgetful_behind": ("running_sum", "forgetful_sum"),
+    "sour_behind": ("running_sum", "sour_sum"),
 }
 """Ensembles that sum the sums of a first model by a second one."""
 
@@ -115,6 +123,7 @@ def repository_of_ensembles(repository: Path) -> Path:
     add_sum_model(repository, "narrow_sum", slots=1, idle_us=IDLE_S * 1_000_000, virtual_slots=False)
     add_sum_model(repository, "forgetful_sum", idle_us=IDLE_S * 1_000_000, retry_replies=1)
     add_sum_model(repository, "hasty_sum", slots=2, idle_us=500_000, virtual_slots=False)
+    add_sour_sum(repository, idle_us=IDLE_S * 1_000_000, seconds=SLOW_S)
     late = add_late_model(repository, seconds=SLOW_S)
     for name, (first, last) in SUMS_OF_TWO.items():
         EnsembleSource(
@@ -298,6 +307,27 @@ def test_a_failure_between_two_states_ends_the_sequence_in_both(shared: RunningM
     assert "START" in str(over.value.message())
     assert 5 == again
     wait(lambda: not shared.slots_held("running_sum"), "no slot is held")
+
+
+async def test_a_step_behind_one_that_failed_in_the_second_state_is_not_answered(shared: RunningMesh) -> None:
+    """Both are there before the first one fails; the first state has done both."""
+
+    async def steps() -> Any:
+        for number, value in enumerate((10, 3, 1)):
+            named: dict[str, Any] = {"sequence_id": 93, "sequence_start": number == 0}
+            yield {"model_name": "sour_behind", "inputs": [tensor(grpc_aio.InferInput, value)], **named}
+
+    told: list[str | int] = []
+    async with grpc_aio.InferenceServerClient(shared.grpc()) as client, asyncio.timeout(PATIENCE_S):
+        responses: Any = client.stream_infer(steps())
+        async for result, error in responses:
+            told.append(sum_of(result) if error is None else str(error.message()))
+
+    first, failed, behind = told
+    assert 10 == first
+    assert "thirteen" in str(failed)
+    assert "START" in str(behind), behind
+    wait(lambda: not shared.slots_held("sour_sum"), "no slot is held")
 
 
 def test_a_failure_behind_the_only_state_leaves_the_sequence_as_it_is(shared: RunningMesh) -> None:

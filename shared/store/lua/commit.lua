@@ -39,8 +39,8 @@ local KEPT = 512
 -- go as most do.
 local TO_BE_JUDGED = START + END + ALONE + STREAMED + MORE
 local EXECUTOR, REPLIES, REPLY_BYTES, MARK, JOURNAL_STEPS, JOURNAL_BYTES
--- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 of a START
--- only.
+-- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 only of a START,
+-- and 1 of a sequence that follows another.
 local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
 
 -- Answers the first caller and every caller that asked again.
@@ -275,7 +275,9 @@ local function commit(keys, step)
   tally(KEYS[5], step.counts)
 
   local void, kind = got[7], nil
-  if step.outcome >= 3 or step.outcome ~= 0 and has(step.flags, START) then
+  -- A sequence that follows another is behind it for good when a step fails that the other one has done.
+  local is_fatal = has(step.flags, START) or step.outcome == 1 and follows_another(step.sid)
+  if step.outcome >= 3 or step.outcome ~= 0 and is_fatal then
     void, kind = step.n, VOID_KINDS[step.outcome]
     lose_state(keys.record, void, kind, start)
   elseif void and begins then

@@ -295,6 +295,11 @@ local function model_of(sid)
   return string.match(sid, '^[^|]*')
 end
 
+-- Whether a sequence does what another one of its ensemble has done (shared/contract/ids.py).
+local function follows_another(sid)
+  return string.find(sid, '^[^|]*|[^|]*#[^/|]*|') ~= nil
+end
+
 -- The set of the sequences of a model that an executor owns.
 local function owned_by(executor, model)
   return BASE .. 'owned:' .. executor .. ':' .. model

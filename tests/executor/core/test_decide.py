@@ -48,6 +48,10 @@ def sitting(owner: Owner, slot: int) -> SequenceId | None:
     return owned.sequence if owned is not None else None
 
 
+FOLLOWER = SequenceId("m|@e//2#5-0.1|i7")
+"""In an ensemble it does what another sequence has done."""
+
+
 def cancelled(number: int, *, epoch: int = 1, sequence: SequenceId = SEQUENCE) -> InboxCancelled:
     return InboxCancelled("9-9", sequence, Epoch(epoch), StepNumber(number))
 
@@ -474,6 +478,16 @@ class TestSteps:
 
         assert owner.owned().void is None
         assert [(1, RAN), (2, VOID), (3, RAN)] == owner.answered
+
+    def test_a_failed_step_voids_a_sequence_that_follows_another(self) -> None:
+        owner = Owner()
+        for number in (1, 2, 3):
+            owner.take(step(number, flags=START if number == 1 else StepFlag.NONE, sequence=FOLLOWER))
+        assert [1] == owner.run()
+
+        assert [2] == owner.run(RowEnd.FAILED)
+
+        assert [(1, RAN), (2, RAN), (3, VOID)] == owner.answered
 
     def test_the_commits_of_a_batch_come_before_those_of_steps_that_need_no_model(self) -> None:
         owner = queued(1, 2)

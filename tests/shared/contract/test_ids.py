@@ -11,6 +11,7 @@ from shared.contract.ids import (
     correlation_id_of,
     entry_key,
     first_shards,
+    follows_another,
     is_nameable,
     model_of,
     sequence_id,
@@ -38,6 +39,17 @@ def test_the_name_of_a_sequence_tells_its_clients_id_and_its_type(given: int | s
     for version in ("", "3"):
         named = sequence_id("m", version, given)
         assert ("m", given) == (model_of(named), correlation_id_of(named))
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [("", False), ("2", False), ("@e//1", False), ("@e#2//1", False), ("@e//2#5-0.1", True), ("3@e#2/1/2#5-0.1", True)],
+)
+@pytest.mark.parametrize("given", [7, "#7", "@e//2#5-0.1|"])
+def test_the_name_of_a_sequence_tells_whether_it_follows_another(
+    requested: str, given: int | str, *, expected: bool
+) -> None:
+    assert expected is follows_another(sequence_id("m", requested, given))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +15,17 @@ from redis.exceptions import ResponseError
 from executor.core.state import VoidCause
 from executor.sequences.checkpoints import read_checkpoints
 from shared.contract.errors import Reason
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, StepNumber, Term
+from shared.contract.ids import (
+    Epoch,
+    ExecutorId,
+    InstanceIndex,
+    SequenceId,
+    ShardId,
+    SlotIndex,
+    StepNumber,
+    Term,
+    sequence_id,
+)
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import (
     InboxCancelled,
@@ -554,6 +565,27 @@ class TestCommit:
         assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
         assert CommitCode.OVER is await commit(mesh, ALICE, second, outcome=StepOutcome.VOID)
         assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    @pytest.mark.parametrize(
+        ("requested", "expected"),
+        [
+            *(("", SubmitCode.DELIVERED), ("@e//1", SubmitCode.DELIVERED), ("@e#2//1", SubmitCode.DELIVERED)),
+            *(("@e//2#5-0.1", SubmitCode.FAILED), ("3@e#2/1/2#5-0.1", SubmitCode.FAILED)),
+        ],
+    )
+    async def test_a_failed_step_closes_a_sequence_that_follows_another(
+        self, mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, requested: str, expected: SubmitCode
+    ) -> None:
+        monkeypatch.setattr(mesh, "sequence", partial(sequence_id, mesh.model, requested))
+        await mesh.submit(mesh.submission("#7", ONE, START))
+        await mesh.assign("#7", ALICE)
+        await mesh.commit("#7", ALICE)
+        await mesh.submit(mesh.submission("#7", ONE))
+        (failing,) = await steps(mesh, ALICE)
+
+        await commit(mesh, ALICE, failing, outcome=StepOutcome.FAILED)
+
+        assert expected is (await mesh.submit(mesh.submission("#7", ONE))).code
 
     async def test_a_new_sequence_under_an_old_id_gets_an_epoch_never_used_before(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END))
