@@ -3,8 +3,9 @@
 Triton runs every instance in a process of its own, so models rely on having their module globals to themselves. Here
 the instances of an executor share a process. So `model.py` and the modules beside it are executed for each instance,
 and belong to it (`instance_code`). While a model is being imported, its directory comes first on `sys.path`, and behind
-it the directory of all its versions. Later they stay there, last, for imports inside the model's methods. (Two models
-that import siblings of the same name that late would get the same module; imports at the top of a file never do.)
+it the directory of all its versions. Later they stay there, last, for imports inside the model's methods. (What a
+method imports absolutely is found under its plain name by every other model that imports that name later, also at the
+top of a file. Relative imports never meet.)
 
 The code in the files runs, never bytecode; also for folders of the model. Bytecode is matched by its file's size and
 the second of its last change, and two versions of a model may have both in common (a repository whose files have no
