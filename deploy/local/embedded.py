@@ -37,6 +37,8 @@ from urllib.parse import quote
 
 import click
 
+from deploy.local.terminal import say
+
 AppendFsync = Literal["everysec", "always"]
 OLDEST_MAJOR_VERSION = 7
 """Redis 7.0 or Valkey 7.2: the oldest that have all commands that the mesh uses."""
@@ -155,6 +157,8 @@ def vacant_socket(data_dir: Path) -> Generator[Path]:
     """
     with socket_path(data_dir) as path:
         deadline = time.monotonic() + FORMER_SERVER_S
+        if listens(path):
+            say("waiting for the end of a server that runs there already, as that of a launcher which was killed")
         while listens(path):
             if time.monotonic() > deadline:
                 raise click.ClickException(f"a server still listens on {path}: end it, or give another --data-dir")

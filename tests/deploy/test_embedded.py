@@ -174,7 +174,9 @@ def former_server(data_dir: Path) -> Generator[subprocess.Popen[bytes]]:
                 process.terminate()
 
 
-def test_a_server_starts_when_the_one_before_has_written_out_its_file(tmp_path: Path) -> None:
+def test_a_server_starts_when_the_one_before_has_written_out_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two servers wrote into one file, and the one that ended took the socket of the other with it."""
     with former_server(tmp_path) as former:
         # As its launcher's death would tell it. It takes long to do so.
@@ -185,6 +187,7 @@ def test_a_server_starts_when_the_one_before_has_written_out_its_file(tmp_path: 
             former.wait()
             assert client.ping()
             assert (tmp_path / SOCKET_NAME).exists()
+    assert "seqmesh: waiting for the end of a server that runs there already" in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_end_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
