@@ -236,7 +236,7 @@ async def test_a_version_that_is_unloaded_takes_no_other_one_its_grace():
     catalog = await mesh.at(101, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
 
     assert "2" == catalog.find("m", "2")[1]
-    assert Code.NOT_FOUND is error_of(catalog, "m", "1")[0]
+    assert Code.UNAVAILABLE is error_of(catalog, "m", "1")[0]
 
 
 async def test_gateway_that_starts_after_a_crash_gives_the_dead_the_same_grace():

@@ -503,6 +503,23 @@ async def test_a_script_that_redis_refuses_costs_the_requests_of_its_call_alone(
     assert 1 == total(await parts.inference.submit(step(1, start=True)))
 
 
+async def test_a_stateless_request_that_finds_its_queue_full_is_refused(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    run_all = Scripts.run_all
+
+    async def full(scripts: Scripts, calls: Sequence[Call[Any]], link: Link | None = None) -> list[Any]:
+        if [call.script for call in calls] == ["work_enqueue"]:
+            return [[False]]
+        return await run_all(scripts, calls, link)
+
+    monkeypatch.setattr(Scripts, "run_all", full)
+    call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), bytes(4)),), request_id="r")
+
+    with pytest.raises(UnavailableError, match=r"^\[request id: r\] Exceeds maximum queue size$"):
+        await parts.inference.submit(call)
+
+
 @pytest.mark.parametrize("refusal", [UnfitServerError("BUSY running a script"), ResponseError("NOPERM no permission")])
 async def test_a_server_that_does_not_tell_the_time_is_asked_again(
     parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, refusal: Exception
