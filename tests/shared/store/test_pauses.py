@@ -19,6 +19,7 @@ from shared.store.script_values import (
     CommitCode,
     EndCode,
     Ending,
+    ExpiryCode,
     Orphan,
     Pausing,
     StepCommit,
@@ -82,7 +83,7 @@ async def expire(mesh: ScriptedMesh) -> bool:
         [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=mesh.term, tombstone_ms=10_000
     )
     (ended,) = await mesh.scripts.run(call)
-    return ended
+    return ended is not ExpiryCode.OPEN
 
 
 async def deadline_ms(mesh: ScriptedMesh) -> float | None:

@@ -53,6 +53,7 @@ from shared.store.script_values import (
     CommitCode,
     EndCode,
     Ending,
+    ExpiryCode,
     Orphan,
     Rejection,
     StepCommit,
@@ -196,7 +197,7 @@ async def expire(mesh: ScriptedMesh, sequence: SequenceId) -> bool:
         [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1), tombstone_ms=10_000
     )
     (ended,) = await mesh.scripts.run(call)
-    return ended
+    return ended is not ExpiryCode.OPEN
 
 
 class TestSubmit:
