@@ -352,6 +352,24 @@ class TestCancelledSteps:
             ]
 
 
+async def test_no_batch_is_computed_while_too_many_commits_wait_for_redis() -> None:
+    async with stage(config(Oldest(4))) as on:
+        on.step(1, START)
+        on.step(2)
+        await on.begun(1)
+        below_bounds = asyncio.Event()
+        on.commits.is_below_bounds = False
+        cast("Any", on.commits).below_bounds = below_bounds.wait
+        on.engines[0].let_go(2)
+        await until(lambda: on.commits.outcome(1) is not None)
+        await asyncio.sleep(0.05)
+        assert 1 == len(on.engines[0].batches)
+
+        on.commits.is_below_bounds = True
+        below_bounds.set()
+        await until(lambda: on.commits.outcome(2) is not None)
+
+
 async def test_a_step_that_executors_were_lost_with_is_answered_without_the_model() -> None:
     async with stage(config(Oldest(4))) as on:
         on.step(1, START, given_up=True)
