@@ -92,6 +92,22 @@ async def test_an_idle_leader_looks_as_soon_as_an_idle_time_is_cut(stage: Stage)
     assert [0, 1100] == observed.looks
 
 
+async def test_what_is_read_while_tenants_get_other_shares_counts_too(stage: Stage) -> None:
+    observed = Observed(stage)
+    await observed.leader._rebuild()
+    begin_ms = await redis_now_ms(stage.redis)
+    await observed.watch(stage, begin_ms, 1)
+    assert begin_ms + 5000 < observed.leader.state.look_ms
+
+    observed.leader._shares = lambda: {"acme": 3}
+    sequence = sequence_id(MODEL, "", 1)
+    cut = {b"q": sequence.encode(), b"e": b"0", b"k": b"d", b"d": b"%d" % (begin_ms + 1030)}
+    observed.leader.deliver(stage.keys.feed(stage.keys.shard_of(sequence), MODEL), [(b"1-1", cut)])
+    await observed.watch(stage, begin_ms, 1)
+
+    assert ({"acme": 3}, begin_ms + 1030) == (observed.leader.state.shares, observed.leader.state.look_ms)
+
+
 @pytest.mark.leaves_sequences
 async def test_a_leader_begins_anew_when_the_clock_of_redis_is_set_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
