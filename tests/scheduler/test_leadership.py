@@ -329,6 +329,27 @@ async def test_leader_whose_lease_was_taken_hears_that_it_lost_it(stage: Stage) 
     assert [MODEL] == (await first.contend([MODEL])).lost
 
 
+async def test_a_lease_whose_renewal_redis_refuses_ends_when_it_would_have(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, refusal = 0.0, ResponseError("OOM command not allowed when used memory > 'maxmemory'.")
+    leadership = Leadership(stage.scripts, SchedulerId("s1"), lease_ms=60_000, clock=lambda: now)
+    await leadership.contend([MODEL])
+
+    async def refused(_: Scripts, calls: Sequence[Call[Any]]) -> list[ResponseError]:
+        return [refusal for _ in calls]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scripts, "run_all", refused)
+        now = 59.0
+        assert {MODEL: refusal} == (await leadership.contend([MODEL])).refused
+    assert not leadership.expired()
+    now = 60.0
+    assert leadership.expired()
+    await leadership.contend([MODEL])
+    assert not leadership.expired()
+
+
 @pytest.mark.leaves_sequences
 async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
     """Live sequences, the backlog in its order, executors: alive, dead with sequences, dead and empty."""

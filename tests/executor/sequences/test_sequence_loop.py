@@ -370,6 +370,13 @@ async def test_no_batch_is_computed_while_too_many_commits_wait_for_redis() -> N
         await until(lambda: on.commits.outcome(2) is not None)
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+async def test_a_step_of_a_decoupled_model_waits_until_the_one_before_is_final(*, decoupled: bool) -> None:
+    """Its answers leave before its commit does."""
+    async with stage(msgspec.structs.replace(config(Oldest(4)), decoupled=decoupled)) as on:
+        assert decoupled == on.model.state.one_by_one
+
+
 async def test_a_step_that_executors_were_lost_with_is_answered_without_the_model() -> None:
     async with stage(config(Oldest(4))) as on:
         on.step(1, START, given_up=True)
