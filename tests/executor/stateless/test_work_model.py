@@ -21,6 +21,7 @@ from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import UNREADABLE, InferMessage, ReplyMessage, encode
 from shared.contract.tensors import from_numpy, to_numpy
+from shared.statistics.meter import Phase
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.homes import MESH_TAG, tag_of
@@ -173,6 +174,19 @@ class TestBatches:
 
             assert [2, 4, 6, 8, 10, 12] == await callers.doubles(1, 2, 3, 4, 5, 6)
         assert [[1], [2, 3, 4, 5], [6]] == gate.batches
+
+    @pytest.mark.parametrize("phase", [Phase.QUEUE, Phase.COMPUTE])
+    async def test_every_request_of_a_batch_is_measured(
+        self, callers: Callers, executor: Life, phase: Phase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("shared.store.metering.METERING_INTERVAL_S", 3600)
+        async with executor("a") as a:
+            await callers.send(1, 2, 3)
+            await callers.doubles(1, 2, 3)
+            (meter,) = [meter for load, meter in a.registration.serving.meters if load == LOAD]
+
+        measured = meter.phase(phase).take()
+        assert 3 == sum(count for field, count in measured.items() if not field.endswith(":sum"))
 
     async def test_requests_of_other_shapes_do_not_share_a_batch(
         self, callers: Callers, executor: Life, gate: Gate
