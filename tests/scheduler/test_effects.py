@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.actions import LookForExpired, Reclaim, ReclaimPart, Vacate, WantSlots
+from scheduler.core.actions import LookForExpired, Publish, Reclaim, ReclaimPart, Vacate, WantSlots
 from scheduler.core.events import Looked, Reclaimed, Vacated
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import Policy
@@ -300,3 +300,14 @@ async def test_what_a_vanished_record_leaves_in_the_line_takes_no_slot_from_a_la
         (other,) = await stage.live(8)
 
     assert record["sl"] != other["sl"]
+
+
+async def test_a_forecast_is_there_for_a_while(stage: Stage) -> None:
+    performer = EffectPerformer(stage.mesh, MODEL, Term(1), shards=stage.keys.shards, tombstone_ms=1000)
+
+    await performer.perform([Publish((LineForecast("1", ("a", "b")),), "")])
+
+    foretold = decode_forecast(await stage.commands.get(stage.keys.forecast(MODEL))).of("b")
+    assert foretold is not None
+    assert 2 == foretold.place
+    assert 0 < await stage.commands.pttl(stage.keys.forecast(MODEL))
