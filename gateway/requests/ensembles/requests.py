@@ -10,7 +10,7 @@ import time
 
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
-from gateway.requests.admission import named_sequence
+from gateway.requests.admission import named_sequence, wants_integer_id
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.lines import LinePlace, StepLines
@@ -145,11 +145,13 @@ class EnsembleRequest(OpenRequest):
         """
         if self._plan.anchor is None:
             return self._call.correlation_id, None
-        config = self._plan.steps[self._plan.anchor].config
-        named = named_sequence(self._call, config)
-        if named or config.sequence_batching is None or not config.sequence_batching.implicit_start:
+        configs = [self._plan.steps[index].config for index in self._plan.stateful]
+        # All states have the same id, so one that needs an integer decides for all.
+        decides = next(filter(wants_integer_id, configs), configs[0])
+        named, anchor = named_sequence(self._call, decides), configs[0].sequence_batching
+        if named or anchor is None or not anchor.implicit_start:
             return named, None
-        made = new_session(config)
+        made = new_session(decides)
         return made, made
 
     # -- answers ----------------------------------------------------------------------------------------------------

@@ -263,6 +263,7 @@ class StageRun:
             planned.config.name,
             planned.requested,
             request_id=call.request_id,
+            correlation_id=self._context.correlation_id,
             start=call.start,
             end=call.end,
             priority=call.priority,
@@ -279,23 +280,21 @@ class StageRun:
         if step.index not in self._plan.stateful:
             # A request of an iterative model is a sequence of its own, whatever sequence the client has.
             own = planned.config.sequence_batching is not None
-            return msgspec.structs.replace(request, correlation_id=0 if own else self._context.correlation_id)
+            return msgspec.structs.replace(request, correlation_id=0) if own else request
         part = self._part(planned, step.stand)
         if step.stand is not None:
             return msgspec.structs.replace(
                 request,
-                correlation_id=self._context.correlation_id,
                 start=step.stand.step == 1,
                 expected_step=step.stand.step,
                 part=part,
             )
         return msgspec.structs.replace(
             request,
-            # As the client named it: where it named a session, admission makes the id of that once more.
-            correlation_id=self._context.made or call.correlation_id,
             start=call.start or self._context.made is not None,
             expected_step=call.expected_step,
-            session_id=call.session_id,
+            # The session is known by its id, which may be a number made of its text.
+            session_id=call.session_id and str(self._context.correlation_id),
             # The ensemble's sequence is the anchor's: it counts once for the tenant, and no follower is refused.
             tenant=call.tenant,
             part=part,

@@ -226,6 +226,39 @@ async def test_a_session_names_the_sequence_of_an_anchor_with_integer_ids(
     assert IMPLICIT & step_of_anchor.flags
 
 
+@pytest.mark.parametrize(("session", "known_as"), [("7", {7}), ("ada", {session_number("ada")}), (None, None)])
+async def test_states_have_an_integer_id_where_one_behind_the_first_needs_it(
+    monkeypatch: pytest.MonkeyPatch, session: str | None, known_as: set[int] | None
+) -> None:
+    """Whether the client names a session, or the gateway makes an id."""
+    config = MODELS["state"].config
+    dialect = msgspec.structs.replace(STATEFUL, implicit_start=True)
+    numbered = msgspec.structs.replace(dialect, controls=(ControlSpec("ID", ControlKind.CORRID, "UINT64"),))
+    for name, batching in (("state", dialect), ("numbered", numbered)):
+        changed = msgspec.structs.replace(config, name=name, sequence_batching=batching)
+        monkeypatch.setitem(MODELS, name, ModelRecord(changed, "{}", ("1",)))
+    sent: list[Admitted] = []
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        admitted = admit(call, record, version, arrived_ns=1, make_session=list[str]().pop)
+        sent.append(admitted)
+        caller.future.set_result(Answer(ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),)), record, "1", "", None))
+        accepted = Accepted("1-0", 1, "1-0.1", at_ns=1)
+        return cast(Any, SimpleNamespace(call=call, future=caller.future, accepted=accepted, admitted=admitted))
+
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    call = InferCall("e", "", session_id=session, inputs=begun().inputs)
+    of = model("e", steps=(step("state", "I", "a"), step("numbered", "a", "O")))
+    ensembles_of(send).begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+    async with asyncio.timeout(30):
+        told = (await answer).session_id
+
+    ids = {each.message.correlation_id for each in sent}
+    assert ["state", "numbered"] == [each.message.model for each in sent]
+    assert (known_as or {int(told or "")}) == ids
+    assert IMPLICIT & sent[0].flags
+
+
 ROOT = sequence_root_id(sequence_id("e", "", 1))
 ACCEPTED_NS = 1 << 62
 """Behind every arrival."""
