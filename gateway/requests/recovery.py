@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from redis.exceptions import OutOfMemoryError
-
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.replies import Replies
 from shared.contract.ids import ShardId
@@ -19,7 +17,7 @@ from shared.store.commands import Redis
 from shared.store.homes import shards_at
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import pause_s
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.server_run import ServerRun
 
 
@@ -56,7 +54,7 @@ class RestartRecovery:
         """Goes over to another run of this home. Those of a Cluster do not wait for each other."""
         try:
             await self._recover(home)
-        except (*CONNECTION_LOST, OutOfMemoryError) as lost:
+        except LOST_OR_REFUSED as lost:
             logs.warning("recovery delayed", error=str(lost))
             return False
         return True

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import ResponseError
 
 from gateway.requests.recovery import RestartRecovery
 from gateway.requests.replies import Replies
@@ -25,10 +25,11 @@ SHARD = ShardId(0)
 
 
 class Callers:
-    """In place of `Replies` and `Dispatch`. fails: times that Redis has no memory for a new reply stream."""
+    """In place of `Replies` and `Dispatch`. fails: times that Redis refuses a new reply stream, as `refusal` says."""
 
-    def __init__(self, fails: int) -> None:
+    def __init__(self, fails: int, refusal: str = "") -> None:
         self.fails = fails
+        self.refusal = refusal
         self.asked = 0
         self.lost: list[ShardId] = []
 
@@ -40,7 +41,7 @@ class Callers:
             # It is there when it is looked for again.
             lost.update([SHARD] if self.fails == 2 else [])
             self.fails -= 1
-            raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+            raise ResponseError(self.refusal)
 
     async def ask_again(self, redis: Any, shards: Any, lost: Collection[ShardId]) -> None:
         self.asked += 1
@@ -54,8 +55,14 @@ class Uncut:
         """Nobody uses it."""
 
 
-async def test_a_redis_that_comes_back_without_memory_delays_the_recovery_and_does_not_end_it(redis_url: str) -> None:
-    run, callers = ServerRun(), Callers(fails=2)
+@pytest.mark.parametrize(
+    "refusal",
+    ["command not allowed when used memory > 'maxmemory'.", "this user has no permissions to run the 'xadd' command"],
+)
+async def test_a_redis_that_refuses_when_it_comes_back_delays_the_recovery_and_does_not_end_it(
+    redis_url: str, refusal: str
+) -> None:
+    run, callers = ServerRun(), Callers(fails=2, refusal=refusal)
     run.meet("the run before", Uncut())
     parts = cast("Any", callers)
     recovery = RestartRecovery(lambda new: connect(redis_url, run=new), Keyspace(), run, parts, parts)
