@@ -55,6 +55,20 @@ class CatalogView:
     unready: frozenset[Place] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class LiveExecutors:
+    """What the living executors say. Made of a line for each model of each of them, so only when one says another."""
+
+    members: Sequence[Member] = ()
+    repository: tuple[RepositoryEntry, ...] = ()
+    offers: frozenset[Place] = frozenset()
+    unready: frozenset[Place] = frozenset()
+
+    @staticmethod
+    def of(members: Sequence[Member]) -> LiveExecutors:
+        return LiveExecutors(members, merged_index(members), frozenset(offers_of(members)), unready_versions(members))
+
+
 class Catalog:
     """Looks models up for both protocols; `run` keeps it fresh."""
 
@@ -65,6 +79,7 @@ class Catalog:
         self._membership = membership
         self._strict_readiness = strict_readiness
         self._clock = clock
+        self._live = LiveExecutors()
         self.view = CatalogView()
         """The mesh at the last refresh."""
         self.offer: tuple[Mapping[str, ModelRecord], Mapping[str, tuple[str, ...]]] = ({}, {})
@@ -208,9 +223,11 @@ class Catalog:
     def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
         now = self._clock()
         records = with_decoupled_ensembles(records)
-        live = [member for member in members if member.alive]
-        repository = merged_index(live)
-        self._note_offers(now, members, live, repository)
+        before, live = self._live, [member for member in members if member.alive]
+        if live != before.members:
+            self._live = LiveExecutors.of(live)
+        repository = self._live.repository
+        self._note_offers(now, members, before.offers)
         failed = _failures(repository)
         offered = _by_model(self._served_until)
         # An ensemble takes requests as long as its steps' models do: also while their executors have just died.
@@ -226,26 +243,28 @@ class Catalog:
         problems = self._judge_of_ready.problems(records, ready, failed)
         ready = _without(ready, problems)
         repository = tuple(_judged(line, problems) for line in repository)
-        unready = unready_versions(live)
+        unready = self._live.unready
         self.view = CatalogView(
             records, ready, tuple(members), repository, unready | _unready_ensembles(records, unready)
         )
         self._refreshed_at = now
 
-    def _note_offers(
-        self, now: float, members: Sequence[Member], live: Sequence[Member], repository: Sequence[RepositoryEntry]
-    ) -> None:
-        """Notes until when requests for each version are accepted, and since when nobody serves it."""
+    def _note_offers(self, now: float, members: Sequence[Member], offered_before: Collection[Place]) -> None:
+        """Notes until when requests for each version are accepted, and since when nobody serves it.
+
+        offered_before  the versions that living executors had at the refresh before
+        """
+        live, repository = self._live.offers, self._live.repository
         was_blind = self._refreshed_at is None or now - self._refreshed_at > STALE_S
         # When executors died is not known then. Count it as now, so that their sequences get the whole grace. A Redis
         # that answered nobody for longer than their leases has them all register anew.
-        offers = sorted(offers_of(members if was_blind else live))
-        self._served_until |= dict.fromkeys(offers, now + ABSENCE_GRACE_S)
+        dead = offers_of([member for member in members if not member.alive])
+        self._served_until |= dict.fromkeys(sorted(live | dead if was_blind else live), now + ABSENCE_GRACE_S)
         # A living executor says that these were unloaded: their grace ends at once.
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
         # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
-        seen = self._unserved_since.keys() | offers_of(self.view.members) | offers_of(members)
-        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
+        seen = self._unserved_since.keys() | offered_before | dead
+        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - live}
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
             served: until

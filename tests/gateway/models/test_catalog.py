@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gateway.models import catalog as catalog_module
 from gateway.models import ensembles
 from gateway.models.catalog import ABSENCE_GRACE_S, STALE_S, Catalog, merged_index
 from gateway.models.ensembles import unavailable_ensembles
@@ -143,6 +144,24 @@ async def test_ensembles_are_looked_at_anew_only_when_a_model_has_changed(monkey
     catalog = await mesh.at(103, serving("m", "e"))
     assert error_of(catalog, "e") == (Code.NOT_FOUND, "Request for unknown model: 'e' has no available versions")
     assert offers[0] is not catalog.offer
+
+
+async def test_what_living_executors_say_is_merged_anew_only_when_it_has_changed(monkeypatch: pytest.MonkeyPatch):
+    """Whoever asks for unknown models has the mesh read ten times a second."""
+    merged: list[Sequence[Member]] = []
+
+    def merge(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:
+        merged.append(members)
+        return merged_index(members)
+
+    monkeypatch.setattr(catalog_module, "merged_index", merge)
+    mesh = Mesh()
+
+    for now in (100, 101, 102):
+        await mesh.at(now, member("1"), member("2"))
+    assert 1 == len(merged)
+    catalog = await mesh.at(103, member("1"), member("2", alive=False))
+    assert (2, ("1",)) == (len(merged), catalog.record("m")[1])
 
 
 async def test_the_log_tells_once_why_an_ensemble_is_not_served_and_when_it_is(caplog: pytest.LogCaptureFixture):
