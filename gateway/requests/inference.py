@@ -131,7 +131,8 @@ class Inference:
         """The model of a request that cannot be read without it. An unknown one is looked for once more, after a
         refresh: it may just have been loaded. Meanwhile the request is in flight.
 
-        raises  as `Catalog.find`; UnavailableError if too many requests are in flight, or the gateway gives up
+        raises  as `Catalog.find`; UnavailableError if too many requests are in flight, the gateway gives up, or its own
+                time for a request is over: whether this one brings a timeout, nobody has read yet
         """
         try:
             record, _ = self._catalog.find(model, version)
@@ -141,7 +142,10 @@ class Inference:
             self._looking.add(refreshed)
             self._catalog.ask(partial(_conclude, refreshed))
             try:
-                await refreshed
+                async with asyncio.timeout(self._timeout_ms / 1000 or None):
+                    await refreshed
+            except TimeoutError:
+                raise self._late() from None
             finally:
                 self._looking.discard(refreshed)
             record, _ = self._catalog.find(model, version)
@@ -378,9 +382,11 @@ class Inference:
         """Fails a request that is not sent before the gateway's own time for it is over. Returns what prevents that."""
         if not caller.since:
             return lambda: None
-        late = never_sent(f"{self._timeout_ms} ms were over")
         left_s = max(0.0, self._left_s(caller.since))
-        return asyncio.get_running_loop().call_later(left_s, _fail, call, caller.future, late).cancel
+        return asyncio.get_running_loop().call_later(left_s, _fail, call, caller.future, self._late()).cancel
+
+    def _late(self) -> MeshError:
+        return never_sent(f"{self._timeout_ms} ms were over")
 
     def _left_s(self, since: float) -> float:
         return self._timeout_ms / 1000 - (time.monotonic() - since)

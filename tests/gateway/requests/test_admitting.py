@@ -183,8 +183,9 @@ async def test_the_gateways_own_time_for_a_request_runs_while_it_cannot_be_sent(
         held = parts.inference.submit(InferCall("not_there_yet"))
         of_a_tenant = parts.inference.submit(msgspec.structs.replace(step(1, start=True), tenant="acme"))
         own_limit = parts.inference.submit(InferCall("not_there_yet", timeout_us=60_000_000))
+        looked_for = asyncio.create_task(parts.inference.look_up("not_there_yet", ""))
 
-        for future in (held, of_a_tenant):
+        for future in (held, of_a_tenant, looked_for):
             with pytest.raises(UnavailableError, match="50 ms were over before the request was sent: send it again"):
                 await future
         assert not own_limit.done()
