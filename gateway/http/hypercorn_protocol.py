@@ -141,6 +141,19 @@ class Exchange(HTTPStream):
         return {**answer, "headers": headers}
 
 
+class RequestReader(h11.Connection):
+    """h11, but what comes behind a request that ends its connection is dropped, as RFC 9112 (9.6) says. For h11 it is
+    the client's error, which would be answered in place of the request: a stray line end does not undo a step.
+    """
+
+    def receive_data(self, data: bytes) -> None:
+        if self.their_state is not h11.MUST_CLOSE:
+            super().receive_data(data)
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        return h11.NEED_DATA if self.their_state is h11.MUST_CLOSE else super().next_event()
+
+
 class Ended:
     """Replaces the h11 connection once nothing more is to be read or written."""
 
@@ -165,6 +178,7 @@ class Http1(H11Protocol):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.connection = RequestReader(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self._is_head = False
 
     @property

@@ -277,6 +277,33 @@ async def test_a_client_may_say_that_its_connection_ends(port: int, said: bytes)
     assert b"connection: close" in answer.lower()
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("behind", [b"\r\n", GET])
+async def test_what_comes_behind_the_last_request_is_dropped(parser: HttpParser, version: bytes, behind: bytes) -> None:
+    """Together with it, or while it is answered."""
+    came, answer_now = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        came.set()
+        await answer_now.wait()
+        await app(scope, receive, send)
+
+    last = POST.replace(b"1.1", version) + b"connection: close\r\ncontent-length: 3\r\n\r\nabc"
+    async with serving(slow, parser) as port, asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(last + behind)
+        await came.wait()
+        writer.write(behind)
+        await asyncio.sleep(0.05)
+        answer_now.set()
+        answer = await reader.read()
+        writer.close()
+
+    assert 1 == answer.count(b"HTTP/1.1 ")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"POST|/echo|abc")
+
+
 async def test_a_client_that_sends_ahead_is_not_read(parser: HttpParser) -> None:
     """Until its earlier requests are answered: they wait in the client."""
     answer_now = asyncio.Event()
