@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.bounds.fair_lock import FairLock
 from gateway.models.catalog import Catalog
+from gateway.models.versions import check_version_text
 from gateway.rest.body import BodyBounds, client_in, read_body, read_headers
 from gateway.rest.models import model_and_version
 from gateway.rest.operations import (
@@ -222,11 +223,11 @@ class SequenceRoutes:
     def _other(self, scope: Scope, query: Mapping[str, str]) -> SequenceId:
         if not query.get("as"):
             raise RequestError("'as' must be the id of the copy")
-        return sequence_id(*model_and_version(scope), _id(query, query["as"]))
+        return sequence_id(*self._served(scope), _id(query, query["as"]))
 
     def _served(self, scope: Scope) -> tuple[str, str]:
-        """The model and the version of the path. Raises RequestError if they are not served, or not to everybody, and
-        for an ensemble.
+        """The model of the path and its version in the plain form that names sequences. Raises RequestError if they are
+        not served, or not to everybody, and for an ensemble.
         """
         if not self._is_open:
             raise RequestError(CLOSED_TO_OTHERS, Code.FORBIDDEN)
@@ -234,7 +235,7 @@ class SequenceRoutes:
         record, _ = self._catalog.record(model, version)
         if keepers := kept_by(record.config):
             raise RequestError(keepers)
-        return model, version
+        return model, check_version_text(version)
 
     def _named(self, scope: Scope, known: Collection[str] = ID_QUERY) -> SequenceId:
         """The sequence of the path. An id of digits is a number, unless the query says `type=string`."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
+
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
+from gateway.models.versions import check_version_text
 from gateway.requests.admission import named_sequence, wants_integer_id
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.in_order import RunAnswer
@@ -55,6 +58,8 @@ class Ensembles:
         Raises MeshError when the request does not fit the ensemble.
         """
         check_form(call, record.config)
+        # In its plain form it is part of the names of sequences.
+        call = msgspec.structs.replace(call, version=check_version_text(call.version))
         request = EnsembleRequest(self, call, self._plan(record, version), caller.future, connection)
         if record.config.decoupled and caller.on_open is not None:
             caller.on_open(request)

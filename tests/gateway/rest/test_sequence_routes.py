@@ -12,9 +12,10 @@ from gateway.bounds.byte_budget import ByteBudget
 from gateway.rest import sequences
 from gateway.rest.body import BodyBounds
 from gateway.rest.sequences import SequenceRoutes
-from shared.contract.errors import RequestError
+from shared.contract.errors import Code, NotDoneError, RequestError
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import EnsembleStep, ModelConfig
+from shared.store.sequence_status import Wanted
 
 STEP = EnsembleStep("halve", "", {"IN": "VALUE"}, {"OUT": "half"})
 
@@ -30,6 +31,12 @@ class OneState:
 
     async def export_bytes(self, _: str) -> int:
         return 10
+
+    async def fork(self, sequence: str, copy: str) -> None:
+        raise NotDoneError(f"{sequence} -> {copy}", Code.NOT_FOUND)
+
+    async def matching(self, model: str, wanted: Wanted) -> list[Any]:
+        raise NotDoneError(f"{model} {wanted.version}", Code.NOT_FOUND)
 
     async def export_when_idle(self, sequence: str) -> str:
         return sequence
@@ -108,3 +115,15 @@ async def test_of_an_ensemble_the_models_are_named_that_keep_its_sequences() -> 
 
     with pytest.raises(RequestError, match=r"'m' is an ensemble: .* the models of its steps \(halve, total\)"):
         await routes.list({**scope("1"), "query_string": b""}, unused, unused)
+
+
+async def test_a_version_is_read_as_a_number_as_where_sequences_begin() -> None:
+    known: Any = OneState()
+    routes = SequenceRoutes(known, known, BodyBounds(1 << 20, ByteBudget(1 << 20)), is_open=True)
+    unused: Any = None
+    path = {"model": "m", "version": "01", "id": "a"}
+
+    with pytest.raises(RequestError, match=r"m\|1\|sa -> m\|1\|sb$"):
+        await routes.act(scope("a") | {"path_params": path, "query_string": b"action=fork&as=b"}, unused, unused)
+    with pytest.raises(NotDoneError, match=r"^m 1$"):
+        await routes.list(scope("a") | {"path_params": path, "query_string": b""}, unused, unused)

@@ -259,6 +259,24 @@ async def test_states_have_an_integer_id_where_one_behind_the_first_needs_it(
     assert IMPLICIT & sent[0].flags
 
 
+async def test_a_requested_version_is_read_as_a_number() -> None:
+    """Requests that write it otherwise are steps of the same sequence, one behind the other."""
+    sent: list[Admitted] = []
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        sent.append(admit(call, record, version, arrived_ns=1, make_session=list[str]().pop))
+        return cast(Any, SimpleNamespace(call=call, future=caller.future))
+
+    ensembles, of = ensembles_of(send), model("e", steps=(step("state", "I", "O"),))
+    for version in ("1", "01"):
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = msgspec.structs.replace(begun(), version=version)
+        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+
+    assert sent[0].sequence == sent[1].sequence
+    assert 1 == len(ensembles.lines)
+
+
 ROOT = sequence_root_id(sequence_id("e", "", 1))
 ACCEPTED_NS = 1 << 62
 """Behind every arrival."""
