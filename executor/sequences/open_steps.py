@@ -19,8 +19,9 @@ from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.sequences.step_answers import AnswerWriter
 from executor.sequences.step_commits import FinishedBatch
 from executor.workers.answers import answer
-from executor.workers.open_rows import OpenRow, OpenRows
+from executor.workers.open_rows import Numbered, OpenRow, OpenRows
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
+from shared.store.work_scripts import WorkHeld
 
 
 class OpenSteps:
@@ -29,6 +30,7 @@ class OpenSteps:
     writer            writes the answers of a decoupled model; None for another model
     ended             takes a step that has its last answer, with what is to be committed; all answers before it are
                       written
+    gone              takes a step with an answer that Redis refused: its sequence has another owner, or is over
     """
 
     def __init__(
@@ -39,14 +41,16 @@ class OpenSteps:
         answer_bytes_max: int,
         writer: AnswerWriter | None,
         ended: Callable[[BatchMember, RowEnd, FinishedBatch], None],
+        gone: Callable[[BatchMember], None],
     ) -> None:
         self._version = version
         self._executor = executor
         self._answer_bytes_max = answer_bytes_max
         self._writer = writer
         self._ended = ended
+        self._gone = gone
         self._rows: OpenRows[BatchMember] = OpenRows(
-            writer.write if writer is not None else None, self._step_ended, looks=False
+            partial(self._written, writer) if writer is not None else None, self._step_ended, looks=False
         )
         # The open step of each sequence, over all passes.
         self._by_sequence: dict[SequenceId, OpenRow[BatchMember]] = {}
@@ -122,6 +126,15 @@ class OpenSteps:
                 opened = self._opened(member)
                 self._rows.conclude(opened, batch)
                 row.late.give(opened)
+
+    async def _written(
+        self, writer: AnswerWriter, steps: Sequence[tuple[BatchMember, Sequence[Numbered]]]
+    ) -> Sequence[WorkHeld]:
+        outcomes = await writer.write(steps)
+        for (member, _), held in zip(steps, outcomes, strict=True):
+            if held is WorkHeld.GONE:
+                self._gone(member)
+        return outcomes
 
     def _step_ended(self, opened: OpenRow[BatchMember]) -> None:
         batch: FinishedBatch = opened.finished

@@ -117,6 +117,7 @@ class SequenceModel:
             answer_bytes_max=answer_bytes_max,
             writer=answer_writer,
             ended=self._step_ended,
+            gone=self._step_gone,
         )
         self.fetch_due = asyncio.Event()
         self.trial_due = asyncio.Event()
@@ -239,6 +240,9 @@ class SequenceModel:
 
     def _step_ended(self, member: BatchMember, end: RowEnd, finished: FinishedBatch) -> None:
         self.handle(StepEnded(member, end), finished=finished)
+
+    def _step_gone(self, member: BatchMember) -> None:
+        self.handle(OwnershipOver(member.owned.sequence, member.owned.epoch))
 
     async def _first_batch(self, instance: Instance) -> None:
         # The direct strategy holds the first batch back for all instances together; each oldest instance has its own

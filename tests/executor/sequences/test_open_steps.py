@@ -22,6 +22,7 @@ class Nobody:
         return [WorkHeld.HELD] * len(steps)
 
     def ended(self, *_: object) -> None: ...
+    def gone(self, *_: object) -> None: ...
 
 
 async def test_a_cancellation_from_an_earlier_life_of_the_sequence_reaches_no_step_of_this_one() -> None:
@@ -34,7 +35,12 @@ async def test_a_cancellation_from_an_earlier_life_of_the_sequence_reaches_no_st
     assert member is not None
     writer: Any = nobody
     steps = OpenSteps(
-        version="1", executor=ExecutorId("a"), answer_bytes_max=1 << 20, writer=writer, ended=nobody.ended
+        version="1",
+        executor=ExecutorId("a"),
+        answer_bytes_max=1 << 20,
+        writer=writer,
+        ended=nobody.ended,
+        gone=nobody.gone,
     )
     answers = steps.answering(member, Row(inputs={})).answers
     assert answers is not None

@@ -63,6 +63,7 @@ from shared.contract.model_config import (
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import GAINED_ROWS, HELD_BATCHES, NULL_ROWS, ModelLoad, unpacked
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome
+from shared.store.work_scripts import WorkHeld
 from shared.traces.tracing import Tracing
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -260,6 +261,7 @@ async def stage(
     first_batch: FirstBatch | None = None,
     slots: int | None = None,
     gpus: tuple[int, ...] = (),
+    answer_writer: Any = None,
 ) -> AsyncGenerator[Stage]:
     engines = [HeldEngine(answer) for _ in range(instances)]
     workers = [EngineWorker(one, "m", f"m_{i}", InstanceIndex(i), Devices(gpus)) for i, one in enumerate(engines)]
@@ -276,7 +278,11 @@ async def stage(
     )
     commits = RecordedCommits()
     model = SequenceModel(
-        cast("Any", served), executor=ExecutorId("e"), committer=cast("Any", commits), tracing=Tracing()
+        cast("Any", served),
+        executor=ExecutorId("e"),
+        committer=cast("Any", commits),
+        tracing=Tracing(),
+        answer_writer=answer_writer,
     )
     cast("Any", model).commits = commits
     running = asyncio.create_task(model.run())
@@ -1249,3 +1255,33 @@ class TestStaging:
             assert raised.group_contains(DeviceLostError)
             await on.model.quiet()
             assert [] == on.commits.steps
+
+
+class RefusedAnswers:
+    """In the place of who writes answers to open steps: their sequences have other owners."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def write(self, steps: Sequence[Any]) -> Sequence[WorkHeld]:
+        return [WorkHeld.GONE] * len(steps)
+
+
+async def test_a_sequence_of_which_an_answer_is_refused_is_dropped_and_its_model_told() -> None:
+    def answers_for_ever(row: Row) -> RowResult:
+        assert row.answers is not None
+        row.answers.send(RowResult(()))
+        return RowResult((), open=True)
+
+    decoupled = msgspec.structs.replace(config(Oldest(4)), decoupled=True)
+    async with stage(decoupled, answers_for_ever, answer_writer=RefusedAnswers()) as on:
+        on.step(1, START)
+        (row,) = await on.begun(1)
+        on.engines[0].let_go()
+
+        await until(lambda: not len(on.model.state))
+
+        assert row.answers is not None
+        assert row.answers.is_cancelled
+        assert not on.model.state.is_busy
+        await until(lambda: not on.engines[0].states)
