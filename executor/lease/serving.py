@@ -66,7 +66,8 @@ FINISH_S = 60.0
 """How long a replaced or unloaded model may work off what was accepted; then the scheduler handles the rest."""
 FINISH_POLL_S = 0.01
 RETURN_S = 120.0
-"""How long its running batches are waited for after that. A model that hangs would hold up every later change here."""
+"""How long its running batches are waited for after that, or in a drain. A model that hangs would hold up every later
+change here, and every sequence that is to move."""
 REFUSE_S = 300.0
 """How long requests to an unloaded version are refused here. What comes later, the gateways fail by themselves: else an
 executor would look after every model that it ever had.
@@ -199,8 +200,8 @@ class Serving:
         return [holding for model in self._all() if isinstance(model, SequenceModel) for holding in model.holdings]
 
     async def close(self, staying: AbstractSet[str]) -> None:
-        """From now on no sequence begins here, and only the sequences of the staying models go on. Returns when no
-        batch of any other model is running.
+        """From now on no sequence begins here, and only the sequences of the staying models go on. Returns when the
+        batches of all other models have ended, or are not waited for any more.
         """
         self._staying = frozenset(staying)
         # Callers first: what they wait for may run here alone.
@@ -208,10 +209,10 @@ class Serving:
         order = {name: place for place, name in enumerate(names)}
         for model in sorted(self._all(), key=lambda model: order[model.model]):
             if model.model not in staying:
-                await model.quiet()
+                await self._quiet(model)
 
     async def quiet(self) -> None:
-        """Returns when no batch is running; no other is started afterwards."""
+        """As `close`, and no model stays."""
         await self.close(frozenset())
 
     def forget_all(self) -> None:
@@ -427,8 +428,14 @@ class Serving:
         return await insist("end of a model", model.has_work)
 
     async def _end(self, model: Model, loop: asyncio.Task[None]) -> None:
-        """Ends a model's loops, after its running batches are finished and committed. Those that do not return are left
-        behind, and run again by whoever serves them next.
+        """Ends a model's loops, after its running batches are finished and committed."""
+        await self._quiet(model)
+        await self._committer.drained()
+        loop.cancel()
+
+    async def _quiet(self, model: Model) -> None:
+        """Returns when a model's running batches have ended; no other is started afterwards. Those that do not return
+        are left behind, and run again by whoever serves them next.
         """
         try:
             async with asyncio.timeout(RETURN_S):
@@ -437,8 +444,6 @@ class Serving:
             logs.error("model ends with a batch that has not returned", model=model.model, seconds=RETURN_S)
             if isinstance(model, WorkModel):
                 await model.give_up()
-        await self._committer.drained()
-        loop.cancel()
 
     # -- loops ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -1036,6 +1037,31 @@ async def test_a_model_that_hangs_holds_up_no_other_change(
         assert (how != "is unloaded") == bool(served)
         if how == "has other instances":
             assert 777 == total(await mesh.reply(hangs))
+
+
+@pytest.mark.leaves_sequences
+async def test_a_model_that_hangs_holds_up_no_sequence_of_an_executor_that_is_drained(
+    mesh: ScriptedMesh, redis_url: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stays until it ends lets the others go, also those that a batch holds that does not return."""
+    monkeypatch.setattr(serving, "RETURN_S", 0.1)
+    shutil.copytree(models / "sum", models / "kept")
+    other = ScriptedMesh(mesh.redis, mesh.keys, "kept")
+    async with living(redis_url, mesh.keys.prefix, models, "sum", "a", "kept") as a:
+        await mesh.submit(mesh.submission(7, value(777), START))
+        await mesh.assign(7, a.executor)
+        await other.submit(msgspec.structs.replace(other.submission(8, value(1), START), flags=START))
+        await other.assign(8, a.executor)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+        settling = asyncio.create_task(a.registration.settle(asyncio.sleep(600)))
+        try:
+            async with asyncio.timeout(60):
+                while ["kept"] != [one.model for one in (await registration(mesh, a)).models]:
+                    await asyncio.sleep(0.01)
+        finally:
+            settling.cancel()
+            (tmp_path / "gate").touch()
 
 
 def change_model(models: Path, old: str, new: str) -> None:
