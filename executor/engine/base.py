@@ -228,7 +228,8 @@ class Engine(Protocol):
         want_state  per row: whether `RowResult.states` must be filled. These states are the sequence's next checkpoint,
                     unless the sequence begins anew here: by a START, or by `load_states`
         returns     a row that fails has a `RowError` and leaves its slot's state as it was; a failing row never
-                    changes another row's result. An exception out of here means: every row failed.
+                    changes another row's result. An exception out of here means: every row failed; and so does another
+                    number of results.
         """
         ...
 

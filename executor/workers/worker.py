@@ -208,7 +208,7 @@ class EngineWorker:
             return self._begin(rows, want_state)()
         began_ns = time.thread_time_ns()
         try:
-            return self._checked(self._engine.run(rows, want_state))
+            return self._checked(rows, self._engine.run(rows, want_state))
         except BaseException as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             return self._failed(rows, failure)
         finally:
@@ -228,13 +228,15 @@ class EngineWorker:
 
     def _end(self, rows: Sequence[Row], result: Callable[[], BatchResult], host_ns: int) -> BatchResult:
         try:
-            ended = self._checked(result())
+            ended = self._checked(rows, result())
         except BaseException as failure:  # noqa: BLE001 - as above
             return self._failed(rows, failure)
         self._lead.took(host_ns, ended.timings.compute_infer_ns)
         return ended
 
-    def _checked(self, result: BatchResult) -> BatchResult:
+    def _checked(self, rows: Sequence[Row], result: BatchResult) -> BatchResult:
+        if [row.null for row in rows] != [row is None for row in result.rows]:
+            raise ModelError("its backend has not returned one result for each row, and None for a null row")
         # A lost GPU may show as errors of single rows.
         if RowError in map(type, result.rows):
             self._devices.check()

@@ -57,6 +57,38 @@ async def test_an_engine_that_raises_fails_every_row_but_the_null_rows(failure: 
     await worker.close()
 
 
+class Miscounts:
+    """A backend that returns other rows than it was given."""
+
+    def __init__(self, given: Sequence[RowResult | None], *, runs_ahead: bool) -> None:
+        self.given = given
+        self.runs_ahead = runs_ahead
+
+    def run(self, rows: Any, want_state: Any) -> BatchResult:
+        return BatchResult(self.given, Timings(0, 0, 0))
+
+    def begin(self, rows: Any, want_state: Any) -> Callable[[], BatchResult]:
+        return lambda: self.run(rows, want_state)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("given", [[], [RowResult(())], [None, None], [RowResult(()), None, None]])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+async def test_a_backend_that_returns_other_rows_than_it_was_given_fails_the_batch(
+    given: Sequence[RowResult | None], *, runs_ahead: bool
+) -> None:
+    backend: Any = Miscounts(given, runs_ahead=runs_ahead)
+    worker = EngineWorker(backend, "sum", "sum_0_0", InstanceIndex(0))
+
+    error, null = (await worker.run([Row(inputs={}), Row(inputs={}, null=True)], [False, False])).rows
+
+    assert isinstance(error, RowError)
+    assert "has not returned one result for each row" in error.message
+    assert null is None
+    await worker.close()
+
+
 async def test_a_finalize_that_does_not_return_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("executor.workers.worker.FINALIZE_LIMIT_S", 0.05)
     returns = threading.Event()
