@@ -320,12 +320,15 @@ class EffectPerformer:
         The order matters: `submit` puts steps only into the inbox of the sequence's owner. Once the executor owns none
         of the sequences, no step can come in behind the one that was drained last.
         """
-        takeover = TakeoverProgress(self._shards)
-        taken = 1
-        while taken:
-            counts = await self._run([self._taking(executor, shard, only=only) for shard in self._shards])
-            taken = sum(count for count, _ in counts)
-            takeover.sequences += taken
+        takeover, after = TakeoverProgress(self._shards), dict.fromkeys(self._shards, "")
+        while after:
+            calls = [self._taking(executor, shard, after=last, only=only) for shard, last in after.items()]
+            replies = dict(zip(after, await self._run(calls), strict=True))
+            takeover.sequences += sum(taken for taken, _ in replies.values())
+            if only:
+                after = {shard: str(goes_on) for shard, (_, goes_on) in replies.items() if goes_on}
+            else:
+                after = {shard: "" for shard, (taken, _) in replies.items() if taken}
         takeover.steps = await self._drain(executor, alive=True)
         self._tell_taken_over(executor, takeover)
 

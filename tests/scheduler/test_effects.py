@@ -193,6 +193,32 @@ async def test_a_takeover_takes_all_however_many_calls_that_needs(
 
 
 @pytest.mark.leaves_sequences
+async def test_all_of_a_version_are_taken_though_a_call_looks_at_some_of_the_sequences(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of the calls for 100,000 sequences would keep Redis for a tenth of a second."""
+    monkeypatch.setattr("scheduler.effects.RECLAIM_COUNT", 2)
+    # More in each shard than a set holds in one piece, which is always looked at in one call.
+    shards, count = stage.keys.shards, 200 * len(stage.keys.shards)
+    e1 = await stage.join("e1", slots=count)
+    async with stage.scheduler():
+        await stage.start_many(count)
+        await stage.live(*range(1, count + 1))
+    term = await stage.term()
+
+    about: dict[str, Any] = {"model": MODEL, "term": Term(term), "count": 2, "tombstone_ms": 1000}
+    other = [stage.scripts.reclaim(e1, shard=shard, **about, only=("2",)) for shard in shards]
+    for taken, goes_on in await stage.scripts.run_together(other):
+        assert 0 == taken
+        assert goes_on, "not all have been looked at"
+    async with performer(stage) as leader:
+        await leader.perform([Reclaim(e1, only=("1",))])
+
+    assert {"m"} == {(await stage.record(number))["st"] for number in range(1, count + 1)}
+    await stage.kill(e1)
+
+
+@pytest.mark.leaves_sequences
 async def test_the_first_part_of_a_takeover_has_the_sequences_that_somebody_waits_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,10 @@
 --          not lost)
 --        6 the sequences with a step in the inbox behind this entry are taken first: somebody may wait for its answer;
 --          '' the inbox is not looked at
---        then, to take only some: their versions; with '' before them
--- reply  {number of sequences taken, entries of the inbox looked at}; {0, 0} if the executor owns no sequence (of these
---        versions) any more, and nothing stands behind that entry
+--        then, to take only some: their versions; 6 is then where the call before stopped, '' in the first call
+-- reply  {number of sequences taken, entries of the inbox looked at}; {0, 0} if the executor owns no sequence any more,
+--        and nothing stands behind that entry
+--        with versions: {number of sequences taken, where to go on}; 0 when all owned sequences have been looked at
 
 local OWNED, INBOX = KEYS[MODEL_KEYS + 1], KEYS[MODEL_KEYS + 2]
 
@@ -74,12 +75,13 @@ local function take_owned(sid)
   if redis.call('SREM', OWNED, sid) == 1 then take(sid) end
 end
 
+-- A part of the set in each call: of 100,000 sequences most may be of other versions.
 if versions then
-  for _, sid in ipairs(redis.call('SMEMBERS', OWNED)) do
-    if taken == most then break end
+  local found = redis.call('SSCAN', OWNED, number(ARGV[6]), 'COUNT', most)
+  for _, sid in ipairs(found[2]) do
     if versions[redis.call('HGET', BASE .. 'seq:' .. sid, 'vr') or ''] then take_owned(sid) end
   end
-  return { taken, 0 }
+  return { taken, tonumber(found[1]) }
 end
 
 local function take_its_sequence(entry)
