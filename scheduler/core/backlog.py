@@ -79,7 +79,7 @@ class Backlog:
     """The waiting sequences of one version.
 
     A withdrawal leaves its entry in its heap, because finding it there would cost a search. The entry is dropped when
-    it comes to the top, or when the withdrawn ones are more than half of all.
+    it comes to the top, or when the withdrawn ones are more than half of all. So the first of each line waits.
     """
 
     def __init__(self) -> None:
@@ -99,28 +99,17 @@ class Backlog:
 
     def _put(self, queued: BacklogEntry) -> None:
         self._members[queued.sequence] = queued
-        line = self._lines.setdefault(MOVING_LINE if queued.rank == MOVING_RANK else queued.tenant, [])
-        heappush(line, queued)
+        heappush(self._lines.setdefault(_line_of(queued), []), queued)
         self._size += 1
 
     def withdraw(self, sequence: SequenceId) -> None:
         """Takes a sequence out, wherever it stands."""
-        del self._members[sequence]
+        self._drop_withdrawn(_line_of(self._members.pop(sequence)))
         if self._size > 2 * len(self._members) + COMPACT_SLACK:
             members = list(self._members.values())
             self._lines, self._size = {}, 0
             for queued in members:
                 self._put(queued)
-
-    def first(self, turns: Turns = NO_TURNS) -> SequenceId | None:
-        """The sequence whose turn it is; None if none waits."""
-        for name in list(self._lines):
-            self._drop_withdrawn(name)
-        if not self._lines:
-            return None
-        if MOVING_LINE in self._lines:
-            return self._lines[MOVING_LINE][0].sequence
-        return min((turns.after(line[0].tenant), line[0]) for line in self._lines.values())[1].sequence
 
     def _drop_withdrawn(self, name: str | None) -> None:
         """Makes the first entry of a line one that waits, and removes a line without any."""
@@ -131,17 +120,36 @@ class Backlog:
         if not line:
             del self._lines[name]
 
+    def in_turn(self, turns: Turns) -> Iterator[SequenceId]:
+        """The sequences, each in its turn. Each is withdrawn, and counts in `turns`, before the next is asked for.
+
+        The tenants are compared once, however many slots are given.
+        """
+        while moving := self._lines.get(MOVING_LINE):
+            yield moving[0].sequence
+        heads = [(turns.after(line[0].tenant), line[0]) for line in self._lines.values()]
+        heapify(heads)
+        while heads:
+            _, head = heappop(heads)
+            yield head.sequence
+            if line := self._lines.get(head.tenant):
+                heappush(heads, (turns.after(head.tenant), line[0]))
+
     def in_order(self, turns: Turns = NO_TURNS) -> list[BacklogEntry]:
         """All waiting sequences in the order in which they would get slots if no slot became free meanwhile but those
         that they get; next first."""
         lines: dict[str | None, list[BacklogEntry]] = {}
         for queued in sorted(self._members.values()):
-            lines.setdefault(MOVING_LINE if queued.rank == MOVING_RANK else queued.tenant, []).append(queued)
+            lines.setdefault(_line_of(queued), []).append(queued)
         moving = lines.pop(MOVING_LINE, [])
         given: dict[str, int] = {}
         for queued in moving:
             given[queued.tenant] = given.get(queued.tenant, 0) + 1
         return [*moving, *_taking_turns([iter(line) for line in lines.values()], turns, given)]
+
+
+def _line_of(queued: BacklogEntry) -> str | None:
+    return MOVING_LINE if queued.rank == MOVING_RANK else queued.tenant
 
 
 def _taking_turns(lines: list[Iterator[BacklogEntry]], turns: Turns, given: dict[str, int]) -> Iterator[BacklogEntry]:

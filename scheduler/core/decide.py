@@ -334,8 +334,9 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Gives free slots to waiting sequences, in their turn, until there are no slots or no sequences left."""
     actions: list[Action] = []
     backlog, ring = state.backlogs[version], state.ring(version)
+    in_turn = backlog.in_turn(state.turns(version))
     # Whose turn it is, is asked when there is a slot: that takes the longer, the more tenants wait.
-    while ring.has_free_slot() and (sequence := backlog.first(state.turns(version))) is not None:
+    while ring.has_free_slot() and (sequence := next(in_turn, None)) is not None:
         table = balance.placement(state, state.sequences[sequence])
         if not table.unlent:
             actions += spares.recall(state, state.executors[table.executor], cause)

@@ -50,7 +50,7 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
     assert turns == [waiting.sequence for waiting in backlog.in_order()]
     assert BacklogEntry(MOVING_RANK, entry(STAYING + LEAVING), SequenceId("moves")) == backlog.in_order()[0]
     taken: list[str] = []
-    while (first := backlog.first()) is not None:
+    for first in backlog.in_turn(NO_TURNS):
         taken.append(first)
         backlog.withdraw(first)
     assert turns == taken
@@ -92,22 +92,42 @@ def test_it_is_not_looked_for_whose_turn_it_is_while_no_slot_is_free(monkeypatch
     """That takes the longer, the more tenants wait, and a client may name another one with each of its sequences."""
     state = LeaderState()
     decide(state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 1),)))
-    looked_for = 0
-    first = Backlog.first
-
-    def counted(backlog: Backlog, turns: Turns) -> SequenceId | None:
-        nonlocal looked_for
-        looked_for += 1
-        return first(backlog, turns)
-
-    monkeypatch.setattr(Backlog, "first", counted)
+    asked = count_tenants_compared(monkeypatch)
     for number in range(STAYING):
         name = str(number)
         decide(state, SequenceWaits(SequenceId(name), "1", entry(number), tenant=name))
     decide(state, Assigned(SequenceId("0"), entry(0), Epoch(1)))
+    assert ["0"] == asked
     decide(state, SequenceOver(SequenceId("0"), Epoch(1)))
 
-    assert 2 == looked_for
+    assert STAYING == len(asked)
+
+
+def test_the_tenants_are_compared_once_however_many_slots_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a leader would be busy for seconds when an executor joins and thousands of tenants wait."""
+    state, tenants = LeaderState(), 100
+    for number in range(2 * tenants):
+        waits = SequenceWaits(SequenceId(str(number)), "1", entry(number), tenant=str(number % tenants))
+        decide(state, waits)
+    asked = count_tenants_compared(monkeypatch)
+
+    actions = decide(state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 2 * tenants),)))
+
+    assert 2 * tenants == len(actions)
+    assert len(asked) <= 2 * tenants
+
+
+def count_tenants_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tenants of whom it was asked how many slots they have for their share, from here on."""
+    asked: list[str] = []
+    after = Turns.after
+
+    def counted(turns: Turns, tenant: str, more: int = 0) -> float:
+        asked.append(tenant)
+        return after(turns, tenant, more)
+
+    monkeypatch.setattr(Turns, "after", counted)
+    return asked
 
 
 def test_a_tick_is_due_as_long_as_a_sequence_of_any_version_waits_or_is_underway() -> None:
@@ -149,7 +169,7 @@ def served(backlog: Backlog, turns: Turns) -> list[str]:
     """The sequences in the order in which they get slots, one after the other."""
     slots, taken = Counter(turns.slots), list[str]()
     tenants = {waiting.sequence: waiting.tenant for waiting in backlog.in_order()}
-    while (first := backlog.first(Turns(slots, turns.shares))) is not None:
+    for first in backlog.in_turn(Turns(slots, turns.shares)):
         backlog.withdraw(first)
         slots[tenants[first]] += 1
         taken.append(first)
