@@ -10,10 +10,7 @@ local function expire(keys, sid)
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be', 'en', 'sn', 'ps')
   local state = got[1]
   local kind = ended_as(got[8], number(got[9])) or 'x'
-  if not is_sound(state, tonumber(got[4]), tonumber(got[5]), 0, got[6])
-    or state == 'l' and redis.call('SISMEMBER', owned_by(got[2] or '', MODEL), sid) == 0 then
-    error(NOT_SOUND)
-  end
+  if not is_sound(state, tonumber(got[4]), tonumber(got[5]), 0, got[6]) then error(NOT_SOUND) end
   if got[7] == NO_ENTRY then
     local until_ms = times_of(got[10])
     if until_ms > clock_ms() then redis.call('ZADD', DEADLINES, until_ms, sid) else go_on(keys, sid) end
@@ -36,7 +33,9 @@ local function expire(keys, sid)
     redis.call('XDEL', STARTS, got[7])
     redis.call('XADD', FEED, '*', 'q', sid, 'e', 0, 'k', 'x', 'b', got[7])
   else
-    keys.owned, keys.feed = owned_by(got[2], MODEL), FEED
+    keys.owned, keys.feed = owned_by(got[2] or '', MODEL), FEED
+    -- The record's owner is none. Or its set was removed, and has not been made again yet (sweep.lua).
+    if redis.call('SISMEMBER', keys.owned, sid) == 0 then error(NOT_SOUND) end
     redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
   end
   keys.deadlines = DEADLINES

@@ -332,7 +332,8 @@ async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> No
     await both_live(mesh)
     await spoil(mesh, VICTIM, kind)
     shard = mesh.keys.shards[0]
-    await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(OTHER)).idle)
+    for number in (VICTIM, OTHER):
+        await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(number)).idle)
 
     call = mesh.scripts.expire(
         [mesh.sequence(VICTIM), mesh.sequence(OTHER)], shard=shard, model="sum", term=mesh.term, tombstone_ms=1000
@@ -343,6 +344,22 @@ async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> No
     told = {fields[b"q"]: fields[b"k"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))}
     assert {mesh.sequence(VICTIM).encode(): b"u", mesh.sequence(OTHER).encode(): b"x"} == told
     assert 0 == await client.zcard(mesh.keys.deadlines(shard, "sum"))
+
+
+@pytest.mark.leaves_sequences
+async def test_who_is_not_idle_for_long_enough_is_not_ended_as_its_owners_set_was_removed(mesh: ScriptedMesh) -> None:
+    """Here VICTIM is between two steps, and OTHER has an open one. The leader makes the set again soon (sweep.lua)."""
+    await both_live(mesh)
+    await submitted(mesh, mesh.submission(OTHER, ONE))
+    (shard,) = mesh.keys.shards
+    await mesh.redis.delete(mesh.keys.owned(shard, ALICE, "sum"))
+
+    both = [mesh.sequence(VICTIM), mesh.sequence(OTHER)]
+    call = mesh.scripts.expire(both, shard=shard, model="sum", term=mesh.term, tombstone_ms=1000)
+    assert [False, False] == await mesh.scripts.run(call)
+
+    assert ["l", "l"] == [(await mesh.record(number))["st"] for number in (VICTIM, OTHER)]
+    assert [1, 1] == await swept(mesh)
 
 
 @pytest.mark.leaves_sequences
