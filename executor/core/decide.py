@@ -464,14 +464,14 @@ def sequence_vacated(state: OwnedSequences, event: InboxVacated) -> list[Executo
 
 
 def sequence_expired(state: OwnedSequences, event: InboxExpired) -> list[ExecutorAction]:
-    """The scheduler has ended an idle sequence."""
+    """The scheduler has ended an idle sequence. One that somebody wanted to end is not described: it did not expire."""
     owned = state.get(event.sequence, event.epoch)
     if owned is None:
         return []
     entries = owned.entries
     # Until its state has come, its slot holds another sequence's.
     is_here = owned.phase is OwnedPhase.READY
-    described = [Describe(owned, StepNumber(owned.next_step - 1))] if is_here else []
+    described = [Describe(owned, StepNumber(owned.next_step - 1))] if is_here and not event.ended else []
     return [*described, *drop(state, owned), Remove(entries)]
 
 

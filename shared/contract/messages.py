@@ -284,11 +284,15 @@ class InboxStep(msgspec.Struct, frozen=True):
 
 
 class InboxExpired(msgspec.Struct, frozen=True):
-    """Control message: the sequence of that epoch is over; the executor may drop its state."""
+    """Control message: the sequence of that epoch is over; the executor may drop its state.
+
+    ended  an operator or a client wanted that: it was not idle for too long
+    """
 
     entry: str
     sequence: SequenceId
     epoch: Epoch
+    ended: bool = False
 
 
 class InboxCancelled(msgspec.Struct, frozen=True):
@@ -344,7 +348,7 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
     sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
     match kind:
         case b"expired":
-            return InboxExpired(entry.decode(), sequence, epoch)
+            return InboxExpired(entry.decode(), sequence, epoch, fields.get(b"d") == b"1")
         case b"vacated":
             return InboxVacated(entry.decode(), sequence, epoch)
         case b"cancelled":

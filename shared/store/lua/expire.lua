@@ -36,7 +36,8 @@ local function expire(keys, sid)
     keys.owned, keys.feed = owned_by(got[2] or '', MODEL), FEED
     -- The record's owner is none. Or its set was removed, and has not been made again yet (sweep.lua).
     if redis.call('SISMEMBER', keys.owned, sid) == 0 then error(NOT_SOUND) end
-    redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
+    redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3],
+      'd', kind == 'x' and 0 or 1)
   end
   keys.deadlines = DEADLINES
   release(keys, sid, kind, got[3], got[6], ARGV[2])

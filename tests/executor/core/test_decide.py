@@ -448,6 +448,15 @@ class TestSlots:
         assert [] == owner.answered
         assert [1] == owner.run_all()
 
+    def test_one_that_was_ended_is_not_described_as_expired(self) -> None:
+        owner = Owner(Checkpoints(9))
+        owner.take(step(1, flags=START))
+        owner.run_all()
+
+        actions = owner.take(InboxExpired("9-9", SEQUENCE, Epoch(1), ended=True))
+
+        assert [Release(InstanceIndex(0), SEQUENCE, SlotIndex(0)), Remove(["1-1"])] == actions
+
     def test_one_that_expires_before_its_state_has_come_is_not_described(self) -> None:
         """Its slot holds what another sequence has left there."""
         owner = Owner()

@@ -1189,7 +1189,8 @@ class TestExpiry:
 
         assert await expire(mesh, step.sequence)
         assert not await expire(mesh, step.sequence)
-        assert [step.epoch] == [e.epoch for e in await inbox(mesh, ALICE) if isinstance(e, InboxExpired)]
+        expired = [(e.epoch, e.ended) for e in await inbox(mesh, ALICE) if isinstance(e, InboxExpired)]
+        assert [(step.epoch, False)] == expired
         refused = await mesh.submit(mesh.submission(7, ONE))
         assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
 
@@ -1864,7 +1865,9 @@ class TestEnd:
         await marker_is_gone(mesh)
         assert await is_due(mesh, within_ms=1_000)
         assert await expire(mesh, mesh.sequence(7))
-        assert [InboxExpired] == [type(entry) for entry in await inbox(mesh, ALICE)]
+        (over,) = await inbox(mesh, ALICE)
+        assert isinstance(over, InboxExpired)
+        assert over.ended
         assert {"st": "c", "cl": "1"}.items() <= (await mesh.record(7)).items()
         assert await end(mesh) is EndCode.NOTHING
 
