@@ -66,10 +66,14 @@ class Measures:
         self.trips.meter.counts[f"{OVER_QUOTA}{tenant}"] += 1
 
     def of(self, record: ModelRecord, version: str) -> LoadMeasures:
-        """Those of the load that is served. What is left of the load before it is dropped, as its counts are."""
+        """Those of the load that is served. What is left of the load before it is dropped, as its counts are; also that
+        of versions that the model has no more.
+        """
         model = record.config.name
         found = self._loads.get((model, version))
         if found is None or found.load.generation != record.generation:
+            for gone in [each for each in self._loads if each[0] == model and each[1] not in record.versions]:
+                del self._loads[gone]
             found = self._loads[model, version] = LoadMeasures(ModelLoad(model, version, record.generation))
         return found
 

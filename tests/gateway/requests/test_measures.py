@@ -23,3 +23,18 @@ def test_counts_are_kept_until_another_load_is_served() -> None:
 
     _, (_, meter) = measures.meters()
     assert not meter.counts
+
+
+def test_versions_that_a_model_has_no_more_are_forgotten() -> None:
+    """A model that gets a new version every hour would fill a gateway that runs for years."""
+    measures, record = Measures(MetricsConfig()), ModelRecord(running_sum("m"), "{}", ("1", "2"))
+    other = measures.of(ModelRecord(running_sum("n"), "{}", ("1",)), "1")
+    for version in record.versions:
+        measures.of(record, version)
+    new = msgspec.structs.replace(record, versions=("2", "3"), generation="2")
+    kept = [measures.of(new, version) for version in new.versions]
+
+    _, *loads = measures.meters()
+    assert sorted((each.load.model, each.load.version) for each in (other, *kept)) == sorted(
+        (load.model, load.version) for load, _ in loads
+    )
