@@ -109,6 +109,7 @@ class Registration:
             connections.scripts, connections.commands, connections.keys, self.executor, tombstone_ms
         )
         self._inbox = Inbox(connections, self.executor)
+        self.registered = asyncio.Event()
         self.serving = Serving(
             self.executor,
             connections,
@@ -117,6 +118,7 @@ class Registration:
             tracing,
             repository,
             changed,
+            self.registered,
             tombstone_ms=tombstone_ms,
             calls=calls,
         )
@@ -134,7 +136,6 @@ class Registration:
         self._retired = asyncio.Event()
         # Of the registration before this one nothing runs any more.
         self._retired.set()
-        self.registered = asyncio.Event()
 
     async def run(self, applied: Callable[[], Applied] | None = None) -> None:
         """Registers and serves until cancelled, or until this registration is over.

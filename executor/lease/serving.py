@@ -57,7 +57,6 @@ from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
 from shared.store.homes import grouped, together
 from shared.store.intervals import at_intervals
-from shared.store.membership import Member
 from shared.traces.tracing import Tracing
 
 LINGER_S = 1.0
@@ -103,12 +102,14 @@ class Serving:
         tracing: Tracing,
         repository: ModelRepository,
         changed: asyncio.Event,
+        registered: asyncio.Event,
         *,
         tombstone_ms: int,
         calls: Callable[[], Collection[tuple[str, str]]],
     ) -> None:
-        """calls: which model has called which"""
+        """registered: set when the lease has begun. calls: which model has called which"""
         self._executor = executor
+        self._registered = registered
         self._calls = calls
         self._tombstone_ms = tombstone_ms
         self._connections = connections
@@ -321,6 +322,9 @@ class Serving:
         return AnswerWriter(connections.scripts, connections.links, self._keys, self._executor, model)
 
     async def _run(self, model: Model) -> None:
+        if isinstance(model, WorkModel):
+            # Whoever holds requests without a lease counts as dead.
+            await self._registered.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(model.run(), name=f"{model.model} instances")
             if isinstance(model, SequenceModel):
@@ -449,25 +453,26 @@ class Serving:
 
     async def _claim_work(self) -> None:
         """Takes back stateless requests that executors without a lease hold."""
-        members = await self._connections.membership.members()
-        alive = {member.registration.executor for member in members if member.alive}
         works = [model for model in self._models.values() if isinstance(model, WorkModel)]
         groups = grouped(self._connections.commands, works, lambda model: model.queue.takers)
-        claims = [self._claim_from_dead(group, alive) for group in groups]
-        await together([*claims, self._refuse_unloaded(members)])
+        await together([*map(self._claim_from_dead, groups), self._refuse_unloaded()])
 
-    async def _claim_from_dead(self, works: Sequence[WorkModel], alive: AbstractSet[ExecutorId]) -> None:
+    async def _claim_from_dead(self, works: Sequence[WorkModel]) -> None:
         takers = await takers_of(self._connections.links, [model.queue for model in works])
+        # Read behind the takers: each of them had a lease when it took, and no executor gets a second one.
+        members = await self._connections.membership.members()
+        alive = {member.registration.executor for member in members if member.alive}
         for model, executors in zip(works, takers, strict=True):
             await model.claim_from(executors - alive)
 
-    async def _refuse_unloaded(self, members: Sequence[Member]) -> None:
+    async def _refuse_unloaded(self) -> None:
         """Answers stateless requests to versions that no executor serves any more, from gateways that had not heard of
         it.
 
         An executor that served the version can tell so at once, and for the requests of every gateway, dead ones
         included. A gateway can only conclude it from a long absence (`gateway.requests.unserved`).
         """
+        members = await self._connections.membership.members()
         living = [member.registration for member in members if member.alive]
         served = {(one.model, one.version) for registration in living for one in registration.models}
         alive = {registration.executor for registration in living}

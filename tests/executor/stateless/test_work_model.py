@@ -27,6 +27,7 @@ from shared.store.commands import Redis
 from shared.store.homes import MESH_TAG, tag_of
 from shared.store.keyspace import Keyspace, WorkKeys
 from shared.store.link import Link, SharedLinks
+from shared.store.membership import Membership
 from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.work_scripts import WorkItem, WorkScripts
@@ -518,6 +519,53 @@ class TestExecutors:
         assert "INTERNAL" == refused.error_code
         assert "request to model 'work' was given up: 3 executors were lost while they ran it" == refused.error
         assert LOST_EXECUTORS_MAX == gate.batches.count([1])
+
+    async def test_what_a_new_executor_holds_stays_with_it_though_another_looks_for_dead_ones_meanwhile(
+        self, callers: Callers, executor: Life, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process that was frozen while it looked put the work of the living back, as if they were lost."""
+        looks, freed = list[SharedLinks](), asyncio.Event()
+
+        async def frozen(links: SharedLinks, queues: Sequence[WorkKeys]) -> list[set[ExecutorId]]:
+            looks.append(links)
+            await freed.wait()
+            return await takers_of(links, queues)
+
+        gate.hold(1, 2)
+        async with executor("a") as a:
+            await callers.send(1)
+            await until(lambda: gate.began(1), "a has taken it")
+            monkeypatch.setattr(serving, "takers_of", frozen)
+            await until(lambda: bool(looks), "a looks for dead executors")
+            await callers.send(2)
+            async with executor("b") as b:
+                await until(lambda: gate.began(2), "b has taken the other one")
+                freed.set()
+                links = a.registration._connections.links
+                await until(lambda: looks.count(links) > 1, "a has acted on what it saw")
+
+                assert {a.executor, b.executor} == await callers.holders()
+                gate.release()
+                assert [2, 4] == await callers.doubles(1, 2)
+        assert [[1], [2]] == gate.batches
+
+    async def test_an_executor_takes_nothing_before_it_has_its_lease(
+        self, callers: Callers, executor: Life, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others would put back what it holds."""
+        register, before = Membership.register, list[int]()
+
+        async def slowly(*arguments: Any, **named: Any) -> None:
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            before.append(len(gate.batches))
+            await register(*arguments, **named)
+
+        monkeypatch.setattr(Membership, "register", slowly)
+        await callers.send(1)
+        async with executor("a"):
+            assert [2] == await callers.doubles(1)
+        assert [0] == before
 
     async def test_an_executor_whose_work_was_given_away_answers_nothing(
         self, callers: Callers, executor: Life, gate: Gate
