@@ -439,6 +439,11 @@ class LoadRequest:
     state_value_bytes_max: int = VALUE_BYTES_MAX
     code: Path | None = None
 
+    @property
+    def waiting_instance(self) -> str:
+        """The instance among all that wait for calls: versions of a model name their instances alike."""
+        return f"{self.instance_name} of version {self.version}"
+
 
 class Backend(Protocol):
     """A kind of model file. `name` is what `backend:` names in a configuration."""

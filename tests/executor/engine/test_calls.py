@@ -525,6 +525,20 @@ def test_an_instance_that_asks_for_a_model_is_not_hung_and_waits_for_none(worksh
     assert not calls.waits()
 
 
+def test_instances_of_two_versions_that_wait_are_told_apart(workshop: Workshop, door: Door) -> None:
+    """Else a model with two versions never seems to wait with all of its instances, and no deadlock of it is found."""
+    workshop.python("caller", model("call().exec()"))
+    engine = workshop.load(config())
+    door.open.clear()
+    running = threading.Thread(target=run, args=(engine, row(1)))
+    running.start()
+    _await(lambda: len(calls.waits()) == 1)
+
+    assert ["caller_0_0 of version 1"] == [wait.instance for wait in calls.waits()]
+    door.open.set()
+    running.join(20)
+
+
 def test_a_model_hears_why_it_cannot_be_told(workshop: Workshop, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     told: Future[CallAnswer] = Future()
     told.set_result(CallAnswer(error_code="UNAVAILABLE", error="no gateway"))
