@@ -126,7 +126,8 @@ class EffectPerformer:
             elif kind is MoveOut:
                 events += await self._move_out(cast("list[MoveOut]", together))
             else:
-                for action in together:
+                # A rebuild wants the same `Reclaim` of every sequence that it finds where none may be.
+                for action in dict.fromkeys(together) if kind is Reclaim else together:
                     events += await self._perform_one(action)
         return events
 

@@ -219,6 +219,27 @@ async def test_all_of_a_version_are_taken_though_a_call_looks_at_some_of_the_seq
 
 
 @pytest.mark.leaves_sequences
+async def test_what_is_wanted_once_for_each_sequence_that_was_found_is_done_once(stage: Stage) -> None:
+    """Else a leader that begins with tens of thousands of them would not come to an end."""
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(7, start=True)
+        await stage.live(7)
+    calls = 0
+
+    async def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    async with performer(stage, before=count) as leader:
+        await leader.perform([Reclaim(e1, "rebuild", only=("1",))] * 9)
+
+    # The sequence is taken, and the inbox drained.
+    assert 2 == calls
+    assert "m" == (await stage.record(7))["st"]
+
+
+@pytest.mark.leaves_sequences
 async def test_the_first_part_of_a_takeover_has_the_sequences_that_somebody_waits_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
