@@ -92,7 +92,7 @@ def test_a_search_that_is_terminated_leaves_neither_files_nor_processes(tmp_path
     ) as running:
         assert running.stdout is not None
         while not list(temporary.glob("*/**/mesh.json")):
-            assert running.poll() is None
+            assert running.poll() is None, running.stdout.read()
             time.sleep(0.05)
         started = psutil.Process(running.pid).children(recursive=True)
         running.terminate()
