@@ -141,11 +141,17 @@ def socket_path(data_dir: Path, name: str = SOCKET_NAME) -> Generator[Path]:
     """The path of a socket: in the data directory, or, if that path is too long for the kernel, in a temporary
     directory that is removed after the block. name: by default that of the server's socket"""
     path = data_dir.resolve() / name
-    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+    if is_short(path):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="seqmesh-") as private:
+    # Where temporary files go may be too long itself.
+    is_usual = is_short(Path(tempfile.gettempdir()) / "seqmesh-12345678" / name)
+    with tempfile.TemporaryDirectory(prefix="seqmesh-", dir=None if is_usual else "/tmp") as private:  # noqa: S108
         yield Path(private) / name
+
+
+def is_short(path: Path) -> bool:
+    return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
 
 
 @contextmanager

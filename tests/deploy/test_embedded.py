@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator
@@ -128,7 +129,13 @@ def fake_server(directory: Path, name: str, version: str) -> Path:
     return directory
 
 
-def test_a_socket_lies_with_the_data_or_where_the_path_is_too_long_in_a_directory_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temporary", ["t", "t" * 100])
+def test_a_socket_lies_with_the_data_or_where_the_path_is_too_long_in_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: str
+) -> None:
+    (tmp_path / temporary).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / temporary))
+
     with socket_path(Path("/tmp/mesh")) as near:
         assert Path("/tmp/mesh").resolve() / "redis.sock" == near
 
