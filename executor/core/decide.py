@@ -374,18 +374,16 @@ def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | N
     """Concludes a step that ran, or that the model could not take (row: None).
 
     A step that was committed before, and ran again for its state alone, is not answered. If it fails now, later steps
-    would build on another state than their caller knows: the state is lost. Nor is the state of any use
-    where a step fails of a sequence that follows another, as the other one has done it (`commit.lua::commit` agrees).
+    would build on another state than their caller knows: the state is lost. Nor is it of any use where a step fails of
+    a sequence that follows another, as the other one has done the step (`commit.lua::commit` agrees).
     """
     owned, queued = member.owned, member.queued
     is_replay, step = owned.replays, queued.step
     conclude(state, owned)
     if end is RowEnd.LOST or (is_replay and end is not RowEnd.DONE):
         owned.void = VoidCause.LOST
-    elif end is not RowEnd.DONE and (step.flags & START or follows_another(step.sequence)):
-        owned.void = VoidCause.FAILED
-    elif step.flags & START:
-        owned.void = None
+    elif step.flags & START or (end is not RowEnd.DONE and follows_another(step.sequence)):
+        owned.void = None if end is RowEnd.DONE else VoidCause.FAILED
     if is_replay:
         return []
     if end is RowEnd.DONE:
