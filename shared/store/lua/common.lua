@@ -141,12 +141,14 @@ end
 -- `unpack` of Lua 5.1 fails with more than about 8000 values.
 local PIECE = 1000
 
--- Iterates over a list in pieces that `unpack` takes. PIECE is even, so the two values of a pair stay together.
-local function pieces(list)
-  local from = 1 - PIECE
+-- Iterates over a list, or a part of it, in pieces that `unpack` takes. PIECE is even, so the two values of a pair stay
+-- together.
+local function pieces(list, first, last)
+  local from = (first or 1) - PIECE
+  last = last or #list
   return function()
     from = from + PIECE
-    if from <= #list then return list, from, math.min(from + PIECE - 1, #list) end
+    if from <= last then return list, from, math.min(from + PIECE - 1, last) end
   end
 end
 

@@ -21,9 +21,7 @@ if redis.call('ZCARD', deadlines) >= tonumber(ARGV[3]) then return -1 end
 
 redis.call('DEL', keys.record, keys.checkpoint, journal_of(sid))
 -- In pieces: of a decoupled model it may hold thousands of answers.
-for from = 8, 7 + fields, PIECE do
-  redis.call('HSET', keys.record, unpack(ARGV, from, math.min(from + PIECE - 1, 7 + fields)))
-end
+for values, from, to in pieces(ARGV, 8, 7 + fields) do redis.call('HSET', keys.record, unpack(values, from, to)) end
 local tenant = tenant_of(keys.record)
 if tenant ~= '' then redis.call('SADD', sequences_of(tenant), sid) end
 local entry = line_up(sid, 'm', version, '0', tenant)
@@ -37,12 +35,11 @@ else
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', BASE .. 'epoch'))
 end
 local journal, journal_end = 9 + fields, 8 + fields + tonumber(ARGV[8 + fields])
-for from = journal, journal_end, PIECE do
-  redis.call('HSET', journal_of(sid), 'run', entry .. '.' .. ARGV[6],
-    unpack(ARGV, from, math.min(from + PIECE - 1, journal_end)))
+for values, from, to in pieces(ARGV, journal, journal_end) do
+  redis.call('HSET', journal_of(sid), 'run', entry .. '.' .. ARGV[6], unpack(values, from, to))
 end
-for from = journal_end + 1, #ARGV, PIECE do
-  redis.call('HSET', keys.checkpoint, 'n', last, unpack(ARGV, from, math.min(from + PIECE - 1, #ARGV)))
+for values, from, to in pieces(ARGV, journal_end + 1) do
+  redis.call('HSET', keys.checkpoint, 'n', last, unpack(values, from, to))
 end
 count_line(BASE .. 'line:' .. model, 'begun:' .. version, 1)
 redis.call('SET', keys.idle, '1', 'PX', idle_ms)
