@@ -459,6 +459,8 @@ class Serving:
 
     async def _claim_from_dead(self, works: Sequence[WorkModel]) -> None:
         takers = await takers_of(self._connections.links, [model.queue for model in works])
+        if not any(takers):
+            return
         # Read behind the takers: each of them had a lease when it took, and no executor gets a second one.
         members = await self._connections.membership.members()
         alive = {member.registration.executor for member in members if member.alive}
@@ -472,12 +474,14 @@ class Serving:
         An executor that served the version can tell so at once, and for the requests of every gateway, dead ones
         included. A gateway can only conclude it from a long absence (`gateway.requests.unserved`).
         """
+        since_s = time.monotonic() - REFUSE_S
+        self._unloaded = {place: one for place, one in self._unloaded.items() if one[1] > since_s}
+        if not self._unloaded:
+            return
         members = await self._connections.membership.members()
         living = [member.registration for member in members if member.alive]
         served = {(one.model, one.version) for registration in living for one in registration.models}
         alive = {registration.executor for registration in living}
-        since_s = time.monotonic() - REFUSE_S
-        self._unloaded = {place: one for place, one in self._unloaded.items() if one[1] > since_s}
         loads = [load for place, (load, _) in self._unloaded.items() if place not in served]
         await together([self._refuse(load, {model for model, _ in served}, alive) for load in loads])
 
