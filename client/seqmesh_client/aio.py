@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Sequence
@@ -116,8 +117,8 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def caller(self) -> object:
-        return super().caller(), asyncio.get_running_loop()
+    def caller(self) -> tuple[int, object]:
+        return os.getpid(), asyncio.get_running_loop()
 
     def _stub(self, gateway: int) -> Any:
         return self.stub(gateway, grpc.aio.insecure_channel, grpc.aio.secure_channel)

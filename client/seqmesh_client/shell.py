@@ -82,12 +82,11 @@ class GatewayChannels(Generic[ChannelT]):
         self.channels: dict[int, ChannelT] = {}
         self.is_closed = False
         self._credentials = credentials
-        self._home: object = None
-        self._process = 0
+        self._home: tuple[int, object] | None = None
 
-    def caller(self) -> object:
-        """Who calls now: gRPC's connections serve nobody else."""
-        return os.getpid()
+    def caller(self) -> tuple[int, object]:
+        """Who calls now, by process and event loop: gRPC's connections serve nobody else."""
+        return os.getpid(), None
 
     def check_caller(self) -> None:
         """Raises RuntimeError in a forked process, or in another event loop: gRPC would be silent there, or obscure."""
@@ -95,13 +94,12 @@ class GatewayChannels(Generic[ChannelT]):
         self._home = self._home or caller
         if caller != self._home:
             raise RuntimeError(ELSEWHERE)
-        self._process = os.getpid()
 
     def is_forked(self) -> bool:
         """Whether this process is a fork of the one whose connections these are. That one goes on with its sequences,
         and gRPC would wait here for ever for a thread that it has there.
         """
-        return self._process not in (0, os.getpid())
+        return self._home is not None and self._home[0] != os.getpid()
 
     def stub(self, gateway: int, insecure: Callable[..., ChannelT], secure: Callable[..., ChannelT]) -> Any:
         """The calls of a gateway. Opens its channel at the first time. Raises RuntimeError if the client was closed."""
