@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.core.actions import Commit, HowAnswered, RunBatch
+from executor.core.actions import BatchMember, Commit, HowAnswered, RunBatch
 from executor.core.events import BatchDone, OwnershipOver, RowEnd, StepEnded, StepsFinal
 from executor.core.recovery import Log
 from executor.core.state import Checkpoint, OwnedPhase
@@ -19,6 +19,15 @@ def started(owner: Owner, steps: int = 2) -> RunBatch:
     batch = owner.begin()
     assert batch is not None
     return batch
+
+
+def left_open(owner: Owner) -> BatchMember:
+    """The first of two steps: its batch has ended and left it open."""
+    batch = started(owner)
+    (member,) = batch.members
+    assert member is not None
+    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    return member
 
 
 def test_a_step_stays_open_until_its_last_answer() -> None:
@@ -38,10 +47,7 @@ def test_a_step_stays_open_until_its_last_answer() -> None:
 
 def test_the_next_step_begins_when_the_one_before_is_final() -> None:
     owner = Owner()
-    batch = started(owner)
-    (member,) = batch.members
-    assert member is not None
-    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    member = left_open(owner)
     owner.take(StepEnded(member, RowEnd.DONE))
 
     assert owner.begin() is None
@@ -55,10 +61,7 @@ def test_the_next_step_begins_when_the_one_before_is_final() -> None:
 def test_while_a_step_waits_for_the_commit_of_the_one_before_there_is_more_to_do() -> None:
     """A load that is replaced would else end with steps that it has accepted."""
     owner = Owner()
-    batch = started(owner)
-    (member,) = batch.members
-    assert member is not None
-    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    member = left_open(owner)
     owner.take(StepEnded(member, RowEnd.DONE))
 
     assert owner.state.is_busy
@@ -69,10 +72,7 @@ def test_while_a_step_waits_for_the_commit_of_the_one_before_there_is_more_to_do
 
 def test_the_end_of_a_step_whose_sequence_was_dropped_changes_nothing() -> None:
     owner = Owner()
-    batch = started(owner)
-    (member,) = batch.members
-    assert member is not None
-    owner.take(BatchDone(batch, [RowEnd.OPEN]))
+    member = left_open(owner)
     owner.take(OwnershipOver(SEQUENCE, Epoch(1)))
 
     assert [] == owner.take(StepEnded(member, RowEnd.DONE))
