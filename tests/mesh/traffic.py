@@ -229,6 +229,7 @@ class Traffic:
     wrong: list[str] = field(default_factory=list[str])
     interruptions: Counter[str] = field(default_factory=Counter[str])
     open: set[Step] = field(default_factory=set[Step])
+    begun: set[Plan] = field(default_factory=set[Plan])
 
     @property
     def total(self) -> int:
@@ -260,6 +261,10 @@ class Traffic:
         target = min(self.total, int(self.total * share))
         await eventually(lambda: self.answered >= target, f"{target} of {self.total} steps are answered")
 
+    async def all_begun(self) -> None:
+        """Returns when the first step of every sequence has been answered: each has a slot."""
+        await eventually(lambda: len(self.begun) == len(self.plans), "every sequence has begun")
+
     async def settled(self) -> None:
         """Returns when every step that is open now has been answered."""
         now_open = set(self.open)
@@ -275,6 +280,7 @@ class Traffic:
             self.open.remove(step)
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             self.answered += 1
+            self.begun.add(plan)
             if answer != expected:
                 again = " (sent again meanwhile)" if self.repeated > repeated else ""
                 self.wrong.append(f"{self.model}: {step} of {plan.values}: expected {expected}, got {answer}{again}")
