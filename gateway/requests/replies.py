@@ -167,7 +167,7 @@ class Replies:
                     failures = 0
                     for _ in range(TURNS_TO_CALLERS):
                         await asyncio.sleep(0)
-                except CONNECTION_LOST as lost:
+                except LOST_OR_REFUSED as lost:
                     failures += 1
                     if failures == 1:
                         logs.warning("reply stream lost, reconnecting", error=str(lost))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from redis.exceptions import NoPermissionError
 
 from gateway.ports.turns import LoopTurns
 from gateway.requests.replies import DELIVERED_AT_ONCE, ENTRY_BYTES, Replies
@@ -15,7 +16,9 @@ from shared.contract.ids import GatewayId, ShardId
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
+from shared.store.redis_client import connect
 from shared.store.server_run import ServerRun
+from tests.embedded_redis import EmbeddedRedis
 
 MANY = 20 * DELIVERED_AT_ONCE
 SOON_S = 60.0
@@ -49,6 +52,43 @@ async def test_thousands_of_replies_in_one_entry_are_handed_out_in_their_order_a
     assert list(map(str, range(MANY))) == handed
     # Two turns, one after the other, may be counted as one.
     assert 2 * DELIVERED_AT_ONCE >= max(in_turn.values())
+
+
+async def test_replies_come_again_when_what_redis_has_refused_for_a_while_is_allowed(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator changes what the user of the gateways may do: none of them ends for that."""
+    monkeypatch.setattr("gateway.requests.replies.READ_BLOCK_MS", 10)
+    keys, gateway, redis = Keyspace("p"), GatewayId("g"), connect(private_server.url)
+    server, refused, exchange = cast("Any", redis), asyncio.Event(), Link.exchange
+
+    async def noted(self: Link, commands: Sequence[Sequence[Any]], **given: Any) -> Any:
+        outcomes = await exchange(self, commands, **given)
+        if isinstance(outcomes[-1], NoPermissionError):
+            refused.set()
+        return outcomes
+
+    monkeypatch.setattr(Link, "exchange", noted)
+    replies, handed = Replies(redis, keys, gateway), asyncio.Queue[str]()
+
+    def handed_out(token: str, *_: object) -> None:
+        handed.put_nowait(token)
+
+    monkeypatch.setattr(replies, "deliver", handed_out)
+    await replies.open(ServerRun())
+    reading, told = asyncio.create_task(replies.run()), asyncio.create_task(handed.get())
+    async with asyncio.timeout(SOON_S):
+        await server.execute_command("ACL", "SETUSER", "default", "-xread")
+        await refused.wait()
+        await server.execute_command("ACL", "SETUSER", "default", "+xread")
+        await server.xadd(keys.replies(ShardId(0), gateway), {"token": ""})
+        await asyncio.wait([reading, told], return_when=asyncio.FIRST_COMPLETED)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await redis.aclose()
+
+    assert told.done()
+    assert told.result() == "token"
 
 
 @pytest.fixture
