@@ -137,7 +137,7 @@ def _step(
         if not batching.implicit_start or call.start or call.end:
             raise _nameless(config)
         correlation_id = made = make_session()
-    _check_id(call, config, correlation_id)
+    check_id(call, config, correlation_id)
     continues = call.expected_step is not None and call.expected_step > 1
     if continues and (call.start or made is not None):
         raise RequestError(
@@ -197,7 +197,7 @@ def admit_end(call: InferCall, record: ModelRecord, version: str, *, arrived_ns:
     correlation_id = named_sequence(call, config)
     if not correlation_id:
         raise _nameless(config)
-    _check_id(call, config, correlation_id)
+    check_id(call, config, correlation_id)
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),
@@ -248,8 +248,11 @@ def wants_integer_id(config: ModelConfig) -> bool:
     return control is not None and control.datatype != "BYTES"
 
 
-def _check_id(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> None:
-    """The id may be carried, and has the type that the model's CORRID control needs; without one any type will do."""
+def check_id(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> None:
+    """The id may be carried, and has the type that the model's CORRID control needs; without one any type will do.
+
+    Raises RequestError.
+    """
     check_correlation_id(correlation_id)
     assert config.sequence_batching is not None
     control = config.sequence_batching.correlation_id

@@ -13,12 +13,12 @@ import msgspec
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.models.versions import check_version_text
-from gateway.requests.admission import named_sequence, wants_integer_id
+from gateway.requests.admission import check_id, named_sequence, wants_integer_id
 from gateway.requests.caller import Caller
 from gateway.requests.ensembles.in_order import RunAnswer
 from gateway.requests.ensembles.lines import LinePlace, StepLines
 from gateway.requests.ensembles.plan import EnsemblePlan, plan_of
-from gateway.requests.ensembles.progress import HeldTensor
+from gateway.requests.ensembles.progress import HeldTensor, within_ensembles
 from gateway.requests.ensembles.runs import EnsembleServices, RequestContext, StageRun, WaitingBytes
 from gateway.requests.forms import check_form
 from gateway.requests.infer_call import InferCall
@@ -26,7 +26,7 @@ from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, end_span
-from shared.contract.errors import MeshError
+from shared.contract.errors import MeshError, RequestError
 from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.parameters import Parameter
@@ -146,18 +146,24 @@ class EnsembleRequest(OpenRequest):
 
     def _sequence(self) -> tuple[CorrelationId, int | str | None]:
         """The correlation id of the request's sequences, and the same if it is made here because the client named none
-        (see `admission`).
+        (see `admission`). Raises RequestError for an id that a state does not take: no state has done anything yet.
         """
         if self._plan.anchor is None:
             return self._call.correlation_id, None
-        configs = [self._plan.steps[index].config for index in self._plan.stateful]
+        steps = [self._plan.steps[index] for index in self._plan.stateful]
+        configs = [step.config for step in steps]
         # All states have the same id, so one that needs an integer decides for all.
         decides = next(filter(wants_integer_id, configs), configs[0])
         named, anchor = named_sequence(self._call, decides), configs[0].sequence_batching
-        if named or anchor is None or not anchor.implicit_start:
-            return named, None
-        made = new_session(decides)
-        return made, made
+        made = new_session(decides) if not named and anchor is not None and anchor.implicit_start else None
+        correlation_id = named if made is None else made
+        if correlation_id:
+            for step in steps:
+                try:
+                    check_id(self._call, step.config, correlation_id)
+                except RequestError as error:
+                    raise within_ensembles(step, error) from None
+        return correlation_id, made
 
     # -- answers ----------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
-from shared.contract.errors import MeshError, ModelError, Reason, SequenceError
-from shared.contract.ids import sequence_id
+from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
+from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import ControlKind, ControlSpec
 from shared.contract.tensors import Tensor
@@ -257,6 +257,37 @@ async def test_states_have_an_integer_id_where_one_behind_the_first_needs_it(
     assert ["state", "numbered"] == [each.message.model for each in sent]
     assert (known_as or {int(told or "")}) == ids
     assert IMPLICIT & sent[0].flags
+
+
+@pytest.mark.parametrize(
+    ("needed", "refused", "taken"), [("UINT64", "ada", 7), ("BYTES", 7, "ada")], ids=["integer", "text"]
+)
+async def test_an_id_that_a_later_state_does_not_take_is_refused_before_any_state_has_done_the_step(
+    monkeypatch: pytest.MonkeyPatch, needed: str, refused: CorrelationId, taken: CorrelationId
+) -> None:
+    """Else the first state would have done it alone, and the sequence would be over."""
+    needs = msgspec.structs.replace(STATEFUL, controls=(ControlSpec("ID", ControlKind.CORRID, needed),))
+    config = msgspec.structs.replace(MODELS["state"].config, name="needs", sequence_batching=needs)
+    monkeypatch.setitem(MODELS, "needs", ModelRecord(config, "{}", ("1",)))
+    sent: list[InferCall] = []
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        sent.append(call)
+        return cast(Any, SimpleNamespace(call=call, future=caller.future))
+
+    ensembles, of = ensembles_of(send), model("e", steps=(step("state", "I", "a"), step("needs", "a", "O")))
+
+    def begin(correlation_id: CorrelationId) -> None:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = msgspec.structs.replace(begun(), correlation_id=correlation_id)
+        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+
+    with pytest.raises(RequestError, match=f"in ensemble 'e'.*model 'needs' expects '{needed}'"):
+        begin(refused)
+    assert ([], 0) == (sent, len(ensembles.lines))
+
+    begin(taken)
+    assert [("state", taken)] == [(call.model, call.correlation_id) for call in sent]
 
 
 async def test_a_requested_version_is_read_as_a_number() -> None:
