@@ -13,6 +13,7 @@ import time
 from functools import partial
 from typing import Any
 
+from gateway.bounds.fair_lock import FairLock
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.codec import encode_answer, is_bulky
@@ -88,6 +89,8 @@ class InferenceServicer(_base):
         self._compression = COMPRESSION[settings.grpc_infer_response_compression_level]
         self.intake = Intake(inference.budget, memory, message_bytes_max=settings.grpc_max_input_size)
         self.unread = unread
+        self._encoding = FairLock()
+        """Held while a bulky answer is encoded in a thread: one goes at a time, also of clients that have left."""
         self._streams: set[InferStream] = set()
         self._leaving = False
         self._refuses = False
@@ -127,7 +130,7 @@ class InferenceServicer(_base):
         if answer.session_id is not None:
             rpc.trailing = ((SESSION_KEY, answer.session_id),)
         if forms and is_bulky(answer, forms):
-            response = await asyncio.to_thread(encode_answer, answer, forms)
+            response = await self._encoding.in_thread(rpc.client, encode_answer, answer, forms)
         else:
             response = encode_answer(answer, forms)
         rpc.compress(self._compression)
@@ -152,6 +155,7 @@ class InferenceServicer(_base):
             self._decoder(rpc, metadata, Endpoint.MODEL_STREAM_INFER),
             unread=self.unread,
             cut=rpc.cut,
+            in_thread=partial(self._encoding.in_thread, rpc.client),
             outstanding_max=self._outstanding_max,
         )
         self._streams.add(stream)

@@ -33,7 +33,7 @@ import msgspec
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, encode_stream_answer, encode_stream_error, is_bulky
-from gateway.grpc.decoding import Decode
+from gateway.grpc.decoding import Decode, InThread
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
@@ -99,6 +99,7 @@ class InferStream:
     decode  makes the call of a request, and the forms that its client wants (`gateway.grpc.decoding`)
     unread  counts the answers until they are written
     cut     closes the stream's connection
+    in_thread  calls a function in a thread, when it is the client's turn
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class InferStream:
         *,
         unread: UnreadAnswers,
         cut: Callable[[], None],
+        in_thread: InThread,
         outstanding_max: int,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
     ) -> None:
@@ -118,6 +120,7 @@ class InferStream:
         self._read = read
         self._unread = unread
         self._cut = cut
+        self._in_thread = in_thread
         self._submit = submit
         self._metadata = metadata
         self._decode = decode
@@ -360,7 +363,7 @@ class InferStream:
             try:
                 answer = error if isinstance(error, Answer) else error.result()
                 if request.forms and is_bulky(answer, request.forms):
-                    return await asyncio.to_thread(stream_message, answer, request.forms)
+                    return await self._in_thread(stream_message, answer, request.forms)
                 return stream_message(answer, request.forms)
             except MeshError as failure:
                 error = failure.released()

@@ -17,6 +17,7 @@ from tritonclient import grpc as triton_grpc
 from tritonclient.grpc import aio as triton_grpc_aio
 from tritonclient.utils import InferenceServerException
 
+from gateway.grpc import codec
 from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer
 from gateway.grpc.servicer import InferenceServicer
@@ -26,6 +27,7 @@ from gateway.requests.status import GRPC_STATUS
 from shared.contract.errors import Code, MeshError, ModelError, Reason, SequenceError, UnavailableError
 from shared.contract.messages import ModelRecord
 from shared.contract.tensors import Tensor
+from tests.gateway.one_at_a_time import one_at_a_time
 
 # The clients have no types.
 triton: Any = triton_grpc
@@ -109,6 +111,35 @@ async def test_what_takes_long_to_classify_is_classified_beside_the_loop(
             assert result.as_numpy("OUTPUT0").tolist() == streamed.as_numpy("OUTPUT0").tolist()
 
     assert [is_beside] * 2 == [thread != threading.get_ident() for thread in threads]
+
+
+async def test_answers_are_classified_one_at_a_time_also_those_of_clients_that_have_left(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further thread would only keep the event loop waiting, and nothing ends one whose client has left."""
+    outputs = [triton.InferRequestedOutput("OUTPUT0", class_count=2048)]
+    inputs = [tensor([[0.5] * 2048], "FP32")]
+    with one_at_a_time(monkeypatch, codec, "classified") as threads:
+        async with triton_aio.InferenceServerClient(address) as client:
+
+            async def requests() -> AsyncIterator[dict[str, Any]]:
+                yield {"model_name": "sum", "inputs": inputs, "outputs": outputs}
+
+            async def streamed() -> list[Any]:
+                return [error async for _, error in client.stream_infer(requests())]
+
+            leaving = [asyncio.create_task(client.infer("sum", inputs, outputs=outputs)) for _ in range(4)]
+            async with asyncio.timeout(30):
+                while not threads:
+                    await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+            staying = [client.infer("sum", inputs, outputs=outputs) for _ in range(4)]
+            _, *errors = await asyncio.gather(asyncio.gather(*staying), streamed(), streamed())
+            await asyncio.wait(leaving)
+
+    assert [[None], [None]] == errors
+    assert 6 < len(threads)
 
 
 async def test_tritonclient_infers_with_callbacks(address: str) -> None:

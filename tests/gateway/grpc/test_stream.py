@@ -460,6 +460,7 @@ def stream_of(
         decode,
         unread=unread,
         cut=lambda: None,
+        in_thread=asyncio.to_thread,
         outstanding_max=100,
         outstanding_bytes_max=outstanding_bytes_max,
     )
