@@ -48,7 +48,8 @@ class Ensembles:
         self.unread = unread
         self.measures = measures
         self.lines = StepLines()
-        self._plans: dict[tuple[str, str], tuple[object, EnsemblePlan]] = {}
+        self._plans: dict[tuple[str, str], EnsemblePlan] = {}
+        self._planned_for = catalog.offer
 
     def begin(
         self, call: InferCall, caller: Caller, record: ModelRecord, version: str, connection: ConnectionSequences
@@ -67,12 +68,13 @@ class Ensembles:
         return request
 
     def _plan(self, record: ModelRecord, version: str) -> EnsemblePlan:
-        """The plan, made anew when any model has changed."""
-        name, offer = (record.config.name, version), self._catalog.offer
-        known = self._plans.get(name)
-        if known is None or known[0] is not offer:
-            known = self._plans[name] = offer, plan_of(record, version, self._catalog.find)
-        return known[1]
+        """The plan. When any model has changed, all are made anew."""
+        if self._planned_for is not self._catalog.offer:
+            self._planned_for, self._plans = self._catalog.offer, {}
+        name = record.config.name, version
+        if name not in self._plans:
+            self._plans[name] = plan_of(record, version, self._catalog.find)
+        return self._plans[name]
 
 
 class EnsembleRequest(OpenRequest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -56,11 +57,17 @@ def not_counted(*_: object) -> None:
 
 
 def ensembles_of(
-    send: SendRequest, sink: SpanSink | None = None, measures: Measures | None = None, count: Any = not_counted
+    send: SendRequest,
+    sink: SpanSink | None = None,
+    measures: Measures | None = None,
+    *,
+    count: Any = not_counted,
+    end: Any = not_counted,
+    catalog: Any = None,
 ) -> Ensembles:
-    """Ensembles whose steps go to `send`, and what is counted of their requests to `count`."""
-    catalog = cast(Any, SimpleNamespace(offer=object(), find=found))
-    notices = cast(Any, SimpleNamespace(count=count))
+    """Ensembles whose steps go to `send`, what is counted of their requests to `count`, and what ends to `end`."""
+    catalog = catalog or SimpleNamespace(offer=object(), find=found)
+    notices = cast(Any, SimpleNamespace(count=count, end=end))
     replies = cast(Any, SimpleNamespace(has_given_up=False))
     services = EnsembleServices(cast(Any, None), replies, notices, send, lambda _: None)
     measures = measures or Measures(MetricsConfig())
@@ -149,7 +156,7 @@ class OneState:
         self.counts: dict[str, int] = {}
         self.sent = 0
         sink = Kept()
-        self.ensembles = ensembles_of(self.send, sink, measures, self.count)
+        self.ensembles = ensembles_of(self.send, sink, measures, count=self.count)
         record = model("e", steps=(step("state", "I", "O"),))
         connection = ConnectionSequences(lambda _: None)
         self.ensembles.begin(call, Caller(self.answer, None, None), record, "1", connection)
@@ -288,6 +295,34 @@ async def test_an_id_that_a_later_state_does_not_take_is_refused_before_any_stat
 
     begin(taken)
     assert [("state", taken)] == [(call.model, call.correlation_id) for call in sent]
+
+
+async def test_when_a_model_changes_nothing_is_kept_of_ensembles_that_are_gone() -> None:
+    """Neither their plans nor the models as they were: a mesh may see any number of them."""
+
+    class Offer:
+        pass
+
+    catalog = cast(Any, SimpleNamespace(offer=Offer(), find=found))
+    before = weakref.ref(catalog.offer)
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        return cast(Any, SimpleNamespace(call=call, future=caller.future))
+
+    ensembles = ensembles_of(send, catalog=catalog)
+
+    def begin(name: str) -> None:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        of = model(name, steps=(step("plain", "I", "O"),))
+        call = InferCall(name, "", inputs=begun().inputs)
+        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+
+    begin("first")
+    catalog.offer = Offer()
+    begin("second")
+
+    assert before() is None
+    assert [("second", "1")] == list(ensembles._plans)
 
 
 async def test_a_requested_version_is_read_as_a_number() -> None:
