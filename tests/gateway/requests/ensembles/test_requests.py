@@ -26,10 +26,12 @@ from shared.contract.errors import MeshError, ModelError, Reason, RequestError, 
 from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import ControlKind, ControlSpec
+from shared.contract.record import ENDED
 from shared.contract.tensors import Tensor
 from shared.statistics.meter import REQUEST_TIME
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import ModelLoad, first_response_of, sketch_of, unpacked
+from shared.store.script_values import Ending
 from shared.traces.context import sequence_root_id
 from shared.traces.spans import FinishedSpan, SpanSink
 from shared.traces.tracing import Tracing
@@ -295,6 +297,41 @@ async def test_an_id_that_a_later_state_does_not_take_is_refused_before_any_stat
 
     begin(taken)
     assert [("state", taken)] == [(call.model, call.correlation_id) for call in sent]
+
+
+async def test_a_start_that_cuts_off_a_run_ends_its_followers_when_no_request_is_ahead_any_more() -> None:
+    """The requests ahead are of the run that is cut off: their steps of the followers are run before."""
+    ended: list[tuple[Ending, bytes]] = []
+    open_steps: list[tuple[InferCall, asyncio.Future[Answer], Any]] = []
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        made = SimpleNamespace(call=call, future=caller.future, accepted=None)
+        open_steps.append((call, caller.future, made))
+        return cast(Any, made)
+
+    async def answer_next(accepted: Accepted) -> None:
+        _, future, made = open_steps.pop(0)
+        made.accepted = accepted
+        message = ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),))
+        future.set_result(Answer(message, MODELS["state"], "1", "", None))
+        await asyncio.sleep(0)
+
+    def end(ending: Ending, tombstone: bytes) -> None:
+        ended.append((ending, tombstone))
+
+    ensembles = ensembles_of(send, end=end)
+    of = model("e", steps=(step("state", "I", "a"), step("state", "a", "O")))
+    for call in (msgspec.structs.replace(begun(), start=False), begun()):
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+    last, start = Accepted("1-0", 2, "1-0.1"), Accepted("1-0", 3, "1-0.3", cut_off="1-0.1")
+
+    await answer_next(last)
+    await answer_next(start)
+    assert [] == ended, "the request ahead has not done its step of the follower"
+    await answer_next(last)
+
+    assert [(Ending(sequence_id("state", "@e//1#1-0.1", 1), ""), ENDED)] == ended
 
 
 async def test_when_a_model_changes_nothing_is_kept_of_ensembles_that_are_gone() -> None:
