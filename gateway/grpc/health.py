@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from gateway.grpc.wire.rpc import Rpc
 from shared.contract.errors import Code, RequestError
@@ -22,13 +22,12 @@ SERVICES = frozenset({OVERALL, INFERENCE_SERVICE})
 """Names that a client can ask for: the server as a whole and its one service. Both always have the same status."""
 
 _messages: Any = health_pb2  # made at run time, without stubs
-_base: Any = health_pb2_grpc.HealthServicer
 SERVING: int = _messages.HealthCheckResponse.SERVING
 NOT_SERVING: int = _messages.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN: int = _messages.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(_base):
+class Health:
     """The health service of one gateway.
 
     is_ready  whether the gateway can serve requests now; called at every Check, and at every `refresh` for Watch

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 pb: Any = service_pb2
 """Messages of package `inference`."""
-pb_grpc: Any = service_pb2_grpc
-"""GRPCInferenceService: servicer base and registration."""
 
 InferRequest = Any
 """inference.ModelInferRequest"""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Any
 
 from gateway.bounds.fair_lock import FairLock
 from gateway.bounds.memory import MemoryBound
@@ -21,7 +20,7 @@ from gateway.grpc.decoding import Decode, decoded_call
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, CallMetadata, call_metadata, with_deadline
-from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
+from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb
 from gateway.grpc.repository import load_parameters, unloads_dependents
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
 from gateway.grpc.stream import InferStream
@@ -51,10 +50,8 @@ futures take about a megabyte."""
 COMPRESSION = {"none": IDENTITY, "low": GZIP, "medium": DEFLATE, "high": DEFLATE}
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""
 
-_base: Any = pb_grpc.GRPCInferenceServiceServicer
 
-
-class InferenceServicer(_base):
+class InferenceServicer:
     """The service of one gateway.
 
     memory           bounds what is received, beside the budget of `inference`

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from deploy import cli
 from gateway.exposure import Exposure
-from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb
 from gateway.models.repository import RepositoryControl
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, RequestError
@@ -26,6 +26,7 @@ from shared.contract.messages import ExecutorRegistration
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
+from tests.gateway.stubs import pb_grpc
 
 SETTINGS = GatewaySettings(redis_url="")
 CLOSED = dataclasses.replace(SETTINGS, restricted_api=("model-repository,logging,trace:admin-key=secret",))

@@ -12,7 +12,6 @@ import pytest
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
-from gateway.grpc.pb import pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.models.catalog import Catalog
@@ -30,6 +29,7 @@ from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor
 from shared.process.log_settings import LogSettings
 from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
+from tests.gateway.stubs import pb_grpc
 
 RECORD = ModelRecord(
     ModelConfig("sum", "python", "", 8, (TensorSpec("INPUT", "INT32", (1,)),), (TensorSpec("OUTPUT", "INT32", (1,)),)),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tritonclient import grpc as triton_grpc
 
-from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb
+from tests.gateway.stubs import pb_grpc
 
 triton: Any = triton_grpc  # the client has no types
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb
 from gateway.grpc.restricted import CATEGORY
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
@@ -23,6 +23,7 @@ from gateway.grpc.wire.messages import prefixed
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import end
+from tests.gateway.stubs import pb_grpc
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"

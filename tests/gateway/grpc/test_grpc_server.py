@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, connection_rules, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.pings import PingRules
@@ -22,6 +22,7 @@ from gateway.settings import GatewaySettings
 from seqmesh_client import AsyncClient
 from shared.contract.calls import CALL_KEY, call_value
 from shared.contract.errors import UnavailableError
+from tests.gateway.stubs import pb_grpc
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 messages: Any = health_pb2

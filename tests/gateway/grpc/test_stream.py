@@ -22,7 +22,7 @@ from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc import decoding
 from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, decode_request
 from gateway.grpc.metadata import NO_METADATA
-from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.stream import Decode, InferStream
@@ -31,6 +31,7 @@ from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
 from tests.gateway.one_at_a_time import one_at_a_time
+from tests.gateway.stubs import pb_grpc
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 # The clients have no types.

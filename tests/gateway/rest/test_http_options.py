@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import tritonclient.http as blocking_client
 
-from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
+from tests.gateway.stubs import pb_grpc
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 ECHO = "/v2/models/echo/infer"
