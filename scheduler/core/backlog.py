@@ -12,6 +12,7 @@ slot or too many are live, and there are never more moving sequences than slots.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -66,10 +67,10 @@ class Turns(NamedTuple):
     slots: Mapping[str, int]
     shares: Mapping[str, int]
 
-    def after(self, tenant: str, more: int = 0) -> float:
-        """The slots that a tenant would have for its share with the next one. more: slots beside those in `slots`"""
+    def after(self, tenant: str) -> float:
+        """The slots that a tenant would have for its share with the next one."""
         share = self.shares.get(tenant) or self.shares.get(EVERY_OTHER, 1)
-        return (self.slots.get(tenant, 0) + more + 1) / share
+        return (self.slots.get(tenant, 0) + 1) / share
 
 
 NO_TURNS = Turns({}, {})
@@ -138,30 +139,16 @@ class Backlog:
     def in_order(self, turns: Turns = NO_TURNS) -> list[BacklogEntry]:
         """All waiting sequences in the order in which they would get slots if no slot became free meanwhile but those
         that they get; next first."""
-        lines: dict[str | None, list[BacklogEntry]] = {}
+        left, slots, order = Backlog(), Counter(turns.slots), list[BacklogEntry]()
+        # What is put into a heap in its order has its place at once.
         for queued in sorted(self._members.values()):
-            lines.setdefault(_line_of(queued), []).append(queued)
-        moving = lines.pop(MOVING_LINE, [])
-        given: dict[str, int] = {}
-        for queued in moving:
-            given[queued.tenant] = given.get(queued.tenant, 0) + 1
-        return [*moving, *_taking_turns([iter(line) for line in lines.values()], turns, given)]
+            left._put(queued)
+        for sequence in left.in_turn(Turns(slots, turns.shares)):
+            order.append(queued := self._members[sequence])
+            slots[queued.tenant] += 1
+            left.withdraw(sequence)
+        return order
 
 
 def _line_of(queued: BacklogEntry) -> str | None:
     return MOVING_LINE if queued.rank == MOVING_RANK else queued.tenant
-
-
-def _taking_turns(lines: list[Iterator[BacklogEntry]], turns: Turns, given: dict[str, int]) -> Iterator[BacklogEntry]:
-    """One entry after the other from tenants' lines. given: slots that each tenant gets before the first of them"""
-    heads = [
-        (turns.after(head.tenant, given.get(head.tenant, 0)), head, line) for line in lines for head in [next(line)]
-    ]
-    heapify(heads)
-    while heads:
-        _, head, line = heappop(heads)
-        yield head
-        given[head.tenant] = given.get(head.tenant, 0) + 1
-        following = next(line, None)
-        if following is not None:
-            heappush(heads, (turns.after(head.tenant, given[head.tenant]), following, line))

@@ -122,9 +122,9 @@ def count_tenants_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     after = Turns.after
 
-    def counted(turns: Turns, tenant: str, more: int = 0) -> float:
+    def counted(turns: Turns, tenant: str) -> float:
         asked.append(tenant)
-        return after(turns, tenant, more)
+        return after(turns, tenant)
 
     monkeypatch.setattr(Turns, "after", counted)
     return asked
