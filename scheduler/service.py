@@ -3,6 +3,7 @@
     contend   renews the leases of the models that it leads, asks for the others; starts and stops leaders
     server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
     watch     every tick: polls the executors and the time in Redis for the leaders
+    spoilt    every few seconds: looks whether a key was removed that many sequences share
     owners    every few minutes: looks for sequences whose owner nobody knows
     read      for a few leaders: one blocking read (`scheduler.reader`)
     lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
@@ -61,6 +62,8 @@ from its turn for longer than a lease.
 """
 RETURNED_INTERVAL_S = 1.0
 """Pause between two looks whether a server that was away is back."""
+SPOILT_INTERVAL_S = 5.0
+"""Pause between two looks for removed keys, and so between two sweeps, each of which goes over every key."""
 OWNERS_INTERVAL_S = 300.0
 """Pause between two looks for owners that nobody knows, each of which goes over the name of every key of the mesh."""
 FORGET_LEASES = 2
@@ -153,7 +156,9 @@ class Scheduler:
         for name, turn, every_s, block_s in (
             ("contend", self._contend, settings.lease_ms / 1000 / ROUNDS_PER_LEASE, 0.0),
             ("watch", self._watch, settings.tick_ms / 1000, 0.0),
+            # Each of these asks every server, and one of them may be silent for long: no leader is to wait for that.
             ("returned", self._look_for_returned, RETURNED_INTERVAL_S, settings.redis_timeout_ms / 1000),
+            ("spoilt", self._look_for_spoilt, SPOILT_INTERVAL_S, settings.redis_timeout_ms / 1000),
             ("owners", self._look_for_owners, OWNERS_INTERVAL_S, OWNERS_INTERVAL_S),
         ):
             self._loops.append(self._tasks.start(self._repeat(name, turn, every_s, block_s), name=name))
@@ -228,9 +233,6 @@ class Scheduler:
         await self._mesh.redis.eval(*vital(("SET", key, sign, "PX", lasts_ms)))
 
     async def _watch(self) -> None:
-        if await self._spoilt.found():
-            # Also those that another scheduler leads: whoever leads next may not have looked over them.
-            self._have_swept(self._models)
         # Taken before the poll: what the poll returns is not older than this.
         asked_at = self._clock()
         if not self.leaders:
@@ -245,6 +247,11 @@ class Scheduler:
                 await self._take_leads()
         for leader in list(self.leaders.values()):
             leader.observe(poll, now_ms, asked_at)
+
+    async def _look_for_spoilt(self) -> None:
+        if await self._spoilt.found():
+            # Also those that another scheduler leads: whoever leads next may not have looked over them.
+            self._have_swept(self._models)
 
     async def _look_for_owners(self) -> None:
         found = await stranded(self._mesh)

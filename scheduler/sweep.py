@@ -12,7 +12,6 @@ list was removed by hand, or before this scheduler began, and the leader that ha
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 
 from scheduler.mesh import MeshAccess
@@ -27,8 +26,6 @@ from shared.store.redis_py import CONNECTION_LOST
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""
-PAUSE_S = 5.0
-"""Shortest pause between two sweeps, each of which goes over every key of the mesh."""
 KEYS_PER_SCAN = 1000
 
 
@@ -37,12 +34,9 @@ class SpoiltKeys:
         self._redis = redis
         self._keys = keys
         self._seen: dict[str, int] | None = None
-        self._looked_at = 0.0
 
     async def found(self) -> bool:
-        """Whether a key was removed since the last call that looked. Raises one of `CONNECTION_LOST`."""
-        if time.monotonic() - self._looked_at < PAUSE_S:
-            return False
+        """Whether a key was removed since the last call. Raises one of `CONNECTION_LOST`."""
         try:
             counts = await read_counts(self._redis, self._keys)
         except CONNECTION_LOST:
@@ -50,7 +44,6 @@ class SpoiltKeys:
             await self._redis.home(self._keys.mesh).ping()
             return False
         before, self._seen = self._seen, {kind: counts[kind] for kind in SHARED_BY_SEQUENCES}
-        self._looked_at = time.monotonic()
         return before is not None and before != self._seen
 
 

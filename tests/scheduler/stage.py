@@ -51,6 +51,7 @@ MODEL = "sum"
 LEASE_MS = 1_000
 TICK_MS = 20
 WAIT_S = 20.0
+REDIS_TIMEOUT_MS = 2 * LEASE_MS
 STATE = StateSpec("in", "out", "FP32", (1,))
 
 
@@ -302,8 +303,8 @@ class Stage:
 
 @asynccontextmanager
 async def stage_on(cluster: EmbeddedCluster, prefix: str) -> AsyncGenerator[Stage]:
-    """A mesh on a Cluster, with one known model."""
-    async with connect(cluster.url, retries=0) as redis:
+    """A mesh on a Cluster, with one known model. A node of it may be silent for two seconds."""
+    async with connect(cluster.url, retries=0, timeout_ms=REDIS_TIMEOUT_MS) as redis:
         stage = Stage(cluster.url, prefix, redis, await join_mesh(redis, prefix))
         await stage.publish()
         yield stage

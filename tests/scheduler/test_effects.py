@@ -135,7 +135,7 @@ async def test_a_tenants_sequences_count_for_it_again_after_its_set_was_unreadab
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it might have as many more."""
-    monkeypatch.setattr("scheduler.sweep.PAUSE_S", 0.0)
+    monkeypatch.setattr("scheduler.service.SPOILT_INTERVAL_S", 0.01)
     tenant = stage.keys.tenant(stage.keys.shard_of(SEVEN), "acme")
     await stage.join("e1")
     async with stage.scheduler() as scheduler:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,10 +20,11 @@ from scheduler.leader import Leader
 from scheduler.service import Scheduler
 from shared.contract.ids import ExecutorId, ShardId, Term, sequence_id
 from shared.store.homes import MESH_TAG, tag_of
+from shared.store.reading import read_counts
 from shared.store.redis_client import connect
 from shared.store.redis_py import CONNECTION_LOST
 from tests.embedded_cluster import EmbeddedCluster
-from tests.scheduler.stage import MODEL, Stage, stage_on
+from tests.scheduler.stage import MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
 from tests.scheduler.test_spares import holders, places
 
 pytestmark = pytest.mark.leaves_sequences
@@ -149,6 +153,39 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
             return {"e2"} == {(await stage.record(number)).get("ow") for number in (there[0], gone[0])}
 
         await stage.until(all_have_moved)
+
+
+async def test_while_a_node_is_silent_the_loss_of_an_executor_is_noticed(
+    stage: Stage, node: Node, numbers: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose host has vanished answers nothing, not even that it is gone. Looks for removed keys ask it."""
+    there, _ = numbers
+    looked = asyncio.Event()
+
+    async def read(*about: Any) -> Counter[str]:
+        looked.set()
+        return await read_counts(*about)
+
+    monkeypatch.setattr("scheduler.service.SPOILT_INTERVAL_S", 0.1)
+    monkeypatch.setattr("scheduler.sweep.read_counts", read)
+    first = await stage.join("e1", slots=SLOTS)
+    async with stage.scheduler(redis_timeout_ms=REDIS_TIMEOUT_MS) as scheduler:
+        await stage.submit(there[0], start=True)
+        await stage.live(there[0])
+        node.send(signal.SIGSTOP)
+        try:
+            await leads(stage, scheduler, away=True)
+            looked.clear()
+            await looked.wait()
+            await stage.join("e2", slots=SLOTS)
+            await stage.kill(first)
+
+            async def has_moved() -> bool:
+                return (await stage.record(there[0])).get("ow") == "e2"
+
+            await stage.until(has_moved)
+        finally:
+            node.send(signal.SIGCONT)
 
 
 async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
