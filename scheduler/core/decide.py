@@ -145,15 +145,7 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
         # Redis lets a sequence wait only when it holds no slot. So its earlier life is over, and the event that says so
         # is still to come.
         actions = supersede(state, known, event.cause)
-    sequence = Sequence(
-        event.sequence,
-        event.version,
-        SequencePhase.ABSENT,
-        event.entry,
-        event.moving,
-        event.returning,
-        event.tenant,
-    )
+    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.tenant)
     state.sequences[event.sequence] = sequence
     state.used.add(event.version)
     state.move(sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
@@ -357,10 +349,18 @@ def note_room(state: LeaderState, version: str) -> None:
 
 def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
     """Takes a slot of this table for a sequence that was withdrawn from the backlog."""
+    waited_as = sequence.phase
     state.move(sequence, "placed", cause)
     sequence.place = table.take(sequence.sequence)
     assert sequence.entry is not None
-    return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, paged=sequence.returning)
+    return Assign(
+        sequence.sequence,
+        sequence.place,
+        sequence.entry,
+        waited_as is SequencePhase.MOVING,
+        cause,
+        paged=waited_as is SequencePhase.RETURNING,
+    )
 
 
 def supersede(state: LeaderState, sequence: Sequence, cause: str) -> list[Action]:

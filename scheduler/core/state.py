@@ -161,8 +161,6 @@ class Sequence:
     """One known sequence.
 
     entry         its entry in the starts stream; None when it was found live at a rebuild
-    moving        its state comes from another executor
-    returning     it was paged
     tenant        whose it is; "": nobody's in particular
     place         its slot; None while it is in the backlog
     over_epoch    while ASSIGNING: the highest epoch of which an end was heard, possibly the one that is being given
@@ -174,8 +172,6 @@ class Sequence:
     version: str
     phase: SequencePhase
     entry: Entry | None = None
-    moving: bool = False
-    returning: bool = False
     tenant: str = ""
     place: SlotAddress | None = None
     epoch: Epoch = NO_EPOCH

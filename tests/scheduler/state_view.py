@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.core.slots import SlotAddress
-from scheduler.core.state import ExecutorPhase, LeaderState
+from scheduler.core.state import ExecutorPhase, LeaderState, SequencePhase
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -23,7 +23,7 @@ def view(state: LeaderState) -> StateView:
     return StateView(
         live=tuple(sorted((sequence, place, epoch) for sequence, place, epoch in placed if place is not None)),
         waiting=tuple(
-            (version, waiting.sequence, state.sequences[waiting.sequence].moving)
+            (version, waiting.sequence, state.sequences[waiting.sequence].phase is SequencePhase.MOVING)
             for version, backlog in sorted(state.backlogs.items())
             for waiting in backlog.in_order()
         ),
