@@ -598,12 +598,8 @@ def reject(state: LeaderState, sequence: SequenceId, message: str, cause: str) -
 
 def forgettable(state: LeaderState) -> list[Executor]:
     """Executors that have been EMPTY for the policy's time, by id: by then every other leader has seen them die."""
-    return [
-        executor
-        for _, executor in sorted(state.executors.items())
-        if executor.phase is ExecutorPhase.EMPTY
-        and state.now_ms - executor.quiet_since_ms >= state.policy.forget_after_ms
-    ]
+    empty = [state.executors[executor] for executor in in_phase(state, ExecutorPhase.EMPTY)]
+    return [one for one in empty if state.now_ms - one.quiet_since_ms >= state.policy.forget_after_ms]
 
 
 def forget(executor: Executor, now_ms: int, cause: str) -> Forget:
@@ -615,14 +611,14 @@ def forget(executor: Executor, now_ms: int, cause: str) -> Forget:
 def drain_all(state: LeaderState) -> list[Action]:
     """Drains every serving executor after a rebuild: the former leader may have reclaimed sequences from it and ended
     before it moved on their steps."""
-    return [Drain(executor) for executor in serving(state)]
+    return [Drain(executor) for executor in in_phase(state, ExecutorPhase.SERVING)]
 
 
 def in_takeover(state: LeaderState) -> list[ExecutorId]:
     """The executors whose sequences are being taken, by id."""
-    return sorted(e.executor for e in state.executors.values() if e.phase is ExecutorPhase.LOST)
+    return in_phase(state, ExecutorPhase.LOST)
 
 
-def serving(state: LeaderState) -> list[ExecutorId]:
-    """The serving executors, by id."""
-    return sorted(e.executor for e in state.executors.values() if e.phase is ExecutorPhase.SERVING)
+def in_phase(state: LeaderState, phase: ExecutorPhase) -> list[ExecutorId]:
+    """The executors of a phase, by id."""
+    return sorted(one.executor for one in state.executors.values() if one.phase is phase)
