@@ -126,8 +126,7 @@ class EffectPerformer:
             elif kind is MoveOut:
                 events += await self._move_out(cast("list[MoveOut]", together))
             else:
-                # A rebuild wants the same `Reclaim` of every sequence that it finds where none may be.
-                for action in dict.fromkeys(together) if kind is Reclaim else together:
+                for action in together:
                     events += await self._perform_one(action)
         return events
 

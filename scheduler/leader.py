@@ -223,7 +223,8 @@ class Leader:
         for begin in range(0, len(events), REBUILT_AT_ONCE):
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])
             await asyncio.sleep(0)
-        await self._carry_out([*actions, *drain_all(self.state)])
+        # The same `Reclaim` is wanted of every sequence that was found where none may be.
+        await self._carry_out([*dict.fromkeys(actions), *drain_all(self.state)])
         self._sweep = self._sweep and not is_swept
         logs.info(
             "leading",
