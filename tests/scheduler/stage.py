@@ -10,7 +10,7 @@ from typing import Any, cast
 from scheduler.mesh import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
-from shared.contract.ids import CorrelationId, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id
+from shared.contract.ids import CorrelationId, Epoch, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id
 from shared.contract.messages import (
     ExecutorRegistration,
     InboxEntry,
@@ -41,6 +41,8 @@ from shared.store.script_values import (
     Submission,
     SubmitCode,
     Submitted,
+    VacateCode,
+    Vacation,
 )
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
@@ -207,6 +209,12 @@ class Stage:
         raw = await self.commands.hgetall(self.keys.sequence(sequence_id(model, "", correlation_id)).record)
         return {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
 
+    async def begin(self, *correlation_ids: CorrelationId, **how: Any) -> list[dict[str, str]]:
+        """Sequences begin and get their slots; their records. how: as for `submit`"""
+        for correlation_id in correlation_ids:
+            await self.submit(correlation_id, start=True, **how)
+        return await self.live(*correlation_ids)
+
     async def live(self, *correlation_ids: CorrelationId) -> list[dict[str, str]]:
         """Waits until all of them have an owner; their records."""
 
@@ -260,6 +268,20 @@ class Stage:
             )
             codes += await self.scripts.run(call)
         return codes
+
+    async def page(self, correlation_id: CorrelationId) -> None:
+        """The last leader has asked an idle sequence for its slot."""
+        sequence = sequence_id(MODEL, "", correlation_id)
+        vacation = Vacation(sequence, Epoch(int((await self.record(correlation_id))["ep"])))
+        shard, term = self.keys.shard_of(sequence), await self.term()
+        call = self.scripts.vacate([vacation], shard=shard, model=MODEL, term=term)
+        assert [VacateCode.VACATED] == await self.scripts.run(call)
+
+    async def end_idle_time(self, correlation_id: CorrelationId) -> None:
+        """The idle time of a sequence is over, and its leader is to look."""
+        sequence = sequence_id(MODEL, "", correlation_id)
+        await self.commands.delete(self.keys.sequence(sequence).idle)
+        await self.commands.zadd(self.keys.deadlines(self.keys.shard_of(sequence), MODEL), {sequence: 0})
 
     async def open_replies(self) -> None:
         """The gateway listens."""

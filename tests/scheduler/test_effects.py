@@ -72,8 +72,7 @@ async def test_steps_that_come_during_a_takeover_are_moved_on_with_the_others(
     """Nothing else looks into the inbox of an executor that lives; into a lost one's, only when it is forgotten."""
     e1 = await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(7, start=True)
-        await stage.live(7)
+        await stage.begin(7)
     if not only:
         await stage.kill(e1)
     came = 1
@@ -98,8 +97,7 @@ async def test_a_sweep_in_the_midst_of_a_takeover_loses_no_step(stage: Stage, *,
     """The leader ends between the two calls, as a key was unreadable, and its successor looks over all records."""
     e1 = await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(7, start=True)
-        await stage.live(7)
+        await stage.begin(7)
     if is_killed:
         await stage.kill(e1)
     term = await stage.term()
@@ -119,8 +117,7 @@ async def test_after_a_sweep_an_owner_that_is_registered_no_more_is_lost(stage: 
     """The list of executors was lost, and the leader that had seen it."""
     await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(7, start=True)
-        await stage.live(7)
+        await stage.begin(7)
     term = await stage.term()
     await stage.commands.delete(stage.keys.executors)
     leader = Leader(stage.mesh, MODEL, Term(term + 1), policy=Policy(), tombstone_ms=10_000, sweep=True)
@@ -140,8 +137,7 @@ async def test_a_tenants_sequences_count_for_it_again_after_its_set_was_unreadab
     tenant = stage.keys.tenant(stage.keys.shard_of(SEVEN), "acme")
     await stage.join("e1")
     async with stage.scheduler() as scheduler:
-        await stage.submit(7, start=True, tenant="acme")
-        await stage.live(7)
+        await stage.begin(7, tenant="acme")
 
         async def is_watched() -> bool:
             return scheduler._spoilt._seen is not None
@@ -161,8 +157,7 @@ async def test_a_slot_that_is_asked_for_while_a_step_runs_is_given_up_when_the_s
     """However soon that is: otherwise who waits for the slot waits until it is asked for again."""
     e1 = await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(7, start=True, pageable=True)
-        (record,) = await stage.live(7)
+        (record,) = await stage.begin(7, pageable=True)
     epoch, place = Epoch(int(record["ep"])), SlotAddress(e1, "1", InstanceIndex(0), SlotIndex(0))
 
     async def the_step_is_done() -> None:
@@ -278,9 +273,7 @@ async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
     async with stage.scheduler():
         await idle(stage, e1, 20)
     for number in range(1, 21):
-        sequence = sequence_id(MODEL, "", number)
-        await stage.commands.delete(stage.keys.sequence(sequence).idle)
-        await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(sequence), MODEL), {sequence: 0})
+        await stage.end_idle_time(number)
 
     async with performer(stage) as leader:
         await leader.perform([LookForExpired(1)])
@@ -295,8 +288,7 @@ async def test_a_sequence_that_may_be_idle_for_ever_is_never_due(stage: Stage) -
     config = ModelConfig(MODEL, "python", "", 1, (), (), sequence_batching=batching)
     e1 = await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(7, start=True)
-        await stage.live(7)
+        await stage.begin(7)
         await stage.commit(await stage.inbox(e1), e1, idle_ms=config.idle_ms)
 
     now_ms = await redis_now_ms(stage.redis)
@@ -351,8 +343,7 @@ async def test_what_a_vanished_record_leaves_in_the_line_takes_no_slot_from_a_la
 
     async with stage.scheduler(spare_slots=0):
         await stage.until(is_removed)
-        await stage.submit(8, start=True)
-        (other,) = await stage.live(8)
+        (other,) = await stage.begin(8)
 
     assert record["sl"] != other["sl"]
 

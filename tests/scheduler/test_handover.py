@@ -129,9 +129,7 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
     monkeypatch.setattr(EffectPerformer, "_forget", forget)
     first = await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(lease_ms=500) as scheduler:
-        for number in (there[0], gone[0]):
-            await stage.submit(number, start=True)
-        await stage.live(there[0], gone[0])
+        await stage.begin(there[0], gone[0])
         await asyncio.to_thread(node.kill)
         await leads(stage, scheduler, away=True)
         await stage.join("e2", slots=SLOTS)
@@ -170,8 +168,7 @@ async def test_while_a_node_is_silent_the_loss_of_an_executor_is_noticed(
     monkeypatch.setattr("scheduler.sweep.read_counts", read)
     first = await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(redis_timeout_ms=REDIS_TIMEOUT_MS) as scheduler:
-        await stage.submit(there[0], start=True)
-        await stage.live(there[0])
+        await stage.begin(there[0])
         node.send(signal.SIGSTOP)
         try:
             await leads(stage, scheduler, away=True)

@@ -167,8 +167,7 @@ async def test_read_that_waits_ends_for_a_new_leader(stage: Stage, monkeypatch: 
     await stage.publish()
     await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         await stage.publish("other")
         await stage.join("e2", model="other")
         await stage.submit(2, start=True, model="other")

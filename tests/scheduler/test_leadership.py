@@ -122,8 +122,7 @@ async def test_standby_takes_over_from_a_killed_leader_and_serves_the_backlog(
     await stage.join("e1", slots=2)
     first = processes.start(stage, "s1")
     await until_leads(stage, "s1")
-    await stage.submit(1, start=True)
-    before = await stage.live(1)
+    before = await stage.begin(1)
     processes.start(stage, "s2")
     assert processes.is_healthy(stage, "s1")
     first.send_signal(signal.SIGKILL)
@@ -151,8 +150,7 @@ async def test_frozen_leader_does_nothing_when_it_wakes(stage: Stage, processes:
     processes.start(stage, "s2")
     first.send_signal(signal.SIGSTOP)
     await until_leads(stage, "s2")
-    await stage.submit(1, start=True)
-    await stage.live(1)
+    await stage.begin(1)
     term = await stage.term()
     first.send_signal(signal.SIGCONT)
     for number in range(2, 8):
@@ -240,8 +238,7 @@ async def test_a_model_is_led_again_at_once_though_the_counter_of_terms_was_lost
     await stage.join("e1")
     await raise_fence(stage.mesh, MODEL, Term(seen), stage.keys.shards)
     async with stage.scheduler():
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
 
     assert seen < await stage.term()
 
@@ -407,16 +404,14 @@ async def test_a_model_is_led_though_a_live_record_lacks_a_field_or_has_zero_in_
 ) -> None:
     await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
     record = stage.keys.sequence(sequence_id(MODEL, "", 1)).record
     await stage.commands.hdel(record, lost)
     if is_zero:
         await stage.commands.hset(record, lost, 0)
 
     async with stage.scheduler():
-        await stage.submit(2, start=True)
-        await stage.live(2)
+        await stage.begin(2)
 
 
 @pytest.mark.leaves_sequences
@@ -430,8 +425,7 @@ async def test_leader_survives_a_restart_of_redis(
     await stage.publish()
     await stage.join("e1", slots=4)
     async with stage.scheduler() as scheduler:
-        await stage.submit(1, start=True)
-        before = await stage.live(1)
+        before = await stage.begin(1)
         await asyncio.to_thread(private_server.kill)
         await stage.until(lambda: told_times(caplog, "redis out of reach", "watch", at_least=3))
         await asyncio.to_thread(private_server.start)
@@ -524,8 +518,7 @@ async def test_redis_without_memory_finishes_what_was_accepted(private_server: E
     await stage.publish()
     executor = await stage.join("e1", slots=1)
     async with stage.scheduler():
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         await stage.submit(2, start=True, end=True)
 
     await stage.commands.config_set("maxmemory", 1)
@@ -554,8 +547,7 @@ async def test_a_leader_goes_on_in_a_redis_without_memory_while_sequences_wait_f
         return await stage.redis.exists(*told) == len(told)
 
     async with stage.scheduler() as scheduler:
-        await stage.submit(1, start=True, pageable=True)
-        await stage.live(1)
+        await stage.begin(1, pageable=True)
         await stage.submit(2, start=True, end=True)
         await uttered(stage.redis, stage.keys, QUESTION, WishEntry("i", {}))
         await stage.until(is_told)
@@ -782,8 +774,7 @@ async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no
     """The list was lost, the executor died, and no leader lives that had seen either."""
     await stage.join("e1")
     async with stage.scheduler():
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
     await stage.commands.delete(stage.keys.executors)
     await stage.join("e2")
     # What a record has left there that is gone is removed, too: otherwise each look would find it again.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.service import Scheduler
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, sequence_id
-from shared.store.script_values import VacateCode, Vacation
+from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from tests.scheduler.stage import MODEL, Stage
 
 
@@ -15,8 +14,7 @@ async def test_a_wish_for_a_move_outlives_the_leader_and_goes_when_it_has_come_t
     """Also when nobody leads as it is written, and though the sequence has a step in flight at first."""
     executors = [await stage.join(name) for name in ("e1", "e2")]
     async with stage.scheduler():
-        await stage.submit(7, start=True)
-        (record,) = await stage.live(7)
+        (record,) = await stage.begin(7)
     owner = ExecutorId(record["ow"])
     sequence = sequence_id(MODEL, "", 7)
     starts = stage.keys.starts(stage.keys.shard_of(sequence), MODEL)
@@ -45,15 +43,10 @@ async def test_a_paged_sequence_gets_a_slot_where_it_is_wished_and_nowhere_else(
     sequences = [sequence_id(MODEL, "", number) for number in (1, 2, 3)]
     await stage.join("e1")
     async with stage.scheduler():
-        for number in (1, 2, 3):
-            await stage.submit(number, start=True, pageable=True)
-        await stage.live(1, 2, 3)
+        await stage.begin(1, 2, 3, pageable=True)
         await stage.commit(await stage.inbox(ExecutorId("e1")), ExecutorId("e1"))
-    for sequence, number in zip(sequences, (1, 2, 3), strict=True):
-        vacation = Vacation(sequence, Epoch(int((await stage.record(number))["ep"])))
-        shard = stage.keys.shard_of(sequence)
-        call = stage.scripts.vacate([vacation], shard=shard, model=MODEL, term=await stage.term())
-        assert [VacateCode.VACATED] == await stage.scripts.run(call)
+    for number in (1, 2, 3):
+        await stage.page(number)
     await stage.join("e2")
     # The last one is over before anybody reads of the wish.
     await stage.commands.delete(stage.keys.sequence(sequences[2]).record)

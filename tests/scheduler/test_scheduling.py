@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from scheduler.core import decide
-from shared.contract.ids import Epoch, ExecutorId, sequence_id
+from shared.contract.ids import ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
 from shared.contract.tensors import Tensor
 from shared.store.link import Link
 from shared.store.script_sender import Call
-from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome, VacateCode, Vacation
+from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome
 from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 
@@ -42,9 +42,7 @@ async def test_new_sequence_gets_owner_and_slot_and_its_parked_steps_arrive_in_o
 async def test_instances_fill_evenly_and_slots_from_the_lowest(stage: Stage) -> None:
     await stage.join("e1", slots=2, instances=2)
     async with stage.scheduler():
-        for number in range(1, 5):
-            await stage.submit(number, start=True)
-        records = await stage.live(1, 2, 3, 4)
+        records = await stage.begin(1, 2, 3, 4)
 
     assert [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")] == sorted((r["in"], r["sl"]) for r in records)
 
@@ -77,8 +75,7 @@ async def test_waiting_sequence_is_refused_when_its_timeout_is_over_and_others_a
     await stage.open_replies()
     await stage.join("e1", slots=1)
     async with stage.scheduler():
-        await stage.submit(1, start=True, timeout_us=1)
-        await stage.live(1)
+        await stage.begin(1, timeout_us=1)
         await stage.submit(2, start=True, timeout_us=50_000)
         await stage.submit(2)
         await stage.submit(3, start=True)
@@ -105,8 +102,7 @@ async def test_every_queued_steps_timeout_counts_in_the_backlog_also_for_a_leade
     await stage.open_replies()
     await stage.join("e1", slots=1)
     async with stage.scheduler():
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
     await stage.submit(2, start=True, timeout_us=600_000_000)
     await stage.submit(2, timeout_us=20_000)
     await stage.submit(3, start=True, timeout_us=600_000_000)
@@ -135,8 +131,7 @@ async def test_cancelled_waiting_sequence_leaves_the_line_and_a_cancelled_live_o
 ) -> None:
     e1 = await stage.join("e1", slots=1)
     async with stage.scheduler() as scheduler:
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         accepted = await stage.submit(2, start=True)
         await stage.submit(3, start=True)
         assert CancelCode.REMOVED is await stage.cancel(2, accepted)
@@ -165,9 +160,7 @@ async def test_dead_executors_sequences_move_with_all_their_steps_in_order(stage
     """Steps in the dead one's inbox, steps parked while moving and steps sent later: all once, by number."""
     e1 = await stage.join("e1", slots=4)
     async with stage.scheduler() as scheduler:
-        for number in range(1, 5):
-            await stage.submit(number, start=True)
-        before = await stage.live(1, 2, 3, 4)
+        before = await stage.begin(1, 2, 3, 4)
         await stage.commit(await stage.inbox(e1), e1)
         for number in range(1, 5):
             for _ in range(5):
@@ -205,8 +198,7 @@ async def test_dead_executors_sequences_move_with_all_their_steps_in_order(stage
 async def test_leaving_executors_sequences_move_at_once_and_it_is_forgotten(stage: Stage) -> None:
     e1 = await stage.join("e1")
     async with stage.scheduler(lease_ms=300):
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         await stage.join("e2")
         await stage.leave(e1)
 
@@ -223,8 +215,7 @@ async def test_only_an_executor_that_dies_may_have_died_of_a_step(stage: Stage) 
     """One that leaves in order takes nothing with it, however often: its step is not suspected."""
     await stage.join("e1")
     async with stage.scheduler(lease_ms=300):
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         for number, end in ((1, stage.leave), (2, stage.kill)):
             heir = await stage.join(f"e{number + 1}")
             await end(ExecutorId(f"e{number}"))
@@ -285,13 +276,10 @@ async def test_state_that_only_the_dead_process_held_is_reported_as_lost(
     a sequence whose START has not run yet moves like any other. The log names those that are lost."""
     e1 = await stage.join("e1", slots=3)
     async with stage.scheduler():
-        for number in (1, 2):
-            await stage.submit(number, start=True, durable=False)
-        await stage.live(1, 2)
+        await stage.begin(1, 2, durable=False)
         await stage.commit(await stage.inbox(e1), e1)
         await stage.submit(2, durable=False)
-        await stage.submit(3, start=True, durable=False)
-        await stage.live(3)
+        await stage.begin(3, durable=False)
         e2 = await stage.join("e2", slots=3)
         await stage.kill(e1)
 
@@ -351,8 +339,7 @@ async def test_idle_sequence_expires_without_keyspace_events_and_its_slot_goes_o
         await stage.live(1, 2)
         await stage.commit(await stage.inbox(e1), e1, idle_ms=300)
         await stage.submit(2)
-        await stage.submit(3, start=True)
-        (record,) = await stage.live(3)
+        (record,) = await stage.begin(3)
 
     assert "x" == (await stage.record(1))["st"]
     assert "l" == (await stage.record(2))["st"]
@@ -372,21 +359,15 @@ async def test_a_paged_sequence_that_expires_is_described_if_its_model_asks_for_
     await stage.publish(describe=describe)
     e1 = await stage.join("e1")
     async with stage.scheduler():
-        for number in (1, 2, 3):
-            await stage.submit(number, start=True, pageable=True)
-        await stage.live(1, 2, 3)
+        await stage.begin(1, 2, 3, pageable=True)
         await stage.commit(await stage.inbox(e1), e1)
     state = Tensor("h", "FP32", (2,), np.array([3, 4], np.float32).tobytes())
     for number, paged, data in ((1, True, encode(state)), (2, True, b"torn"), (3, False, encode(state))):
         sequence = sequence_id("sum", "", number)
-        own, shard = stage.keys.sequence(sequence), stage.keys.shard_of(sequence)
-        await stage.commands.hset(own.checkpoint, "s:h", data)
+        await stage.commands.hset(stage.keys.sequence(sequence).checkpoint, "s:h", data)
         if paged:
-            vacation = Vacation(sequence, Epoch(int((await stage.record(number))["ep"])))
-            call = stage.scripts.vacate([vacation], shard=shard, model="sum", term=await stage.term())
-            assert [VacateCode.VACATED] == await stage.scripts.run(call)
-        await stage.commands.delete(own.idle)
-        await stage.commands.zadd(stage.keys.deadlines(shard, "sum"), {sequence: 0})
+            await stage.page(number)
+        await stage.end_idle_time(number)
 
     read: list[str] = []
     hgetall = stage.mesh.redis.hgetall
@@ -426,15 +407,11 @@ async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_mo
         return (await stage.record(1)).get("st") == state
 
     async with stage.scheduler() as scheduler:
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         await stage.commit(await stage.inbox(e1), e1)
         await stage.kill(e1)
         await stage.until(lambda: is_in_state("m"))
-        # Its idle time is over.
-        sequence = sequence_id("sum", "", 1)
-        await stage.commands.delete(stage.keys.sequence(sequence).idle)
-        await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(sequence), "sum"), {sequence: 0})
+        await stage.end_idle_time(1)
         await stage.until(lambda: is_in_state("x"))
 
         async def is_out_of_line() -> bool:
@@ -444,8 +421,7 @@ async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_mo
         (leader,) = scheduler.leaders.values()
         assert {} == leader.state.sequences
         await stage.join("e2", slots=1)
-        await stage.submit(2, start=True)
-        (record,) = await stage.live(2)
+        (record,) = await stage.begin(2)
 
     assert "e2" == record["ow"]
     assert await is_in_state("x")
@@ -458,15 +434,11 @@ async def test_the_log_says_of_a_sequence_that_expired_that_it_did_and_of_no_end
     caplog.set_level(logging.INFO, "seqmesh")
     e1 = await stage.join("e1")
     async with stage.scheduler():
-        for number in (1, 2):
-            await stage.submit(number, start=True)
-        await stage.live(1, 2)
+        await stage.begin(1, 2)
         await stage.commit(await stage.inbox(e1), e1, idle_ms=600_000)
         ending = Ending(sequence_id(MODEL, "", 1), "")
         await stage.scripts.run(stage.scripts.end([ending], tombstone=CANCELLED, reply=b""))
-        sequence = sequence_id(MODEL, "", 2)
-        await stage.commands.delete(stage.keys.sequence(sequence).idle)
-        await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(sequence), MODEL), {sequence: 0})
+        await stage.end_idle_time(2)
 
         async def are_over() -> bool:
             return ["c", "x"] == [(await stage.record(number))["st"] for number in (1, 2)]
@@ -474,7 +446,7 @@ async def test_the_log_says_of_a_sequence_that_expired_that_it_did_and_of_no_end
         await stage.until(are_over)
 
     told = [vars(record)["fields"]["sequence"] for record in caplog.records if record.message == "sequence expired"]
-    assert [sequence] == told
+    assert [sequence_id(MODEL, "", 2)] == told
 
 
 @pytest.mark.leaves_sequences
@@ -482,12 +454,10 @@ async def test_a_sequence_that_is_ended_between_two_owners_leaves_the_line(stage
     """Else whoever is behind it would hear of a longer line, until a slot is free."""
     e1 = await stage.join("e1", slots=1)
     async with stage.scheduler() as scheduler:
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         await stage.commit(await stage.inbox(e1), e1)
         await stage.join("e2", slots=1)
-        await stage.submit(2, start=True)
-        await stage.live(2)
+        await stage.begin(2)
         await stage.kill(e1)
         line = scheduler.leaders[MODEL].state.backlogs["1"]
 

@@ -28,8 +28,7 @@ async def laid_out(stage: Stage, executor: ExecutorId) -> list[str]:
 
 async def use(stage: Stage, executor: ExecutorId, slots: int) -> None:
     """A first sequence, 1000, makes the leader lay slots out."""
-    await stage.submit(1000, start=True)
-    await stage.live(1000)
+    await stage.begin(1000)
 
     async def are_laid_out() -> bool:
         return len(await laid_out(stage, executor)) == slots
@@ -142,8 +141,7 @@ async def test_a_paged_sequence_without_a_spare_slot_waits_in_line(stage: Stage)
     assert SubmitCode.WAITING is submitted.code
     await commit(stage, executor, 1000)
     async with stage.scheduler() as scheduler:
-        await stage.commands.delete(stage.keys.sequence(sequence_id(MODEL, "", 1000)).idle)
-        await stage.commands.zadd(stage.keys.deadlines(SHARD, MODEL), {sequence_id(MODEL, "", 1000): 1})
+        await stage.end_idle_time(1000)
         await stage.live(1)
         await known(stage, scheduler, 1, 2)
 
@@ -243,8 +241,7 @@ async def test_nothing_is_taken_while_the_feed_is_not_read(stage: Stage) -> None
 async def test_without_spare_slots_the_leader_gives_every_slot(stage: Stage) -> None:
     executor = await stage.join("e1", slots=4)
     async with stage.scheduler(spare_slots=0):
-        await stage.submit(1, start=True)
-        await stage.live(1)
+        await stage.begin(1)
         await asyncio.sleep(0.1)
 
         submitted = await stage.submit(2, start=True, prefers=executor)
@@ -282,8 +279,7 @@ async def test_a_wait_that_was_lost_does_not_make_the_slot_of_a_later_sequence_f
     await stage.join("e1", slots=1)
     own = stage.keys.sequence(sequence_id(MODEL, "", 1))
     async with stage.scheduler() as scheduler:
-        await stage.submit(1000, start=True)
-        await stage.live(1000)
+        await stage.begin(1000)
         await stage.submit(1, start=True)
         await stage.commands.hset(own.record, "nx", "no number")
         await stage.submit(1, start=True)
@@ -316,8 +312,7 @@ async def test_who_asks_at_one_node_of_a_cluster_gets_what_was_freed_at_another_
         first, second = by_shard[shards[0]], by_shard[shards[1]]
         executor = await stage.join("e1", slots=len(shards) + 1)
         async with stage.scheduler() as scheduler:
-            await stage.submit(first[0], start=True)
-            await stage.live(first[0])
+            await stage.begin(first[0])
             leader = scheduler.leaders[MODEL]
             await stage.until(lambda: all_laid_out(stage, executor))
             for shard in shards:
