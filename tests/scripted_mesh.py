@@ -189,6 +189,8 @@ class ScriptedMesh:
         correlation_id: CorrelationId,
         executor: ExecutorId,
         fields: Sequence[tuple[str, bytes]] = (("s:h", STATE),),
+        *,
+        outcome: StepOutcome = StepOutcome.DONE,
     ) -> None:
         """Makes the only step in the inbox final. fields: of its checkpoint"""
         sequence = self.sequence(correlation_id)
@@ -200,7 +202,7 @@ class ScriptedMesh:
             Epoch(step.epoch),
             step.step,
             step.flags,
-            StepOutcome.DONE,
+            outcome,
             step.gateway,
             step.token,
             b"reply",

@@ -23,6 +23,7 @@ from shared.store.exported import HEAD, ExportedSequence, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
+from shared.store.script_values import StepOutcome
 from shared.store.sequence_status import SequenceStatus, Wanted
 from shared.store.sequences import READ_AT_ONCE, Sequences, StateSizes
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
@@ -388,8 +389,24 @@ class TestExport:
         await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(8)).record, "ck", 1)
         with pytest.raises(NotDoneError, match="checkpoint is older"):
             await sequences.export(mesh.sequence(8))
+        await live(mesh, 6, BOB)
+        await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(6)).checkpoint)
+        with pytest.raises(NotDoneError, match="checkpoint is older"):
+            await sequences.export(mesh.sequence(6))
         with pytest.raises(NotDoneError, match="no such open sequence"):
             await sequences.export(mesh.sequence(9))
+
+    async def test_a_failed_step_leaves_the_state_of_the_one_before(
+        self, mesh: ScriptedMesh, sequences: Sequences
+    ) -> None:
+        """Its commit writes no checkpoint: the one before it is the state behind this step, too."""
+        await live(mesh, 7, BOB)
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.commit(7, BOB, outcome=StepOutcome.FAILED, fields=())
+
+        exported = await sequences.export(mesh.sequence(7))
+
+        assert (2, {"s:h": STATE}) == (exported.last_step, exported.checkpoint)
 
     async def test_a_version_that_nobody_serves_is_refused(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE)
