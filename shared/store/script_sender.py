@@ -83,11 +83,15 @@ class ScriptSender:
     async def forget_others(self) -> int:
         """Removes the mesh's libraries of other releases; returns how many. A process of such a release that is still
         there loads its own again.
+
+        They stay on a server that does not take this release's: it is full, and would not take theirs again either.
         """
         removed = 0
         for server in self._redis.homes():
             listed = await server.function_list(f"{self.library.of_mesh}*")
             names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
+            if self.library.name not in names and await self._refused(server):
+                continue
             others = [name for name in names if name != self.library.name]
             # Whoever comes at the same time may have removed one of them.
             replies = await _piped(server, [("FUNCTION", "DELETE", name) for name in others])
@@ -96,31 +100,30 @@ class ScriptSender:
 
     async def _load(self, link: Link | None) -> list[ResponseError]:
         """Returns what servers refuse the library with."""
-        # REPLACE: another process may have loaded the same library meanwhile.
-        command = ("FUNCTION", "LOAD", "REPLACE", self.library.text)
         parts = self._redis.homes() if link is None else link.parts()
         # Of several homes one may be away. The calls for it say so.
-        told = await without_lost(_refusals(part, command) for part in parts)
+        told = await without_lost(self._refused(part) for part in parts)
         return [refusal for refusals in told if not isinstance(refusals, BaseException) for refusal in refusals]
+
+    async def _refused(self, home: Redis | Link) -> list[ResponseError]:
+        """Loads the library. Returns the error if it is refused, in a list: `without_lost` takes one alone for a lost
+        home. Raises one of `redis_py.CONNECTION_LOST`.
+        """
+        # REPLACE: another process may have loaded the same library meanwhile.
+        command = ("FUNCTION", "LOAD", "REPLACE", self.library.text)
+        try:
+            if isinstance(home, Link):
+                await home.connect()
+                await home.ask([command])
+            else:
+                sound(await _piped(home, [command]))
+        except ResponseError as refusal:
+            return [refusal]
+        return []
 
     def _exchanged(self, commands: Sequence[Sequence[Any]], link: Link | None) -> Awaitable[list[Any]]:
         """One round trip, over the link if there is one. An error reply is an exception in its place."""
         return link.exchange(commands) if link is not None else _piped(self._redis, commands)
-
-
-async def _refusals(home: Redis | Link, command: Sequence[Any]) -> list[ResponseError]:
-    """Sends a command. Returns the error if it is refused, in a list: `without_lost` takes one alone for a lost home.
-    Raises one of `redis_py.CONNECTION_LOST`.
-    """
-    try:
-        if isinstance(home, Link):
-            await home.connect()
-            await home.ask([command])
-        else:
-            sound(await _piped(home, [command]))
-    except ResponseError as refusal:
-        return [refusal]
-    return []
 
 
 async def _piped(redis: Redis, commands: Sequence[Sequence[Any]]) -> list[Any]:

@@ -133,6 +133,24 @@ async def test_a_scheduler_that_starts_removes_the_scripts_of_releases_that_have
     assert theirs.library.name not in await loaded(mesh)
 
 
+async def test_the_scripts_of_a_release_stay_where_those_of_the_next_do_not_fit(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes back to that release could not load them again."""
+    async with connect(private_server.url) as redis:
+        mesh = ScriptedMesh(redis, Keyspace(), "sum")
+        before = of_another_release(monkeypatch, mesh)
+        await before.run(before.lose(mesh.sequence(7), ALICE, Epoch(1)))
+        await cast("Any", redis).config_set("maxmemory", 1)
+
+        assert 0 == await mesh.scripts.forget_others()
+        assert {before.library.name} == await loaded(mesh)
+
+        await cast("Any", redis).config_set("maxmemory", 0)
+        assert 1 == await mesh.scripts.forget_others()
+        assert {mesh.scripts.library.name} == await loaded(mesh)
+
+
 @pytest.mark.parametrize(("prefix", "database"), [("another", 0), ("ours", 1)])
 async def test_another_meshs_scripts_stay_there_whatever_its_release(
     prefix: str, database: int, private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
