@@ -21,9 +21,9 @@ ENVELOPE_BYTES = 64 << 10
 """Bytes of the server's limit that are kept for everything around a value."""
 POLICIES = (
     *("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"),
-    *("cluster-enabled", "cluster-require-full-coverage"),
+    *("cluster-enabled", "cluster-require-full-coverage", "maxmemory-clients"),
 )
-"""Names of the server's settings that decide what it may lose (`risks`)."""
+"""Names of the server's settings that decide what it may lose, or not take (`risks`)."""
 NO_EVICTION = "noeviction"
 """The one maxmemory-policy by which the server drops no key where it has no memory left."""
 SENTINEL_MODE = "sentinel"
@@ -129,7 +129,9 @@ async def value_bytes_max(redis: Redis) -> int:
 
 
 def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:
-    """What a server with this configuration would lose, with the remedy. replicas: how many are connected"""
+    """What a server with this configuration would lose, or not take, with the remedy. replicas: how many are
+    connected
+    """
     if config.get("appendonly") != "yes":
         kept = "all that came after the last snapshot" if config.get("save") else "every sequence"
         yield "redis not durable", f"set appendonly yes, or a restart of Redis loses {kept}"
@@ -139,6 +141,11 @@ def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, st
         yield (
             "redis stops with any of its nodes",
             "set cluster-require-full-coverage no, or all nodes refuse commands while one is away",
+        )
+    if config.get("maxmemory-clients", "0") not in ("0", "0%"):
+        yield (
+            "redis cuts off who sends much",
+            "set maxmemory-clients 0: what is larger than it allows is sent again and again, and holds up all behind",
         )
     if replicas and config.get("min-replicas-to-write", "0") == "0":
         yield (

@@ -76,6 +76,9 @@ def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) 
         ({"appendonly": "no", "save": ""}, 0, ["redis not durable"]),
         ({"appendonly": "yes"}, 1, ["redis fails over with losses"]),
         ({"appendonly": "yes", "min-replicas-to-write": "1"}, 1, []),
+        ({"appendonly": "yes", "maxmemory-clients": "0"}, 0, []),
+        ({"appendonly": "yes", "maxmemory-clients": "1073741824"}, 0, ["redis cuts off who sends much"]),
+        ({"appendonly": "yes", "maxmemory-clients": "5%"}, 0, ["redis cuts off who sends much"]),
         ({"appendonly": "yes", "cluster-enabled": "no", "cluster-require-full-coverage": "yes"}, 0, []),
         ({"appendonly": "yes", "cluster-enabled": "yes", "cluster-require-full-coverage": "no"}, 0, []),
         (
@@ -85,5 +88,5 @@ def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) 
         ),
     ],
 )
-def test_what_a_server_would_lose_is_told(config: dict[str, str], replicas: int, told: list[str]) -> None:
+def test_what_a_server_would_lose_or_not_take_is_told(config: dict[str, str], replicas: int, told: list[str]) -> None:
     assert told == [event for event, _ in fitness.risks(config, replicas=replicas)]
