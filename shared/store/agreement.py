@@ -28,6 +28,8 @@ from shared.store.release import RELEASE
 T = TypeVar("T")
 
 NOT_SERVING_PAUSE_S = 1.0
+SILENCE_TOLD_AFTER_S = 5.0
+"""How long a service that starts waits for Redis before it says so: a silent server is given up after 96 s only."""
 RESHARDING = "0"
 """The mesh's shards in its record while `seqmesh reshard` moves the keys: no process of any release takes them for its
 own."""
@@ -41,7 +43,13 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
     """
     with needed_at_start(url):
         async with connect(url, name=name) as redis:
-            yield redis, await when_it_serves(partial(join_mesh, redis, prefix, shards))
+            tell = partial(logs.warning, "waiting for redis", cause="it does not answer yet")
+            silence = asyncio.get_running_loop().call_later(SILENCE_TOLD_AFTER_S, tell)
+            try:
+                keys = await when_it_serves(partial(join_mesh, redis, prefix, shards))
+            finally:
+                silence.cancel()
+            yield redis, keys
 
 
 async def when_it_serves(call: Callable[[], Awaitable[T]]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from shared.contract.ids import ShardId, first_shards
-from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
+from shared.process.lifecycle import Stop, Tasks, end, serve_until_stopped
 from shared.store import agreement, redis_client
 from shared.store.agreement import join_mesh, joined, keys_of_mesh
 from shared.store.commands import Redis
@@ -145,6 +146,24 @@ async def test_a_service_waits_for_a_redis_that_says_that_it_cannot_serve_yet(
             await busy
 
         assert first_shards(1) == (await joining).shards
+
+
+async def test_a_service_says_that_it_waits_for_a_redis_that_takes_connections_and_is_silent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "SILENCE_TOLD_AFTER_S", 0.001)
+
+    async def join(url: str) -> None:
+        async with joined(url, DEFAULT_PREFIX, 0, name="a"):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        joining = asyncio.create_task(join(f"redis://127.0.0.1:{listener.getsockname()[1]}"))
+        async with asyncio.timeout(60):
+            while "waiting for redis" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert not joining.done()
+        await end([joining])
 
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1, 2), (3,), (0, 1, 3), (17, 4)])
