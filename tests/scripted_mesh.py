@@ -141,7 +141,7 @@ class ScriptedMesh:
             submission.token,
         )
         reply = encode(ReplyMessage("", error_code=Code.CANCELLED))
-        (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply, feed_max=100))
+        (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply))
         return code
 
     async def assign(

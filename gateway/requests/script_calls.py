@@ -116,12 +116,8 @@ class ScriptCalls:
                     summaries=self._summaries,
                 )
             case CallKind.WITHDRAW_STEPS:
-                return self._scripts.cancel(
-                    [self._withdrawn(pending) for pending in batch.requests],
-                    reply=CANCELLED_STEP,
-                    # The feed has no bound of its own. A leader that is not told finds out when it assigns.
-                    feed_max=self._backlog_max,
-                )
+                withdrawn = [self._withdrawn(pending) for pending in batch.requests]
+                return self._scripts.cancel(withdrawn, reply=CANCELLED_STEP)
             case CallKind.WITHDRAW_WORK:
                 tokens = [pending.token for pending in batch.requests]
                 return self._stateless.withdraw(model_load(batch.requests[0]), self._gateway, tokens, reply=CANCELLED)

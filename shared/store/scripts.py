@@ -319,13 +319,12 @@ class Scripts(ScriptSender):
         """
         return self._of_each("reject", rejections, self._of_leader(shard, model), (term,), list)
 
-    def cancel(self, cancellations: Sequence[Cancellation], *, reply: bytes, feed_max: int) -> Call[list[CancelCode]]:
+    def cancel(self, cancellations: Sequence[Cancellation], *, reply: bytes) -> Call[list[CancelCode]]:
         """Tells the mesh of steps (of one shard) whose callers have gone.
 
-        reply     encoded `ReplyMessage` for the other steps of a waiting sequence
-        feed_max  entries of the feed from which on the scheduler is not told that a sequence waits no longer
+        reply  encoded `ReplyMessage` for the other steps of a waiting sequence
         """
-        return self._of_each("cancel", cancellations, (), (feed_max, reply), each_as(CancelCode))
+        return self._of_each("cancel", cancellations, (), (reply,), each_as(CancelCode))
 
     def orphan(self, orphans: Sequence[Orphan], *, gateway: str) -> Call[list[bool]]:
         """Limits the idle time of sequences (of one shard) whose connections to one gateway were closed."""

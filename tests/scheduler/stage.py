@@ -174,7 +174,7 @@ class Stage:
         birth = accepted.birth
         gone = Cancellation(sequence, birth, accepted.step, self.gateway, str(correlation_id))
         reply = encode(ReplyMessage("", error_code="CANCELLED"))
-        (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply, feed_max=100))
+        (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply))
         return code
 
     async def start_many(self, count: int, *, model: str = MODEL) -> list[SequenceId]:

@@ -281,7 +281,7 @@ class Fuzz:
         is_open = life.steps[asked.place].reply is None
         gone = Cancellation(asked.sequence, asked.birth.decode(), asked.place, submission.gateway, submission.token)
         reply = b"cancelled %d" % self.bench.calls
-        (code,) = self.run(self.scripts.cancel([gone], reply=reply, feed_max=100))
+        (code,) = self.run(self.scripts.cancel([gone], reply=reply))
         self.tell(f"the caller of {asked.number} leaves: {code.name}")
         if code in (CancelCode.TOLD, CancelCode.REMOVED):
             self.truth.left.add(asked.number)

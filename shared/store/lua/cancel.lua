@@ -1,7 +1,7 @@
 -- The callers of accepted steps have gone: a step that has not begun to run need not run any more (triton-spec 1.8).
 --
 -- KEYS   per step: the record of its sequence
--- ARGV   1 bound of the feed   2 encoded reply
+-- ARGV   1 encoded reply
 --        per step: birth of the sequence, step, gateway, token
 -- reply  per step: 2 the sequence was waiting, and all of it was cancelled
 --                  1 its owner was told, or the next owner will be told
@@ -27,7 +27,7 @@ local function leave(record, n, caller)
 end
 
 local function cancel(keys, sid, birth, step, gateway, token)
-  local n, feed = tonumber(step), BASE .. 'feed:' .. model_of(sid)
+  local n = tonumber(step)
   local got = redis.call('HMGET', keys.record, 'st', 'bn', 'cm', 'nx', 'sn', 'ow', 'ep', 'be', 'ca')
   local state = got[1]
   -- Another birth: a later sequence of the same id.
@@ -36,11 +36,9 @@ local function cancel(keys, sid, birth, step, gateway, token)
   if listed(got[9], n) then return 1 end
   if not leave(keys.record, n, gateway .. ' ' .. token .. ';') then return -1 end
   if state == 'w' and number(got[5]) == 1 then
-    refuse_waiting(keys, sid, ARGV[2], 'CANCELED')
-    -- A leader that is not told finds out when it assigns the sequence. So the feed may have a bound here.
-    if redis.call('XLEN', feed) < tonumber(ARGV[1]) then
-      redis.call('XADD', feed, '*', 'q', sid, 'e', 0, 'k', 'c', 'b', got[8])
-    end
+    refuse_waiting(keys, sid, ARGV[1], 'CANCELED')
+    -- A leader that is not told finds out when it assigns the sequence.
+    tell_leader(model_of(sid), 'q', sid, 'e', 0, 'k', 'c', 'b', got[8])
     return 2
   end
   redis.call('HSET', keys.record, 'ca', got[9] and (got[9] .. ' ' .. n) or n)
@@ -50,6 +48,6 @@ local function cancel(keys, sid, birth, step, gateway, token)
   return 1
 end
 
-local results = for_each(0, 2, 4, cancel, 0)
+local results = for_each(0, 1, 4, cancel, 0)
 tally_all()
 return results

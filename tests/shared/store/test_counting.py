@@ -180,7 +180,7 @@ async def test_every_step_of_a_waiting_sequence_is_cancelled_once(mesh: Scripted
     submitted = await mesh.submit(first)
     await mesh.submit(mesh.submission(1, ONE))
     gone = Cancellation(first.sequence, submitted.birth, submitted.step, first.gateway, first.token)
-    call = mesh.scripts.cancel([gone], reply=encode(ReplyMessage("1")), feed_max=10)
+    call = mesh.scripts.cancel([gone], reply=encode(ReplyMessage("1")))
 
     assert [CancelCode.REMOVED] == await mesh.scripts.run(call)
     await mesh.scripts.run(call)
