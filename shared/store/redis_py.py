@@ -108,7 +108,7 @@ class BoundedConnection:
     def exchange(self, packed: Sequence[bytes], limit_s: float) -> asyncio.Future[list[Any]]:
         """Sends commands in one write; the future has as many replies. An error reply is an exception in its place.
 
-        limit_s  how long the replies may take, all together
+        limit_s  how long the server may be silent until all of them have come
         raises   one of `CONNECTION_LOST`, as the future does; after any failure the connection is of no more use
         """
         writer, replies = self._writer, self._replies
@@ -165,6 +165,8 @@ class ReplyStream(asyncio.Protocol):
             while len(replies) < expected:
                 reply = self._reader.gets()
                 if reply is False:
+                    # A long reply comes in pieces, over a busy network for longer than a server may be silent.
+                    self._silence.renew()
                     return
                 replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
             if self._reader.has_data():
@@ -213,6 +215,10 @@ class Silence:
         self._until_s = until_s = self._loop.time() + limit_s
         if self._timer is None or self._timer.when() > until_s:
             self._set(until_s)
+
+    def renew(self) -> None:
+        """Something has come: from now on the wait may last as long again."""
+        self.begin(self._limit_s)
 
     def end(self) -> None:
         """Ends the wait: its limit counts no longer, and the timer may stay for the next one."""

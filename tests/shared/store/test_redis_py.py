@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from redis.asyncio import Connection, ConnectionPool, SSLConnection
@@ -23,6 +24,7 @@ from shared.store.redis_py import (
     BoundedConnection,
     RedisTimeoutError,
     RepeatablePipeline,
+    ReplyStream,
     Silence,
     new_connection,
     tls_context,
@@ -212,3 +214,22 @@ def test_a_wait_ends_when_its_own_limit_is_over_whatever_the_waits_before_were_a
         assert 10 == runner.run(waited_s(1, 1, 1, 10))
         assert 1 == runner.run(waited_s(10, 10, 1))
         runner.run(not_cut_short())
+
+
+def test_while_a_long_reply_comes_in_pieces_the_server_is_not_silent() -> None:
+    """On virtual time, so the times are exact."""
+
+    async def waited_s(pieces: int) -> float:
+        loop, transport = asyncio.get_running_loop(), Mock()
+        replies = ReplyStream(Mock(transport=transport), ResponseError)
+        asked, began_s = replies.to([b""], 10), loop.time()
+        replies.data_received(b"$%d\r\n" % (pieces + 1))
+        for _ in range(pieces):
+            await asyncio.sleep(9)
+            replies.data_received(b"x")
+        with pytest.raises(RedisTimeoutError, match="no answer within 10 s"):
+            await asked
+        return loop.time() - began_s
+
+    with virtual_world(1, compute_s=lambda _: 0.0) as runner:
+        assert [10, 9 + 10, 9 + 9 + 10] == [runner.run(waited_s(pieces)) for pieces in range(3)]
