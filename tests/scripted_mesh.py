@@ -216,14 +216,19 @@ class ScriptedMesh:
         (code,) = await self.scripts.run(call)
         assert code in (CommitCode.COMMITTED, CommitCode.OVER)
 
-    async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
-        """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""
+    async def reclaim(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
+        """Takes all sequences away from an executor, as a scheduler does; their steps stay in its inbox."""
         for shard in self.keys.shards:
             reclaim = self.scripts.reclaim(
                 dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms, lost=lost
             )
             while await self.scripts.run(reclaim) != (0, 0):
                 pass
+
+    async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
+        """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""
+        await self.reclaim(dead, tombstone_ms=tombstone_ms, lost=lost)
+        for shard in self.keys.shards:
             after, looked_at = "0-0", 1
             while looked_at:
                 after, looked_at, _ = await self.scripts.run(

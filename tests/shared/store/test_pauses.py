@@ -6,9 +6,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from redis.exceptions import ResponseError
 
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, Term
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber
 from shared.contract.messages import InboxOwned, InboxStep, InboxVacated, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.contract.record import CANCELLED
 from shared.store.commands import Redis
@@ -21,7 +20,6 @@ from shared.store.script_values import (
     Ending,
     ExpiryCode,
     Orphan,
-    Pausing,
     StepCommit,
     StepOutcome,
     SubmitCode,
@@ -350,19 +348,6 @@ async def test_a_sweep_keeps_the_pause_of_one_without_an_open_step(mesh: Scripte
     assert [1] == await mesh.scripts.run(mesh.scripts.sweep([step.sequence], shard=shard, model="sum", term=mesh.term))
 
     assert before == await mesh.record(7)
-
-
-async def test_an_older_leader_pauses_nothing(mesh: ScriptedMesh) -> None:
-    step = await live(mesh)
-    mesh.term = Term(2)
-    await expire(mesh)
-    pausing = Pausing(step.sequence, 0)
-    call = mesh.scripts.pause([pausing], shard=mesh.keys.shard_of(step.sequence), model="sum", term=Term(1))
-
-    with pytest.raises(ResponseError, match="FENCED"):
-        await mesh.scripts.run(call)
-
-    assert "l" == (await mesh.record(7))["st"]
 
 
 @pytest.mark.parametrize("spoilt", ["", "soon", "12", "1 2 3", "-5 -5"])

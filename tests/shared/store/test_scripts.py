@@ -46,7 +46,9 @@ from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.libraries import PRELUDES
 from shared.store.redis_client import connect, redis_now_ms
+from shared.store.script_sender import Call
 from shared.store.script_values import (
     Assignment,
     CancelCode,
@@ -491,9 +493,7 @@ class TestCommit:
         await mesh.assign(7, ALICE)
         (step,) = await steps(mesh, ALICE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
-        shard = mesh.keys.shard_of(step.sequence)
-        call = mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=mesh.term, count=2, tombstone_ms=10_000)
-        assert (1, 0) == tuple(await mesh.scripts.run(call))
+        await mesh.reclaim(ALICE)
 
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
         assert [step] == await steps(mesh, ALICE)
@@ -657,6 +657,20 @@ class TestCommit:
         assert "1" == (await mesh.record(7))["cm"]
 
 
+@pytest.mark.parametrize("script", [name for name, preludes in PRELUDES.items() if "leader" in preludes])
+async def test_an_older_leader_changes_nothing_whatever_it_calls(mesh: ScriptedMesh, script: str) -> None:
+    step = await start(mesh)
+    newer = mesh.scripts.sweep([step.sequence], shard=mesh.keys.shard_of(step.sequence), model="sum", term=Term(2))
+    await mesh.scripts.run(newer)
+    older = Call(script, newer.keys, [1, *["1"] * 9], list)
+    before = await mesh.record(7)
+
+    with pytest.raises(ResponseError, match="FENCED"):
+        await mesh.scripts.run(older)
+
+    assert before == await mesh.record(7)
+
+
 class TestTakeover:
     async def test_takeovers_and_what_late_owners_try_are_counted(self, mesh: ScriptedMesh) -> None:
         async def line() -> tuple[dict[str, int], int]:
@@ -689,9 +703,7 @@ class TestTakeover:
         for _ in range(3):
             await mesh.submit(mesh.submission(7, ONE))
         shard = mesh.keys.shard_of(mesh.sequence(7))
-        await mesh.scripts.run(
-            mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
-        )
+        await mesh.reclaim(ALICE)
         await mesh.submit(mesh.submission(7, ONE))
         after, _, _ = await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard, count=1))
         await mesh.assign(7, BOB)
@@ -706,10 +718,7 @@ class TestTakeover:
         for number in (7, 8, 9):
             await start(mesh, number)
         await mesh.submit(mesh.submission(8, ONE))
-        for shard in mesh.keys.shards:
-            await mesh.scripts.run(
-                mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
-            )
+        await mesh.reclaim(ALICE)
         await mesh.submit(mesh.submission(9, ONE))
 
         epoch = await mesh.assign(7, BOB, slot=3, instance=1)
@@ -808,16 +817,6 @@ class TestTakeover:
         await mesh.take_over(ALICE)
 
         assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
-
-    async def test_an_older_leader_is_fenced(self, mesh: ScriptedMesh) -> None:
-        await mesh.submit(mesh.submission(7, ONE, START))
-        await mesh.submit(mesh.submission(8, ONE, START))
-        for shard in mesh.keys.shards:
-            await mesh.scripts.run(mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1))
-
-        with pytest.raises(ResponseError, match="FENCED"):
-            await mesh.assign(7, ALICE)
-        assert "w" == (await mesh.record(7))["st"]
 
 
 class TestPage:
@@ -1059,14 +1058,6 @@ class TestVacate:
 
         assert [(2, True)] == [(step.step, step.cancelled) for step in await steps(mesh, BOB)]
 
-    async def test_an_older_leader_is_fenced(self, mesh: ScriptedMesh) -> None:
-        step = await start(mesh, flags=START | PAGEABLE)
-        shard = mesh.keys.shard_of(step.sequence)
-        await mesh.scripts.run(mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1))
-
-        with pytest.raises(ResponseError, match="FENCED"):
-            await self.vacate(mesh, step)
-
 
 class TestPagingByCommit:
     """While others wait, a commit that leaves a sequence without a step takes its slot."""
@@ -1303,11 +1294,10 @@ class TestReject:
         await mesh.submit(first)
         assert SubmitCode.JOINED is (await mesh.submit(again)).code
         shard = mesh.keys.shard_of(mesh.sequence(7))
-        about: Any = {"shard": shard, "model": "sum", "term": mesh.term}
-        await mesh.scripts.run(mesh.scripts.reclaim(ALICE, **about, count=9, tombstone_ms=1000))
+        await mesh.reclaim(ALICE)
         refusal = Rejection(mesh.sequence(7), (await mesh.record(7))["be"], REPLY)
 
-        await mesh.scripts.run(mesh.scripts.reject([refusal], **about))
+        await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=mesh.term))
         await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
 
         assert decode_reply(REPLY) == await mesh.reply(again)
@@ -1444,9 +1434,7 @@ class TestCancel:
         old = mesh.submission(7, ONE)
         accepted = await mesh.submit(old)
         shard = mesh.keys.shard_of(mesh.sequence(7))
-        await mesh.scripts.run(
-            mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
-        )
+        await mesh.reclaim(ALICE)
         parked = mesh.submission(7, ONE)
         moving = await mesh.submit(parked)
 

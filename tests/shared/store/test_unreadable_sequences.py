@@ -168,9 +168,7 @@ async def test_who_waits_for_a_step_in_a_former_owners_inbox_is_told(
     steps = [mesh.submission(VICTIM, ONE) for _ in range(3)]
     await submitted(mesh, *steps)
     (shard,) = mesh.keys.shards
-    await mesh.scripts.run(
-        mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=mesh.term, count=9, tombstone_ms=1000)
-    )
+    await mesh.reclaim(ALICE)
     epoch = await mesh.assign(VICTIM, BOB)
     assert await mesh.scripts.run(mesh.scripts.lose(mesh.sequence(VICTIM), BOB, epoch))
     if begins_anew:
