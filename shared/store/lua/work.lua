@@ -130,7 +130,8 @@ end
 
 -- What hangs on a key of the queue that was removed is made again.
 local function mend(key)
-  for i = 1, math.floor(#KEYS / WORK_KEYS) do
+  -- Behind the keys of the queues stands a tally of each, and the cache may follow.
+  for i = 1, math.floor(#KEYS / (WORK_KEYS + 1)) do
     local keys = work_keys(i)
     if key == keys.queue or key == keys.held or key == keys.takers then requeue_all(keys) end
     if key == keys.order then

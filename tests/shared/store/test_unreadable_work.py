@@ -105,6 +105,29 @@ async def test_a_key_of_another_type_leaves_nobody_waiting(mesh: ScriptedMesh, k
     await drop(mesh)
 
 
+async def test_a_tally_that_cannot_be_read_costs_no_other_models(mesh: ScriptedMesh) -> None:
+    """One call carries the requests for many models, behind whose keys their tallies stand."""
+    models = [f"sum{number}" for number in range(8)]
+    lookup = Lookup(entry_name("scope", "0", "digest"), "0", 0)
+    tallies = [mesh.keys.tally(mesh.keys.shards[0], model, "1", "0") for model in models]
+
+    async def counted(token: str) -> list[int]:
+        items = [WorkItem(model, "1", GATEWAY, token, b"message", lookup=lookup) for model in models]
+        await mesh.scripts.run(WorkScripts(mesh.keys).enqueue(items, bound=100))
+        return [await mesh.redis.llen(tally) for tally in tallies]
+
+    before = await counted("first")
+    for spoilt, tally in enumerate(tallies):
+        await mesh.redis.set(tally, "x")
+        before[spoilt] = 0
+
+        after = await counted(f"behind {spoilt}")
+
+        assert [count + 1 for count in before] == after
+        before = after
+    await mesh.redis.delete(*tallies, *(key for model in models for key in mesh.keys.work_queue(model, "1")))
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("value", [GARBAGE, b"", b"a b c R 1 0 0 ", b"1.0.2 x 0 R 1 0 0 s"])
 async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_run(
