@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -131,7 +132,7 @@ class Scripts(ScriptSender):
         """Notes that the owner of a suspected sequence runs its next step. False if the sequence has another owner
         now.
         """
-        return Call("attempt", [self._keys.sequence(sequence).record], [epoch], bool)
+        return Call("attempt", self._keys.records([sequence]), [epoch], bool)
 
     def commit(
         self,
@@ -190,7 +191,7 @@ class Scripts(ScriptSender):
             args += (step.epoch, step.step, step.gateway, step.token, int(step.keep), len(step.answers))
             for numbered in step.answers:
                 args += numbered
-        return Call("answers", [self._keys.sequence(step.sequence).record for step in steps], args, each_as(bool))
+        return Call("answers", self._keys.records(step.sequence for step in steps), args, each_as(bool))
 
     def expire(
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
@@ -283,11 +284,11 @@ class Scripts(ScriptSender):
 
     def resume(self, sequences: Sequence[SequenceId]) -> Call[list[bool]]:
         """Resumes sequences of one shard; False for each that is not paused. Safe to repeat."""
-        return self._of_each("resume", [OfSequence(sequence) for sequence in sequences], (), (), each_as(bool))
+        return Call("resume", self._keys.records(sequences), [], each_as(bool))
 
     def lose(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> Call[bool]:
         """Ends a sequence whose record its owner cannot read; False if another executor owns it."""
-        return Call("lose", [self._keys.sequence(sequence).record], [executor, epoch], bool)
+        return Call("lose", self._keys.records([sequence]), [executor, epoch], bool)
 
     def sweep(self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
         """Writes again what sequences' records say and other keys have lost; 0 for each sequence that is over, or was
@@ -342,9 +343,8 @@ class Scripts(ScriptSender):
         self, sequence: SequenceId, exported: ExportedSequence, *, idle_ms: int, live_max: int, pageable: bool
     ) -> Call[ReopenCode]:
         """Makes an open sequence from an exported one. live_max: as of `submit`; pageable: whether it may be paged"""
-        record = [word for field in exported.record.items() for word in field]
-        journal = [word for field in exported.journal.items() for word in field]
-        checkpoint = [word for field in exported.checkpoint.items() for word in field]
+        hashes = (exported.record, exported.journal, exported.checkpoint)
+        record, journal, checkpoint = ([*chain.from_iterable(fields.items())] for fields in hashes)
         about = (exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
         args = [*about, len(record), *record, len(journal), *journal, *checkpoint]
         return Call("reopen", self._keys.records([sequence]), args, ReopenCode)
