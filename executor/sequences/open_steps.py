@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from executor.core.actions import BatchMember
-from executor.core.events import RowEnd
+from executor.core.events import ExecutorEvent, OwnershipOver, RowEnd, StepEnded
 from executor.core.state import OwnedPhase
 from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.sequences.step_answers import AnswerWriter
@@ -28,9 +28,7 @@ class OpenSteps:
     """version           of the model
     answer_bytes_max  largest value that Redis takes
     writer            writes the answers of a decoupled model; None for another model
-    ended             takes a step that has its last answer, with what is to be committed; all answers before it are
-                      written
-    gone              takes a step with an answer that Redis refused: its sequence has another owner, or is over
+    handle            takes what happens to an open step (`executor.sequences.sequence_model.SequenceModel.handle`)
     """
 
     def __init__(
@@ -40,15 +38,13 @@ class OpenSteps:
         executor: ExecutorId,
         answer_bytes_max: int,
         writer: AnswerWriter | None,
-        ended: Callable[[BatchMember, RowEnd, FinishedBatch], None],
-        gone: Callable[[BatchMember], None],
+        handle: Callable[[ExecutorEvent, FinishedBatch | None], object],
     ) -> None:
         self._version = version
         self._executor = executor
         self._answer_bytes_max = answer_bytes_max
         self._writer = writer
-        self._ended = ended
-        self._gone = gone
+        self._handle = handle
         self._rows: OpenRows[BatchMember] = OpenRows(
             partial(self._written, writer) if writer is not None else None, self._step_ended, looks=False
         )
@@ -133,10 +129,12 @@ class OpenSteps:
         outcomes = await writer.write(steps)
         for (member, _), held in zip(steps, outcomes, strict=True):
             if held is WorkHeld.GONE:
-                self._gone(member)
+                # Its sequence has another owner, or is over.
+                self._handle(OwnershipOver(member.owned.sequence, member.owned.epoch), None)
         return outcomes
 
     def _step_ended(self, opened: OpenRow[BatchMember]) -> None:
+        """The step has its last answer, and all answers before it are written."""
         batch: FinishedBatch = opened.finished
         member, last = opened.key, opened.last
         if self._by_sequence.get(member.owned.sequence) is opened:
@@ -144,7 +142,8 @@ class OpenSteps:
         end = _end_of(last)
         assert end is not None, "it has a last answer"
         result = BatchResult([last], batch.result.timings)
-        self._ended(member, end, FinishedBatch(result, batch.began_ns, time.time_ns(), responses=opened.responses))
+        finished = FinishedBatch(result, batch.began_ns, time.time_ns(), responses=opened.responses)
+        self._handle(StepEnded(member, end), finished)
 
     def cancel(self, sequence: SequenceId, epoch: Epoch, step: int) -> None:
         """Nobody waits for the step's answers any more."""

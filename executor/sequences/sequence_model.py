@@ -33,7 +33,7 @@ from executor.core.actions import (
 )
 from executor.core.batching import NOTHING_YET, Wait
 from executor.core.decide import decide, next_batch, staged_batch
-from executor.core.events import BatchDone, ExecutorEvent, OwnershipOver, RowEnd, StateLoaded, StepEnded, StepsFinal
+from executor.core.events import BatchDone, ExecutorEvent, OwnershipOver, StateLoaded, StepsFinal
 from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
@@ -116,8 +116,7 @@ class SequenceModel:
             executor=executor,
             answer_bytes_max=answer_bytes_max,
             writer=answer_writer,
-            ended=self._step_ended,
-            gone=self._step_gone,
+            handle=self.handle,
         )
         self.fetch_due = asyncio.Event()
         self.trial_due = asyncio.Event()
@@ -238,12 +237,6 @@ class SequenceModel:
         if not instance.given:
             instance.idle.set()
 
-    def _step_ended(self, member: BatchMember, end: RowEnd, finished: FinishedBatch) -> None:
-        self.handle(StepEnded(member, end), finished=finished)
-
-    def _step_gone(self, member: BatchMember) -> None:
-        self.handle(OwnershipOver(member.owned.sequence, member.owned.epoch))
-
     async def _first_batch(self, instance: Instance) -> None:
         # The direct strategy holds the first batch back for all instances together; each oldest instance has its own
         # batcher.
@@ -298,7 +291,7 @@ class SequenceModel:
         if state.is_crowded:
             self.leave_due.set()
 
-    def handle(self, event: ExecutorEvent, *, finished: FinishedBatch | None = None) -> Sequence[str]:
+    def handle(self, event: ExecutorEvent, finished: FinishedBatch | None = None) -> Sequence[str]:
         """Takes an event in and acts. Returns inbox entries that may be removed.
 
         finished  what is to be committed of a step that ended after its batch

@@ -21,8 +21,7 @@ class Nobody:
     async def write(self, steps: Sequence[tuple[BatchMember, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
         return [WorkHeld.HELD] * len(steps)
 
-    def ended(self, *_: object) -> None: ...
-    def gone(self, *_: object) -> None: ...
+    def handle(self, *_: object) -> None: ...
 
 
 async def test_a_cancellation_from_an_earlier_life_of_the_sequence_reaches_no_step_of_this_one() -> None:
@@ -39,8 +38,7 @@ async def test_a_cancellation_from_an_earlier_life_of_the_sequence_reaches_no_st
         executor=ExecutorId("a"),
         answer_bytes_max=1 << 20,
         writer=writer,
-        ended=nobody.ended,
-        gone=nobody.gone,
+        handle=nobody.handle,
     )
     answers = steps.answering(member, Row(inputs={})).answers
     assert answers is not None
