@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,7 @@ from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.membership import Membership
-from shared.store.script_values import CancelCode, SubmitCode, VacateCode
+from shared.store.script_values import CancelCode, Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
 from tests.redis_proxy import RedisProxy
@@ -99,11 +99,31 @@ def interval() -> int:
     return 1
 
 
+class Gate:
+    """What steps of the model wait for, or depend on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def reached(self) -> None:
+        """Returns when a step waits."""
+        while not Path(f"{self.path}.waits").exists():
+            await asyncio.sleep(0.001)
+
+    def open(self) -> None:
+        self.path.touch()
+
+
 @pytest.fixture
-def models(tmp_path: Path, interval: int) -> Path:
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def models(tmp_path: Path, interval: int, gate: Gate) -> Path:
     version = tmp_path / "models" / "sum" / "1"
     version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL.replace("GATE", str(tmp_path / "gate")))
+    (version / "model.py").write_text(MODEL.replace("GATE", str(gate.path)))
     (version.parent / "config.pbtxt").write_text(CONFIG.replace("INTERVAL", str(interval)))
     return tmp_path / "models"
 
@@ -118,6 +138,22 @@ async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
 async def executor(redis_url: str, key_prefix: str, models: Path) -> Life:
     """Runs executors of the test's model, each with its own engines, as its context lasts."""
     return lambda name: living(redis_url, key_prefix, models, "sum", name)
+
+
+async def play(
+    mesh: ScriptedMesh, running: Running, *numbers: int, correlation_id: int = 7, slot: int = 0, flags: StepFlag = START
+) -> list[Submission]:
+    """Submits the steps of a sequence that begins, and gives it to an executor. flags: of the first one"""
+    steps = [mesh.submission(correlation_id, value(n), NONE if i else flags) for i, n in enumerate(numbers)]
+    for step in steps:
+        await mesh.submit(step)
+    await mesh.assign(correlation_id, running.executor, slot=slot)
+    return steps
+
+
+async def sums(mesh: ScriptedMesh, steps: Iterable[Submission]) -> list[int]:
+    """The answers to steps."""
+    return [total(await mesh.reply(step)) for step in steps]
 
 
 async def end(mesh: ScriptedMesh, correlation_id: int) -> int:
@@ -143,27 +179,22 @@ async def test_steps_submitted_before_and_after_the_assignment_run_in_order(mesh
 
 async def test_neighbours_in_a_batch_do_not_see_each_other(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a:
-        for correlation_id in range(1, 5):
-            await mesh.submit(mesh.submission(correlation_id, value(correlation_id), START))
-            await mesh.assign(correlation_id, a.executor, slot=correlation_id - 1)
+        for number in range(1, 5):
+            await play(mesh, a, number, correlation_id=number, slot=number - 1)
         second = [mesh.submission(i, value(100 * i)) for i in range(1, 5)]
         for submission in second:
             await mesh.submit(submission)
 
-        assert [101, 202, 303, 404] == [total(await mesh.reply(submission)) for submission in second]
-        for correlation_id in range(1, 5):
-            await end(mesh, correlation_id)
+        assert [101, 202, 303, 404] == await sums(mesh, second)
+        for number in range(1, 5):
+            await end(mesh, number)
 
 
 async def test_a_failing_step_is_answered_and_the_sequence_goes_on_from_its_state(
     mesh: ScriptedMesh, executor: Life
 ) -> None:
     async with executor("a") as a:
-        await mesh.submit(mesh.submission(7, value(5), START))
-        await mesh.assign(7, a.executor)
-        bad, good = mesh.submission(7, value(-1)), mesh.submission(7, value(2))
-        await mesh.submit(bad)
-        await mesh.submit(good)
+        _, bad, good = await play(mesh, a, 5, -1, 2)
 
         assert ("INTERNAL", "no") == ((failed := await mesh.reply(bad)).error_code, failed.error)
         assert 7 == total(await mesh.reply(good))
@@ -174,10 +205,7 @@ async def test_after_a_failed_start_the_queued_steps_fail_and_the_slot_is_free(
     mesh: ScriptedMesh, executor: Life
 ) -> None:
     async with executor("a") as a:
-        begin, follow = mesh.submission(7, value(0), START), mesh.submission(7, value(2))
-        await mesh.submit(begin)
-        await mesh.submit(follow)
-        await mesh.assign(7, a.executor)
+        begin, follow = await play(mesh, a, 0, 2)
 
         assert "no" == (await mesh.reply(begin)).error
         assert "must specify the START flag" in (failed := await mesh.reply(follow)).error
@@ -189,11 +217,7 @@ async def test_after_a_failed_start_the_queued_steps_fail_and_the_slot_is_free(
 async def test_a_takeover_continues_as_if_nothing_had_happened(mesh: ScriptedMesh, executor: Life) -> None:
     """Also with steps that were committed but not checkpointed: they are replayed and not answered again."""
     async with executor("a") as a:
-        before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
-        for submission in before:
-            await mesh.submit(submission)
-        await mesh.assign(7, a.executor)
-        assert [1, 3, 6, 10, 15] == [total(await mesh.reply(submission)) for submission in before]
+        assert [1, 3, 6, 10, 15] == await sums(mesh, await play(mesh, a, *range(1, 6)))
     in_flight = mesh.submission(7, value(6))
     await mesh.submit(in_flight)
 
@@ -203,16 +227,14 @@ async def test_a_takeover_continues_as_if_nothing_had_happened(mesh: ScriptedMes
         after = mesh.submission(7, value(7))
         await mesh.submit(after)
 
-        assert [21, 28] == [total(await mesh.reply(in_flight)), total(await mesh.reply(after))]
+        assert [21, 28] == await sums(mesh, [in_flight, after])
         assert 28 == await end(mesh, 7)
 
 
 @pytest.mark.parametrize("interval", [3])
 async def test_what_was_kept_for_a_replay_goes_when_its_sequence_expires(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a:
-        step = mesh.submission(7, value(5), START)
-        await mesh.submit(step)
-        await mesh.assign(7, a.executor)
+        (step,) = await play(mesh, a, 5)
         assert 5 == total(await mesh.reply(step))
         commands, shard = mesh.redis, mesh.keys.shard_of(step.sequence)
         inbox = mesh.keys.inbox(shard, a.executor)
@@ -229,17 +251,13 @@ async def test_what_was_kept_for_a_replay_goes_when_its_sequence_expires(mesh: S
 
 @pytest.mark.parametrize("interval", [3])
 async def test_a_step_that_failed_does_not_succeed_when_others_are_replayed(
-    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+    mesh: ScriptedMesh, executor: Life, gate: Gate
 ) -> None:
     """Its caller has heard that it failed; also the second time that the window is replayed."""
     async with executor("a") as a:
-        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in (1, 778, 778, 2, 778)]
-        for submission in steps:
-            await mesh.submit(submission)
-        await mesh.assign(7, a.executor)
-        replies = [await mesh.reply(submission) for submission in steps]
+        replies = [await mesh.reply(step) for step in await play(mesh, a, 1, 778, 778, 2, 778)]
         assert [1, "no", "no", 3, "no"] == [reply.error or total(reply) for reply in replies]
-    (tmp_path / "gate").touch()
+    gate.open()
 
     before = a.executor
     for slot, name in enumerate("bc"):
@@ -256,16 +274,12 @@ async def test_a_step_that_failed_does_not_succeed_when_others_are_replayed(
 
 @pytest.mark.parametrize("interval", [3])
 async def test_a_step_that_does_not_succeed_again_when_it_is_replayed_ends_in_a_lost_sequence(
-    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+    mesh: ScriptedMesh, executor: Life, gate: Gate
 ) -> None:
     """Nobody gets an answer that builds on another state than the answers before it; the next owner says the same."""
     async with executor("a") as a:
-        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in (1, 779)]
-        for submission in steps:
-            await mesh.submit(submission)
-        await mesh.assign(7, a.executor)
-        assert [1, 780] == [total(await mesh.reply(submission)) for submission in steps]
-    (tmp_path / "gate").touch()
+        assert [1, 780] == await sums(mesh, await play(mesh, a, 1, 779))
+    gate.open()
     step = mesh.submission(7, value(1))
     await mesh.submit(step)
 
@@ -285,10 +299,7 @@ async def test_a_step_that_does_not_succeed_again_when_it_is_replayed_ends_in_a_
 
 async def test_a_sequence_with_an_unusable_checkpoint_is_lost_for_good(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a:
-        begin = mesh.submission(7, value(5), START)
-        await mesh.submit(begin)
-        await mesh.assign(7, a.executor)
-        assert 5 == total(await mesh.reply(begin))
+        assert [5] == await sums(mesh, await play(mesh, a, 5))
     checkpoint = mesh.keys.sequence(mesh.sequence(7)).checkpoint
     await mesh.redis.hset(checkpoint, "s:SUM_IN", encode(Tensor("SUM_IN", "INT32", (1,), b"four")))
     steps = [mesh.submission(7, value(1)), mesh.submission(7, value(1))]
@@ -309,10 +320,7 @@ async def test_a_sequence_that_gave_up_its_slot_goes_on_where_it_stood(
 ) -> None:
     """Somebody else has its slot meanwhile; it comes back to the same executor, or to another one."""
     async with executor("a") as a, executor("b") as b:
-        before = [mesh.submission(7, value(n), START | PAGEABLE if n == 1 else NONE) for n in range(1, 6)]
-        for submission in before:
-            await mesh.submit(submission)
-        await mesh.assign(7, a.executor)
+        before = await play(mesh, a, *range(1, 6), flags=START | PAGEABLE)
         assert 15 == total(await mesh.reply(before[-1]))
         expected = 15
         for owner, slot, tenant in ((a.executor, 1, 8), (b.executor, 0, 9)):
@@ -327,7 +335,7 @@ async def test_a_sequence_that_gave_up_its_slot_goes_on_where_it_stood(
             for submission in following:
                 await mesh.submit(submission)
             await mesh.assign(7, owner, slot=slot)
-            assert [expected + 10, expected + 30] == [total(await mesh.reply(one)) for one in following]
+            assert [expected + 10, expected + 30] == await sums(mesh, following)
             expected += 30
             assert 100 == await end(mesh, tenant)
         assert expected == await end(mesh, 7)
@@ -369,10 +377,7 @@ async def test_an_idle_sequence_has_its_state_at_its_new_owner_before_its_next_s
     """Whoever comes to it, by a takeover or by a move; then the checkpoint is not needed any more."""
     async with executor("b") as b, executor("c") as c:
         async with executor("a") as a:
-            step = mesh.submission(7, value(5), START)
-            await mesh.submit(step)
-            await mesh.assign(7, a.executor)
-            assert 5 == total(await mesh.reply(step))
+            assert [5] == await sums(mesh, await play(mesh, a, 5))
         await mesh.take_over(a.executor)
         await here(mesh, b, {7: await mesh.assign(7, b.executor, slot=2)})
         assert VacateCode.VACATED is await mesh.vacate(7, moving=True)
@@ -425,8 +430,7 @@ async def here(mesh: ScriptedMesh, running: Running, epochs: Mapping[int, Epoch]
 async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedMesh, executor: Life) -> None:
     """The old owner computes a step whose commit is refused; the new owner's result is the only one."""
     async with executor("a") as a, executor("b") as b:
-        await mesh.submit(mesh.submission(7, value(5), START))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 5)
         while (await mesh.record(7)).get("cm") != "1":
             await asyncio.sleep(0)
         step = mesh.submission(7, value(2))
@@ -558,11 +562,7 @@ async def test_a_registration_without_an_answer_is_not_repeated_under_the_same_i
 
 async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a, executor("b") as b:
-        await mesh.submit(mesh.submission(7, value(1), START))
-        await mesh.assign(7, a.executor)
-        rest = [mesh.submission(7, value(1)) for _ in range(20)]
-        for submission in rest:
-            await mesh.submit(submission)
+        _, *rest = await play(mesh, a, *[1] * 21)
         await a.registration.leave()
 
         members = {m.registration.executor: m for m in await Membership(mesh.redis, mesh.keys).members()}
@@ -571,7 +571,7 @@ async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: Scripted
         await mesh.take_over(a.executor)
         await mesh.assign(7, b.executor)
 
-        assert list(range(2, 22)) == [total(await mesh.reply(submission)) for submission in rest]
+        assert list(range(2, 22)) == await sums(mesh, rest)
         await end(mesh, 7)
 
 
@@ -620,8 +620,7 @@ async def test_an_executor_that_leaves_serves_on_what_only_it_can_serve_but_not_
 
 async def test_an_executor_without_such_sequences_need_not_wait(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a:
-        await mesh.submit(mesh.submission(7, value(1), START))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 1)
 
         assert not await a.registration.settle(asyncio.sleep(600))
 
@@ -630,10 +629,7 @@ async def test_an_executor_without_such_sequences_need_not_wait(mesh: ScriptedMe
 
 async def test_statistics_of_all_executors_add_up(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a:
-        for n in range(1, 4):
-            await mesh.submit(mesh.submission(7, value(n), START if n == 1 else NONE))
-        await mesh.submit(mesh.submission(7, value(-1)))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 1, 2, 3, -1)
         await end(mesh, 7)
         await a.registration.leave()
 
@@ -648,8 +644,7 @@ async def test_counts_are_added_up_though_nobody_reads_them(
     monkeypatch.setattr("executor.lease.registration.COUNTS_INTERVAL_S", 0.01)
     place = (mesh.keys.shard_of(mesh.sequence(7)), "sum", "1", "0")
     async with executor("a") as a:
-        await mesh.submit(mesh.submission(7, value(1), START))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 1)
         await end(mesh, 7)
 
         async with asyncio.timeout(60):
@@ -683,11 +678,8 @@ async def test_a_model_that_is_served_otherwise_goes_on_with_its_sequences(
 ) -> None:
     """A load that changes nothing on which a state depends ends no sequence whose state the mesh holds."""
     async with executor("a") as a:
-        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
-        for submission in steps:
-            await mesh.submit(submission)
-        await mesh.assign(7, a.executor)
-        await mesh.reply(steps[-1])
+        *_, fifth = await play(mesh, a, *range(1, 6))
+        await mesh.reply(fifth)
 
         config = models / "sum" / "config.pbtxt"
         text = config.read_text()
@@ -745,8 +737,7 @@ async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(
     mesh: ScriptedMesh, executor: Life
 ) -> None:
     async with executor("a") as a:
-        await mesh.submit(mesh.submission(7, value(5), START))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 5)
         (before,) = a.repository.loaded["sum"].versions
 
         a.repository.load("sum", generation="other")
@@ -758,36 +749,22 @@ async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(
 
 
 async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(
-    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
+    mesh: ScriptedMesh, executor: Life, models: Path, gate: Gate
 ) -> None:
     """Steps of before run on the old engines, sequences that begin later on the new ones. Who is idle then is over at
     once, and who is not hears it with the next step: also one whose step came while the old engines were at work."""
     async with executor("a") as a:
-        old = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
-        for submission in [*old, mesh.submission(9, value(1), START)]:
-            await mesh.submit(submission)
-        await mesh.assign(9, a.executor, slot=2)
-        await mesh.assign(7, a.executor)
-        busy = mesh.submission(7, value(777))
-        await mesh.submit(busy)
-        while not (tmp_path / "gate.waits").exists():
-            await asyncio.sleep(0.001)
-        change_model(models, "total = ", "total = 1000 + ")
-        a.repository.load("sum", generation="second")
-        reload = asyncio.create_task(a.registration.announce(Applied("1-0")))
-        # What is in the inbox before the new engines take steps is for the old ones.
-        while len({load for load in a.registration.serving.loads if load.model == "sum"}) < 2:
-            await asyncio.sleep(0.001)
-        begin = mesh.submission(8, value(1), START)
-        await mesh.submit(begin)
-        await mesh.assign(8, a.executor, slot=1)
-        assert 1001 == total(await mesh.reply(begin))
+        await play(mesh, a, 1, correlation_id=9, slot=2)
+        old = await play(mesh, a, *[1] * 20, 777)
+        await gate.reached()
+        reload = await reload_of(models, a)
+        assert [1001] == await sums(mesh, await play(mesh, a, 1, correlation_id=8, slot=1))
         late = mesh.submission(7, value(1))
         await mesh.submit(late)
-        (tmp_path / "gate").touch()
+        gate.open()
         await reload
 
-        assert [*range(1, 21), 797] == [total(await mesh.reply(submission)) for submission in [*old, busy]]
+        assert [*range(1, 21), 797] == await sums(mesh, old)
         assert Reason.LOST == (await mesh.reply(late)).reason
         assert ["o", "l", "o"] == [(await mesh.record(number))["st"] for number in (7, 8, 9)]
         assert "second" == a.repository.loaded["sum"].record.generation
@@ -798,33 +775,26 @@ async def test_a_reload_waits_for_no_entry_that_left_the_inbox_before_it_was_rea
     mesh: ScriptedMesh,
     executor: Life,
     models: Path,
-    tmp_path: Path,
+    gate: Gate,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The reload of another version, and a failover of Redis, have everything read again that is still there."""
     monkeypatch.setattr(serving, "FINISH_S", 20.0)
     async with executor("a") as a:
-        running = mesh.submission(7, value(777), START)
-        await mesh.submit(running)
-        await mesh.assign(7, a.executor)
-        while not (tmp_path / "gate.waits").exists():
-            await asyncio.sleep(0.001)
-        change_model(models, "total = ", "total = 1000 + ")
-        a.repository.load("sum", generation="second")
-        reload = asyncio.create_task(a.registration.announce(Applied("1-0")))
-        while len({load for load in a.registration.serving.loads if load.model == "sum"}) < 2:
-            await asyncio.sleep(0.001)
+        running = await play(mesh, a, 777)
+        await gate.reached()
+        reload = await reload_of(models, a)
         a.registration._inbox.read_again()
-        (tmp_path / "gate").touch()
+        gate.open()
         await reload
 
-        assert 777 == total(await mesh.reply(running))
+        assert [777] == await sums(mesh, running)
     assert "model ends with steps unfinished" not in caplog.messages
 
 
 async def test_a_reload_leaves_to_the_scheduler_what_neither_load_has_a_place_for(
-    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
+    mesh: ScriptedMesh, executor: Life, models: Path, gate: Gate
 ) -> None:
     """A load before these two had two instances. What is read again is older than the new load, so the old one gets
     it."""
@@ -834,19 +804,11 @@ async def test_a_reload_leaves_to_the_scheduler_what_neither_load_has_a_place_fo
             await mesh.submit(submission)
         await mesh.assign(7, a.executor, instance=1)
         await mesh.assign(8, a.executor)
-        while not (tmp_path / "gate.waits").exists():
-            await asyncio.sleep(0.001)
-        change_model(models, "total = ", "total = 1000 + ")
-        a.repository.load("sum", generation="second")
+        await gate.reached()
         a.registration.serving._inbox.read_again()
-        reload = asyncio.create_task(a.registration.announce(Applied("1-0")))
-        while len({load for load in a.registration.serving.loads if load.model == "sum"}) < 2:
-            await asyncio.sleep(0.001)
-        begin = mesh.submission(9, value(1), START)
-        await mesh.submit(begin)
-        await mesh.assign(9, a.executor, slot=1)
-        assert 1001 == total(await mesh.reply(begin))
-        (tmp_path / "gate").touch()
+        reload = await reload_of(models, a)
+        assert [1001] == await sums(mesh, await play(mesh, a, 1, correlation_id=9, slot=1))
+        gate.open()
         await reload
 
         assert 777 == total(await mesh.reply(busy))
@@ -865,10 +827,8 @@ async def test_a_state_is_taken_by_no_other_load_wherever_it_comes_to_it(
     """From a page, by a move or by a takeover; whether the executor of before has loaded anew or not."""
     async with executor("a") as a, executor("b") as b:
         for number in (1, 2, 3, 4):
-            first = mesh.submission(number, value(number), START | PAGEABLE)
-            await mesh.submit(first)
-            await mesh.assign(number, a.executor, slot=number - 1)
-            await mesh.reply(first)
+            first = await play(mesh, a, number, correlation_id=number, slot=number - 1, flags=START | PAGEABLE)
+            assert [number] == await sums(mesh, first)
         assert VacateCode.VACATED is await mesh.vacate(1)
         assert VacateCode.VACATED is await mesh.vacate(2)
         # Told nobody yet: the scheduler does not know that this executor has loaded anew.
@@ -898,8 +858,7 @@ async def test_a_reload_that_fails_leaves_the_old_model_serving(
     mesh: ScriptedMesh, executor: Life, models: Path
 ) -> None:
     async with executor("a") as a:
-        await mesh.submit(mesh.submission(7, value(5), START))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 5)
         change_model(models, "class TritonPythonModel", "raise ValueError('broken')\nclass TritonPythonModel")
 
         with pytest.raises(
@@ -918,15 +877,12 @@ async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_
     mesh: ScriptedMesh, executor: Life
 ) -> None:
     async with executor("a") as a:
-        steps = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
-        for submission in steps:
-            await mesh.submit(submission)
-        await mesh.assign(7, a.executor)
+        steps = await play(mesh, a, *[1] * 20)
         a.repository.unload("sum")
         await a.registration.announce(Applied("1-0"))
 
         assert ["UNLOADING"] == [line.state for line in (await registration(mesh, a)).repository]
-        assert list(range(1, 21)) == [total(await mesh.reply(submission)) for submission in steps]
+        assert list(range(1, 21)) == await sums(mesh, steps)
         await a.changed.wait()
         await a.registration.announce(Applied("1-0"))
         told = await registration(mesh, a)
@@ -948,10 +904,7 @@ async def test_an_idle_sequence_that_cannot_be_paged_is_lost_with_the_last_execu
     with (models / "sum" / "config.pbtxt").open("a") as config:
         config.write('parameters { key: "virtual_slots" value { string_value: "false" } }')
     async with executor("a") as a, AsyncExitStack() as stack:
-        first = mesh.submission(7, value(1), START)
-        await mesh.submit(first)
-        await mesh.assign(7, a.executor)
-        await mesh.reply(first)
+        assert [1] == await sums(mesh, await play(mesh, a, 1))
         if other != "is not there":
             b = await stack.enter_async_context(executor("b"))
             if other == "unloads":
@@ -967,11 +920,11 @@ async def test_an_idle_sequence_that_cannot_be_paged_is_lost_with_the_last_execu
 
 
 async def test_a_finalize_that_takes_long_holds_up_no_other_model(
-    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
+    mesh: ScriptedMesh, executor: Life, models: Path, gate: Gate
 ) -> None:
     finalize = f"""    def finalize(self):
-        open({str(tmp_path / "ends")!r}, "w").close()
-        while not os.path.exists({str(tmp_path / "gate")!r}):
+        open({f"{gate.path}.waits"!r}, "w").close()
+        while not os.path.exists({str(gate.path)!r}):
             time.sleep(0.001)
 
     def execute("""
@@ -983,35 +936,30 @@ async def test_a_finalize_that_takes_long_holds_up_no_other_model(
         try:
             async with asyncio.timeout(10):
                 await a.registration.announce(Applied("1-0"))
-                while not (tmp_path / "ends").exists():
-                    await asyncio.sleep(0.001)
+                await gate.reached()
 
                 change_model(models, "total = ", "total = 1000 + ")
                 a.repository.load("sum", generation="second")
                 await a.registration.announce(Applied("2-0"))
             assert ["READY"] == [line.state for line in (await registration(mesh, a)).repository]
-            await mesh.submit(mesh.submission(7, value(5), START))
-            await mesh.assign(7, a.executor)
+            await play(mesh, a, 5)
             assert 2005 == await end(mesh, 7)
         finally:
-            (tmp_path / "gate").touch()
+            gate.open()
 
 
 @pytest.mark.leaves_sequences
 @pytest.mark.parametrize("how", ["is loaded anew", "has other instances", "is unloaded"])
 async def test_a_model_that_hangs_holds_up_no_other_change(
-    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    mesh: ScriptedMesh, executor: Life, models: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whoever mends a model that hangs loads it anew."""
     monkeypatch.setattr(serving, "LINGER_S", 0)
     monkeypatch.setattr(serving, "FINISH_S", 0.1)
     monkeypatch.setattr(serving, "RETURN_S", 0.1)
     async with executor("a") as a:
-        hangs = mesh.submission(7, value(777), START)
-        await mesh.submit(hangs)
-        await mesh.assign(7, a.executor)
-        while not (tmp_path / "gate.waits").exists():
-            await asyncio.sleep(0.001)
+        hangs = await play(mesh, a, 777)
+        await gate.reached()
         match how:
             case "is loaded anew":
                 change_model(models, "== 777", "== 7777")
@@ -1031,29 +979,27 @@ async def test_a_model_that_hangs_holds_up_no_other_change(
 
                 served = (await registration(mesh, a)).models
                 if how == "is loaded anew":
-                    assert 777 == total(await mesh.reply(hangs))
+                    assert [777] == await sums(mesh, hangs)
         finally:
-            (tmp_path / "gate").touch()
+            gate.open()
         assert (how != "is unloaded") == bool(served)
         if how == "has other instances":
-            assert 777 == total(await mesh.reply(hangs))
+            assert [777] == await sums(mesh, hangs)
 
 
 @pytest.mark.leaves_sequences
 async def test_a_model_that_hangs_holds_up_no_sequence_of_an_executor_that_is_drained(
-    mesh: ScriptedMesh, redis_url: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mesh: ScriptedMesh, redis_url: str, models: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What stays until it ends lets the others go, also those that a batch holds that does not return."""
     monkeypatch.setattr(serving, "RETURN_S", 0.1)
     shutil.copytree(models / "sum", models / "kept")
     other = ScriptedMesh(mesh.redis, mesh.keys, "kept")
     async with living(redis_url, mesh.keys.prefix, models, "sum", "a", "kept") as a:
-        await mesh.submit(mesh.submission(7, value(777), START))
-        await mesh.assign(7, a.executor)
+        await play(mesh, a, 777)
         await other.submit(msgspec.structs.replace(other.submission(8, value(1), START), flags=START))
         await other.assign(8, a.executor)
-        while not (tmp_path / "gate.waits").exists():
-            await asyncio.sleep(0.001)
+        await gate.reached()
         settling = asyncio.create_task(a.registration.settle(asyncio.sleep(600)))
         try:
             async with asyncio.timeout(60):
@@ -1061,7 +1007,19 @@ async def test_a_model_that_hangs_holds_up_no_sequence_of_an_executor_that_is_dr
                     await asyncio.sleep(0.01)
         finally:
             settling.cancel()
-            (tmp_path / "gate").touch()
+            gate.open()
+
+
+async def reload_of(models: Path, running: Running) -> asyncio.Task[None]:
+    """Begins a reload of the model, whose sums are larger by 1000 then. Returns when new engines take steps: what was
+    in the inbox before is for the old ones.
+    """
+    change_model(models, "total = ", "total = 1000 + ")
+    running.repository.load("sum", generation="second")
+    reload = asyncio.create_task(running.registration.announce(Applied("1-0")))
+    while len({load for load in running.registration.serving.loads if load.model == "sum"}) < 2:
+        await asyncio.sleep(0.001)
+    return reload
 
 
 def change_model(models: Path, old: str, new: str) -> None:
@@ -1080,7 +1038,7 @@ async def registration(mesh: ScriptedMesh, running: Running) -> ExecutorRegistra
 
 @pytest.mark.leaves_sequences
 async def test_cancelled_step_and_those_behind_it_do_not_run_and_the_running_one_is_not_affected(
-    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+    mesh: ScriptedMesh, executor: Life, gate: Gate
 ) -> None:
     """The sequence has lost its state then; a START behind them begins anew, in the same slot."""
     async with executor("alice") as alice:
@@ -1092,8 +1050,7 @@ async def test_cancelled_step_and_those_behind_it_do_not_run_and_the_running_one
         await mesh.assign(7, alice.executor)
         told = await mesh.submit(cancelled)
         await mesh.submit(behind)
-        while not (tmp_path / "gate.waits").exists():
-            await asyncio.sleep(0.001)
+        await gate.reached()
 
         assert CancelCode.TOLD is await mesh.cancel(running, begun)
         assert CancelCode.TOLD is await mesh.cancel(cancelled, told)
@@ -1103,7 +1060,7 @@ async def test_cancelled_step_and_those_behind_it_do_not_run_and_the_running_one
                 await asyncio.sleep(0.001)
             await mesh.submit(anew)
         finally:
-            (tmp_path / "gate").touch()
+            gate.open()
 
         assert 777 == total(await mesh.reply(running))
         for submission in (cancelled, behind):
