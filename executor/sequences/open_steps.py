@@ -73,7 +73,9 @@ class OpenSteps:
         """The open step of a sequence, in a new pass."""
         step, sequence = member.queued.step, member.owned.sequence
         opened = self._by_sequence.get(sequence)
-        if opened is None or opened.is_over or opened.key.queued.step.step != step.step:
+        if opened is None or opened.key.queued is not member.queued:
+            # A step that was cancelled between two passes is not open any more.
+            self.drop(sequence)
             encode = partial(
                 answer,
                 version=self._version,
@@ -107,7 +109,7 @@ class OpenSteps:
     def _leave(self, members: Iterable[BatchMember | None], batch: FinishedBatch) -> None:
         for member, row in zip(members, batch.result.rows, strict=True):
             opened = self._by_sequence.get(member.owned.sequence) if member is not None else None
-            if opened is None or opened.key is not member or row is None or (isinstance(row, RowResult) and row.again):
+            if opened is None or opened.key is not member or (isinstance(row, RowResult) and row.again):
                 continue
             # A backend without response senders gives the only answer at once.
             only = None if isinstance(row, RowResult) and row.open else row

@@ -18,7 +18,7 @@ import pytest
 from executor.core.events import CheckpointFetched, OwnershipOver
 from executor.core.gathering import RETURNS
 from executor.core.state import Checkpoint, OwnedSequence, VoidCause
-from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.base import BatchResult, LateAnswer, Row, RowError, RowResult, Timings
 from executor.engine.pytorch import devices
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ, try_suspects
@@ -27,6 +27,7 @@ from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import SequenceModel
 from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.first_batch import FirstBatch
+from executor.workers.open_rows import FINISH_S
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import (
@@ -1254,6 +1255,47 @@ class TestStaging:
 
             assert raised.group_contains(DeviceLostError)
             await on.model.quiet()
+            assert [] == on.commits.steps
+
+
+class TestLateAnswers:
+    """Steps whose only answers come behind their batches."""
+
+    async def test_a_model_hears_that_a_caller_has_left_while_the_batch_ran(self) -> None:
+        late = LateAnswer()
+        async with stage(config(Oldest(4)), lambda _: RowResult((), open=True, late=late)) as on:
+            on.step(1, START)
+            await on.begun(1)
+            on.cancel(1)
+            on.engines[0].let_go()
+            await until(lambda: late.is_cancelled)
+
+            late.end(RowResult(()))
+            await until(lambda: on.commits.outcome(1) is StepOutcome.DONE)
+
+    async def test_nothing_stays_open_of_a_sequence_that_left_while_its_batch_ran(self) -> None:
+        late = LateAnswer()
+        async with stage(config(Oldest(4)), lambda _: RowResult((), open=True, late=late)) as on:
+            on.step(1, START)
+            await on.begun(1)
+            on.model.handle(OwnershipOver(sequence_id("m", "", 7), Epoch(1)))
+            on.engines[0].let_go()
+
+            await asyncio.wait_for(on.model.quiet(), FINISH_S / 2)
+            late.end(RowResult(()))
+            assert [] == on.commits.steps
+
+    async def test_an_answer_to_a_sequence_that_is_gone_goes_nowhere_and_is_not_waited_for(self) -> None:
+        late = LateAnswer()
+        async with stage(config(Oldest(4)), lambda _: RowResult((), open=True, late=late)) as on:
+            on.step(1, START)
+            on.engines[0].let_go()
+            await until(lambda: cast("Any", late)._to is not None)
+            on.model.handle(OwnershipOver(sequence_id("m", "", 7), Epoch(1)))
+
+            assert late.is_cancelled
+            late.end(RowResult(()))
+            await asyncio.wait_for(on.model.quiet(), FINISH_S / 2)
             assert [] == on.commits.steps
 
 
