@@ -397,34 +397,49 @@ class ModelRepository:
         none is.
         """
         name = loaded.config.name
-        before = self.loaded.get(name)
-        versions: list[ServedVersion] = []
+        versions: dict[int, ServedVersion] = {}
         made: list[ServedVersion] = []
-        for number in loaded.versions:
-            version = str(number)
-            try:
-                present = self._fingerprint_of(loaded, number, by_content=by_content)
-                known = before.at(version) if before else None
-                if known is not None and known.fingerprint == present:
-                    versions.append(known)
-                    continue
-                goes_on = known is not None and known.fingerprint.content == present.content
-                load = known.statistics.load if known is not None and goes_on else ModelLoad(name, version, generation)
-                served = self._serve(loaded, load, present, backends)
-                made.append(served)
-                scope = (
-                    self._fingerprint_of(loaded, number, by_content=True).content
-                    if served.config.response_cache and not served.config.ensemble
-                    else ""
-                )
-                made[-1] = replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
-                versions.append(made[-1])
-            except BaseException as error:  # A model's own code; whatever it raises, the load failed.
-                self.devices.check()
-                for served in made:
-                    close_now(served)
-                raise self._failed(name, version, error) from error
-        return versions
+        missing: Sequence[int] = loaded.versions
+        while missing:
+            before = self.loaded.get(name)
+            for number in missing:
+                version = str(number)
+                try:
+                    present = self._fingerprint_of(loaded, number, by_content=by_content)
+                    known = before.at(version) if before else None
+                    if known is None or known.fingerprint != present:
+                        goes_on = known is not None and known.fingerprint.content == present.content
+                        load = known.statistics.load if known and goes_on else ModelLoad(name, version, generation)
+                        known = self._made(loaded, load, present, taken, backends)
+                        made.append(known)
+                    versions[number] = known
+                except BaseException as error:  # A model's own code; whatever it raises, the load failed.
+                    self.devices.check()
+                    for served in made:
+                        close_now(served)
+                    raise self._failed(name, version, error) from error
+            # An unload takes unchanged versions away, also while others are made.
+            now = self.loaded.get(name)
+            there = [*made, *(now.versions if now else ())]
+            missing = [number for number, served in versions.items() if served not in there]
+        return [versions[number] for number in loaded.versions]
+
+    def _made(
+        self,
+        loaded: LoadedConfig,
+        load: ModelLoad,
+        present: Fingerprint,
+        taken: ModelFiles,
+        backends: Mapping[str, Backend],
+    ) -> ServedVersion:
+        served = self._serve(loaded, load, present, backends)
+        try:
+            is_cached = served.config.response_cache and not served.config.ensemble
+            scope = self._fingerprint_of(loaded, int(load.version), by_content=True).content if is_cached else ""
+            return replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
+        except BaseException:
+            close_now(served)
+            raise
 
     def _state_mark(self, loaded: LoadedConfig, served: ServedVersion) -> str:
         """The mark of a version (`ServedVersion.mark`). It is the same on all executors with the same files. If only

@@ -62,6 +62,16 @@ def change_config(folder: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+def waiting_for(gate: Path, waits: Path) -> str:
+    """Code of a model whose import says by the file `waits` that it has begun, and ends when there is a file `gate`."""
+    return f"""
+import os, time
+open({str(waits)!r}, "w").close()
+while not os.path.exists({str(gate)!r}):
+    time.sleep(0.01)
+"""
+
+
 def add_version(folder: Path, version: int) -> None:
     shutil.copytree(folder / "running_sum" / "1", folder / "running_sum" / str(version))
 
@@ -386,13 +396,7 @@ async def test_what_changes_while_a_load_goes_on_is_loaded_behind_it(
 ) -> None:
     """A folder that is being copied changes all the time, and a large model is loaded for longer than a look waits."""
     gate, waits = tmp_path / "gate", tmp_path / "gate.waits"
-    code = f"""
-import os, time
-open({str(waits)!r}, "w").close()
-while not os.path.exists({str(gate)!r}):
-    time.sleep(0.01)
-"""
-    (folder / "running_sum" / "1" / "model.py").write_text(CODE + code)
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE + waiting_for(gate, waits))
     polling = Polling(repository, loader, 15.0, asyncio.Event())
     async with asyncio.timeout(60):
         await polling.look(0.0)
@@ -665,3 +669,25 @@ def test_a_load_that_costs_the_process_its_gpu_is_no_refused_model(
     monkeypatch.setattr(devices, "gpu_problem", lambda _: "CUDA error: gone")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     with pytest.raises(DeviceLostError, match="cuda:0: CUDA error: gone"):
         broken.load("running_sum")
+
+
+async def test_a_version_that_was_unloaded_while_another_was_made_is_made_anew(
+    repository: ModelRepository, folder: Path
+) -> None:
+    """Else its model would be finalized, and served."""
+    (first,) = repository.load("running_sum").versions
+    add_version(folder, 3)
+    change_config(folder, "max_batch_size: 32", "max_batch_size: 32\nversion_policy { all { } }")
+    gate, waits = folder / "gate", folder / "gate.waits"
+    (folder / "running_sum" / "3" / "model.py").write_text(CODE + waiting_for(gate, waits))
+    loading = asyncio.create_task(asyncio.to_thread(repository.load, "running_sum", generation="2"))
+    async with asyncio.timeout(60):
+        while not waits.exists():
+            await asyncio.sleep(0.01)
+        repository.unload("running_sum")
+        await repository.close_retired()
+        gate.touch()
+        served = (await loading).versions
+
+    assert ["1", "3"] == [one.version for one in served]
+    assert first not in served
