@@ -6,15 +6,19 @@ of tensors that forward never changes is shared.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
-from weakref import WeakValueDictionary
+from weakref import finalize
 
 import torch
 from torch import nn
 
-_first: WeakValueDictionary[tuple[str, int, int, str], nn.Module] = WeakValueDictionary()
+_shared: dict[tuple[str, int, int, str], Mapping[str, torch.Tensor]] = {}
+"""The weights of the first module of each file on each device, as long as that module is there. Read once: while a
+module runs, TorchScript may set its attributes without Python's lock, and who reads them then may read memory that is
+freed.
+"""
 _looking = Lock()
 
 
@@ -25,14 +29,14 @@ def share_weights(module: nn.Module, path: Path, device: torch.device, changing:
     """
     file = path.stat()
     key = (str(path), file.st_mtime_ns, file.st_size, str(device))
+    own = {name: tensor for name, tensor in _tensors(module) if name not in changing}
     with _looking:
-        first = _first.setdefault(key, module)
-    if first is module:
+        shared = _shared.setdefault(key, own)
+    if shared is own:
+        finalize(module, _shared.pop, key)
         return
-    of_first = dict(_tensors(first))
-    for name, tensor in _tensors(module):
-        if name not in changing:
-            tensor.data = of_first[name].data
+    for name, tensor in own.items():
+        tensor.data = shared[name].data
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +18,7 @@ import torch
 from executor.engine.base import Row, RowError, RowResult
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.signature import script_deprecation_ignored
+from executor.engine.pytorch.weights import share_weights
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import keeping_modules
@@ -313,6 +315,27 @@ def test_a_second_instance_with_shared_weights_takes_no_memory_for_its_own(works
         workshop.load(config)
 
     assert psutil.Process().memory_info().rss - before < 41_000_000
+
+
+def test_the_weights_of_a_module_that_others_share_are_not_read_while_it_runs(tmp_path: Path) -> None:
+    """TorchScript sets attributes without Python's lock: who reads them meanwhile may read memory that is freed."""
+
+    class Running(torch.nn.Linear):
+        runs = False
+
+        def named_buffers(self, *arguments: Any, **named: Any) -> Any:
+            assert not self.runs
+            return super().named_buffers(*arguments, **named)
+
+    path = tmp_path / "model.pt"
+    path.touch()
+    first, second = Running(1, 1), Running(1, 1)
+    share_weights(first, path, torch.device("cpu"), ())
+    first.runs = True
+
+    share_weights(second, path, torch.device("cpu"), ())
+
+    assert first.weight.data_ptr() == second.weight.data_ptr()
 
 
 def test_without_weight_sharing_each_instance_has_weights_of_its_own(workshop: Workshop) -> None:
