@@ -24,7 +24,9 @@ COUNTER = "COUNTER"
 GAUGE = "GAUGE"
 HISTOGRAM = "HISTOGRAM"
 METRICS_MAX = 10_000
-"""Metrics of all families in a process. Every second the event loop reports them, so many in 15 ms."""
+"""Metrics of all families in a process; a family without any counts as one. Every second the event loop reports them,
+so many in 15 ms.
+"""
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 """What Prometheus reads. Source: its documentation, "Data model"."""
@@ -117,6 +119,8 @@ def _family(name: str, description: str, kind: str) -> _Family:
     code = current_code.get(None)
     with _families_lock:
         family = _families.get(name)
+        if family is None:
+            _check_room()
         if family is None or (family.kind != kind and _is_of_predecessors(family, code)):
             family = _families[name] = _Family(name, description, kind)
         if family.kind != kind:
@@ -159,7 +163,7 @@ def _bounds(buckets: Sequence[float] | None) -> tuple[float, ...]:
 
 def _check_room() -> None:
     """Raises TritonModelException if the process has no room for another metric."""
-    if sum(len(family.values) for family in list(_families.values())) >= METRICS_MAX:
+    if sum(max(1, len(family.values)) for family in list(_families.values())) >= METRICS_MAX:
         raise TritonModelException(
             f"a process has no more than {METRICS_MAX} metrics: a label is for few values, not for each request's own"
         )
@@ -171,7 +175,7 @@ class Metric:
     def __init__(self, family: _Family, labels: Labels, bounds: tuple[float, ...]) -> None:
         self._family = family
         with family.lock:
-            if labels not in family.values:
+            if family.values and labels not in family.values:
                 _check_room()
             self._value = family.values.setdefault(labels, _Value(bounds))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from executor.engine.base import Engine
+from executor.engine.python import model_metrics
 from executor.engine.python import triton_python_backend_utils as pb_utils
 from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import called
@@ -236,6 +237,20 @@ def test_a_label_with_a_value_of_each_request_s_own_ends_at_a_bound() -> None:
 
     (reported,) = [family for family in custom_families() if family.name == "each"]
     assert 2 == reported.samples[0].value
+    forget_families(code)
+
+
+def test_families_of_each_request_s_own_end_at_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_metrics, "METRICS_MAX", 100)
+    code = InstanceCode("m", "1", "")
+
+    def make(families: int) -> None:
+        for number in range(families):
+            pb_utils.MetricFamily(f"each_{number}", "", pb_utils.MetricFamily.COUNTER)
+
+    with called(code), pytest.raises(pb_utils.TritonModelException, match="no more than 100 metrics"):
+        make(101)
+
     forget_families(code)
 
 
