@@ -342,7 +342,7 @@ class ChecksReadiness(Protocol):
 
 
 @runtime_checkable
-class FixesShape(Protocol):
+class FixesShape(Engine, Protocol):
     """An engine that can run a model so that a row's results do not depend on its batch (`fixed_shape`).
 
     batch_rows     rows of every call of the model: 1 where each row runs alone, 0 where the mode is off

@@ -64,7 +64,7 @@ def settle_shape(engine: Engine, config: ModelConfig, instance: str, slots: int)
         return
     if not isinstance(engine, FixesShape):
         raise LoadError(f"parameter 'fixed_shape' is not supported by the backend of model '{config.name}'")
-    found = _settled(engine, engine, config, slots) if engine.is_testable else None
+    found = _settled(engine, config, slots) if engine.is_testable else None
     if found is TrialResult.DIFFERENT:
         raise LoadError(
             f"model '{config.name}' cannot have fixed_shape: even alone, the same row has different results from call "
@@ -81,17 +81,17 @@ def settle_shape(engine: Engine, config: ModelConfig, instance: str, slots: int)
     )
 
 
-def _settled(engine: Engine, shape: FixesShape, config: ModelConfig, slots: int) -> TrialResult:
+def _settled(engine: FixesShape, config: ModelConfig, slots: int) -> TrialResult:
     """Tests padded batches, and if they fail, rows alone."""
-    if not shape.alone_because:
+    if not engine.alone_because:
         found = trials(engine, config, config.max_batch_size, slots)
         if found is TrialResult.SAME:
             return found
-        shape.run_rows_alone(found.value)
+        engine.run_rows_alone(found.value)
     return trials(engine, config, ALONE_TESTED, slots)
 
 
-def trials(engine: Engine, config: ModelConfig, rows: int, slots: int) -> TrialResult:
+def trials(engine: FixesShape, config: ModelConfig, rows: int, slots: int) -> TrialResult:
     """Runs made-up rows in different batches of at most `rows`. The arena's slots are free afterwards.
     slots: of the instance; a batch never has more rows
     """
@@ -202,7 +202,7 @@ class _Maker:
 class _Table:
     """Runs made-up sequences in an engine's batches: in random slots, or where slots are rows, in that of the place."""
 
-    def __init__(self, engine: Engine, config: ModelConfig, chance: np.random.Generator, slots: int) -> None:
+    def __init__(self, engine: FixesShape, config: ModelConfig, chance: np.random.Generator, slots: int) -> None:
         batching = config.sequence_batching
         self._engine = engine
         self._chance = chance
@@ -215,14 +215,12 @@ class _Table:
     def move(self) -> None:
         """Moves the weights, and the memory of later batches, to other addresses."""
         offset = int(self._chance.integers(ADDRESSES)) * ALIGNMENT_BYTES
-        if isinstance(self._engine, FixesShape):
-            self._engine.move_weights(offset)
+        self._engine.move_weights(offset)
         self._beside = [bytearray(int(size)) for size in self._chance.integers(1, 4096, size=8)]
 
     def leave(self, count: int) -> None:
         """Gives the weights the same alignment on every executor, and frees the first `count` slots."""
-        if isinstance(self._engine, FixesShape):
-            self._engine.move_weights(0)
+        self._engine.move_weights(0)
         for slot in range(count):
             self._engine.drop_state(slot)
 

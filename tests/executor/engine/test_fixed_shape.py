@@ -178,6 +178,8 @@ def test_the_trials_find_the_dependence_where_the_mode_is_off(house: Workshop) -
     """They are able to: the same model without the mode is told to differ."""
     off, on = (house.load(gated_config("pytorch", fixed, direct=False), slots=SLOTS) for fixed in ("false", "true"))
 
+    assert isinstance(off, FixesShape)
+    assert isinstance(on, FixesShape)
     assert TrialResult.DIFFERENT is trials(off, gated_config("pytorch", "false", direct=False), SLOTS, SLOTS)
     assert TrialResult.SAME is trials(on, gated_config("pytorch", "true", direct=False), SLOTS, SLOTS)
 
