@@ -33,7 +33,13 @@ from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_forms
 from executor.engine.pytorch.running_batch import GpuStreams
 from executor.engine.pytorch.signature import is_fixed, load_program, load_script, model_file
-from executor.engine.pytorch.switches import Switches, note_without_effect, switches_of, use_inter_op_threads
+from executor.engine.pytorch.switches import (
+    Switches,
+    note_without_effect,
+    switches_of,
+    threads_of,
+    use_inter_op_threads,
+)
 from executor.engine.pytorch.threads import use_threads
 from executor.engine.pytorch.weights import share_weights
 from shared.contract.errors import LoadError
@@ -49,7 +55,7 @@ def load(request: LoadRequest) -> TorchEngine:
     config = request.config
     check_batch_tensors(config)
     device = _device(request)
-    threads = _threads(config)
+    threads = threads_of(config, "torch_threads", "INTRA_OP_THREAD_COUNT")
     fixed_threads = 0
     if config.fixed_shape is not FixedShape.OFF:
         fixed_threads = threads or 1
@@ -173,15 +179,6 @@ def _device(request: LoadRequest) -> torch.device:
             f"{torch.cuda.device_count()} GPUs here"
         )
     return device
-
-
-def _threads(config: ModelConfig) -> int:
-    """How many threads the configuration asks for; 0 if it does not say."""
-    threads = config.parameters.get("torch_threads") or config.parameters.get("INTRA_OP_THREAD_COUNT") or "0"
-    asked = "torch_threads" in config.parameters or "INTRA_OP_THREAD_COUNT" in config.parameters
-    if not threads.isdecimal() or (asked and int(threads) < 1):
-        raise LoadError(f"model '{config.name}': parameter torch_threads must be a positive number, not '{threads}'")
-    return int(threads)
 
 
 def _choose_deterministic_kernels() -> None:

@@ -116,23 +116,30 @@ def use_inter_op_threads(config: ModelConfig) -> None:
     """Sets the threads that run parts of a module beside each other. Torch takes the number once in a process, before
     its first use. Raises LoadError for what is no positive number.
     """
-    text = config.parameters.get("INTER_OP_THREAD_COUNT")
-    if text is None:
-        return
-    if not text.isdecimal() or int(text) < 1:
-        raise LoadError(
-            f"model '{config.name}': parameter INTER_OP_THREAD_COUNT must be a positive number, not '{text}'"
-        )
-    if torch.get_num_interop_threads() == int(text):
+    count = threads_of(config, "INTER_OP_THREAD_COUNT")
+    if count in (0, torch.get_num_interop_threads()):
         return
     try:
-        torch.set_num_interop_threads(int(text))
+        torch.set_num_interop_threads(count)
     except RuntimeError:
         log.warning(
             "model '%s': parameter 'INTER_OP_THREAD_COUNT' has no effect: this process has %d such threads already",
             config.name,
             torch.get_num_interop_threads(),
         )
+
+
+def threads_of(config: ModelConfig, *names: str) -> int:
+    """The number of threads that a configuration gives by the first of these parameters that it has; 0 if it has none.
+    Raises LoadError for what is no positive number.
+    """
+    name = next((name for name in names if name in config.parameters), None)
+    if name is None:
+        return 0
+    text = config.parameters[name]
+    if not text.isdecimal() or int(text) < 1:
+        raise LoadError(f"model '{config.name}': parameter {name} must be a positive number, not '{text}'")
+    return int(text)
 
 
 def _flag(config: ModelConfig, name: str, *, default: bool = False) -> bool:

@@ -140,6 +140,17 @@ def test_a_number_of_threads_is_that_of_its_model_alone(workshop: Workshop) -> N
     assert [before + 1, before] == [on_a_thread(before + 1), on_a_thread(0)]
 
 
+@pytest.mark.parametrize("name", ["torch_threads", "INTRA_OP_THREAD_COUNT"])
+@pytest.mark.parametrize("text", ["0", "many", ""])
+def test_what_is_no_number_of_threads_is_refused_under_the_name_that_was_written(
+    workshop: Workshop, name: str, text: str
+) -> None:
+    workshop.script("doubled", torch_modules.Doubled())
+
+    with pytest.raises(LoadError, match=f"parameter {name} must be a positive number, not '{text}'"):
+        workshop.load(config_with(**{name: text}))
+
+
 def test_threads_between_operators_are_set_once_and_later_wishes_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
