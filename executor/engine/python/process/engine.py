@@ -21,11 +21,11 @@ from executor.engine.python.process.current_process import CurrentProcess, NotNo
 from executor.engine.python.process.environments import Environment
 from executor.engine.python.process.instance_process import ProcessLostError
 from executor.engine.python.process.messages import (
-    Cancel,
     DescribeState,
     Done,
     Load,
     LoadStates,
+    NotWanted,
     Ran,
     ReleaseSequences,
     Restore,
@@ -54,9 +54,8 @@ class ProcessEngine:
         self._model = request.config.name
         self._instance = request.instance_name
         self._decoupled = request.config.decoupled
-        self._number = 0
-        self._running: Sequence[Row] = ()
-        """The rows of the batch that the process runs now, and its number."""
+        self._running: Sequence[tuple[Row, int]] = ()
+        """The rows of the batch that the process runs now, and the numbers of their requests."""
         self._numbers: tuple[int, ...] = ()
         """The numbers of the latest batch's requests."""
         self._given: Sequence[tuple[Row, Row]] = ()
@@ -151,10 +150,9 @@ class ProcessEngine:
                 want or (key is not None and not row.end)
                 for row, key, want in zip(given, keys, want_state, strict=True)
             ]
-        self._number += 1
-        self._running = given
         self._numbers = tuple(opened.opened(row, wanted=want) for row, want in zip(given, want_state, strict=True))
-        run = Run(travelling(given), wants, self._number, self._numbers, sequences.take_moved_on())
+        self._running = list(zip(given, self._numbers, strict=True))
+        run = Run(travelling(given), wants, self._numbers, sequences.take_moved_on())
         try:
             ran = self._process.call(run)
         finally:
@@ -177,11 +175,11 @@ class ProcessEngine:
 
     def cancel(self, row: Row) -> None:
         """See `base.SeesCancellation`."""
-        process, number = self._process.now, self._number
+        process = self._process.now
         own = next((own for given, own in self._given if given is row), row)
-        for index, one in enumerate(self._running):
+        for one, number in self._running:
             if one is own and process is not None:
-                process.order(Cancel(number, index))
+                process.order(NotWanted(number))
 
     # -- open requests ---------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -164,8 +164,8 @@ class Side:
         self._due: deque[bytes] = deque()
         self._is_sending = False
         self._sent = messages.encode(messages.Families(()))
-        self._running: tuple[int, Sequence[Row]] = 0, ()
-        """The number of the batch that runs now, or ran last, and its rows."""
+        self._running: Mapping[int, Row] = {}
+        """The rows of the batch that runs now, or ran last, by the numbers of their requests."""
         self._window = Window()
         self._answers: WeakValueDictionary[int, RemoteAnswers] = WeakValueDictionary()
         self._is_asking = False
@@ -180,7 +180,7 @@ class Side:
 
     def run(self, engine: PythonEngine, rows: Sequence[Row], call: messages.Run) -> BatchResult:
         """Runs a batch, whose rows may be cancelled meanwhile."""
-        self._running = call.number, rows
+        self._running = dict(zip(call.answers, rows, strict=True))
         return engine.run(rows, call.want_state)
 
     def answers_to(self, number: int) -> RemoteAnswers:
@@ -237,18 +237,16 @@ class Side:
         match order:
             case messages.AskReadiness():
                 self._ask_readiness()
-            case messages.Cancel():
-                number, rows = self._running
-                if self.engine is not None and number == order.number:
-                    self.engine.cancel(rows[order.row])
             case messages.CallAnswered():
                 self.calls.answered(order)
             case messages.AnswersTaken():
                 self._window.left(order)
             case messages.NotWanted():
-                answers = self._answers.get(order.number)
+                answers, row = self._answers.get(order.number), self._running.get(order.number)
                 if answers is not None:
                     answers.not_wanted()
+                elif self.engine is not None and row is not None:
+                    self.engine.cancel(row)
 
     def _ask_readiness(self) -> None:
         # The answer that is to come answers this too: a model that hangs there would have a thread for each time.

@@ -40,14 +40,12 @@ class Load(Message, frozen=True):
 class Run(Message, frozen=True):
     """Run a batch (`Engine.run`).
 
-    number   by which one of its rows can be cancelled
-    answers  the number of each row's request, if it is left open (`Answered`); 0: nobody is answered
+    answers  the number of each row's request (`Answered`, `NotWanted`); 0: nobody is answered
     states   what has become of states since the last batch, by slot: those after last answers; None: it is dropped
     """
 
     rows: Sequence[Row]
     want_state: Sequence[bool]
-    number: int = 0
     answers: tuple[int, ...] = ()
     states: Mapping[int, Mapping[str, Tensor] | None] = {}
 
@@ -197,13 +195,6 @@ class AskReadiness(Message, frozen=True):
     """Is the model ready?"""
 
 
-class Cancel(Message, frozen=True):
-    """Nobody waits for a row any more. number: of the batch (`Run`)"""
-
-    number: int
-    row: int
-
-
 class CallAnswered(Message, frozen=True):
     """The answer to a call, or its next response; None behind the last response."""
 
@@ -219,12 +210,12 @@ class AnswersTaken(Message, frozen=True):
 
 
 class NotWanted(Message, frozen=True):
-    """Nobody waits for further answers to a request. number: as of `Answered`"""
+    """Nobody waits for answers to a request any more. number: as of `Answered`"""
 
     number: int
 
 
-Order = AskReadiness | Cancel | CallAnswered | AnswersTaken | NotWanted
+Order = AskReadiness | CallAnswered | AnswersTaken | NotWanted
 
 
 def answer_bytes(result: RowResult | None) -> int:

@@ -165,7 +165,7 @@ class ProcessSequences:
         rows, _ = self.alone(msgspec.structs.replace(row, answers=answers), row.slot or 0)
         numbers = tuple(self._opened.opened(one, wanted=False) for one in rows)
         try:
-            ran = self._process.call(Run(travelling(rows), [False] * len(rows), 0, numbers))
+            ran = self._process.call(Run(travelling(rows), [False] * len(rows), numbers))
             if isinstance(ran, Ran) and ran.errors:
                 return next(iter(ran.errors.values())).message
             if isinstance(ran, Ran) and any(one is not None and one.open for one in ran.rows):
