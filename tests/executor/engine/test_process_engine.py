@@ -33,7 +33,7 @@ from executor.engine.python.process import current_process, environments, instan
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.environments import environment_of
 from executor.engine.python.process.instance_process import InstanceProcess
-from executor.engine.python.process.messages import CallAnswered
+from executor.engine.python.process.messages import CallAnswered, Run
 from executor.models.repository import ModelRepository
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
@@ -348,17 +348,25 @@ def test_without_memory_for_a_frame_its_row_fails_and_the_instance_goes_on(
     assert isinstance(result, RowResult)
 
 
-def test_a_row_whose_batch_could_not_be_sent_does_not_run_later(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runs", [0, 1], ids=["with its batch", "alone, when its batch has ended a process"])
+def test_a_row_that_could_not_be_sent_does_not_run_later(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, runs: int
 ) -> None:
-    """Its caller has been told that it failed, and that the state stayed as it was."""
+    """Its caller has been told that it failed, and that the state stayed as it was. runs: that can be sent before"""
     engine, posted = loaded(workshop, DECLARED, sum_config(declares=True)), list[Callable[[], None]]()
     engine.run_again_on(posted.append)
     assert [5] == answers(engine, row(0, 5, start=True))
+    encode, memory = instance_process.messages.encode, [True] * runs
+
+    def encoded(message: object) -> bytes:
+        if isinstance(message, Run) and not (memory and memory.pop()):
+            raise MemoryError
+        return encode(message)
+
     with monkeypatch.context() as without_memory:
-        without_memory.setattr(instance_process.messages, "encode", Mock(side_effect=MemoryError))
+        without_memory.setattr(instance_process.messages, "encode", encoded)
         with pytest.raises(MemoryError):
-            answers(engine, row(0, 100))
+            answers(engine, row(0, 100), row(1, CRASHES, start=True))
     kill(engine)
     assert [6] == answers(engine, row(0, 1))
     for call in posted:

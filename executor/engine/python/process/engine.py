@@ -91,9 +91,10 @@ class ProcessEngine:
             own = [row if row.null else msgspec.structs.replace(row, answers=LateAnswer()) for row in rows]
             self._given, rows = list(zip(rows, own, strict=True)), own
         try:
-            result = self._run(rows, want_state)
-        except ProcessLostError:
-            result = self._run_apart(rows, want_state)
+            try:
+                result = self._run(rows, want_state)
+            except ProcessLostError:
+                result = self._run_apart(rows, want_state)
         except NotNowError as error:
             result = BatchResult([None if row.null else RowError(error.code, error.message) for row in rows], NO_TIME)
         except BaseException:
