@@ -97,11 +97,15 @@ class Search:
                 self.notes.again.append(measurement(setting, f"{name}, again", measured))
                 write_notes(self.output, self.notes)
                 say(f"  {shown(measured, self.bounds)}")
-        again = by_setting(self.notes.again)
-        if is_better(again[verdict.best], again[self.start], self.bounds):
+        if not self.is_refuted(verdict.best):
             return verdict
         say("the gain was not seen again: the given configuration stays")
         return Conclusion(self.start, verdict.complete)
+
+    def is_refuted(self, best: Setting) -> bool:
+        """Whether a choice was measured once more, and was not better then."""
+        again = by_setting(self.notes.again)
+        return {best, self.start} <= again.keys() and not is_better(again[best], again[self.start], self.bounds)
 
     def draw_curve(self, best: Setting, say: Callable[[str], None]) -> None:
         """Measures the given and the chosen setting with fewer and more callers, unless that is known."""
@@ -244,7 +248,7 @@ def carried_out(search: Search, model: str) -> int:
         known = search.notes.found
         move = follow(search.start, search.knobs, known, search.bounds, len(known))
         assert not isinstance(move, Trial), "no trial is left to be made"
-        verdict = Conclusion(move.best, complete=False)
+        verdict = Conclusion(search.start if search.is_refuted(move.best) else move.best, complete=False)
         ending = "The search was interrupted: this is what was known then."
     search.write_report(model, verdict, ending)
     best = search.notes.found[verdict.best]

@@ -41,15 +41,18 @@ def markdown(outcome: Analysis, notes: Notes) -> str:
 
 def choice(outcome: Analysis, notes: Notes) -> list[str]:
     """What was chosen and why, in paragraphs."""
-    found, again = notes.found, by_setting(notes.again)
-    given, best = found[outcome.start], found[outcome.best]
+    given, best = notes.found[outcome.start], notes.found[outcome.best]
     noise = noise_of(given, best)
+    names = {outcome.best: "chosen", outcome.start: "given"}
     rows = [("given", outcome.start, given), ("chosen", outcome.best, best)]
-    rows += [(f"{name}, again", setting, again[setting]) for name, setting, _ in rows if setting in again]
+    again = by_setting(notes.again)
+    rows += [(f"{names.get(setting, 'not chosen')}, again", setting, one) for setting, one in again.items()]
     parts = [table(["", "setting", *FIGURES], [[name, said(setting), *figures(one)] for name, setting, one in rows])]
     if best.problem:
         return [*parts, f"**Nothing that was tried works**: {best.problem}"]
-    if outcome.start == outcome.best:
+    if outcome.start == outcome.best and again.keys() - {outcome.start}:
+        why = "The given configuration stays: what looked better was not, when both were measured once more."
+    elif outcome.start == outcome.best:
         why = f"The given configuration stays: nothing that was tried is better by more than the noise ({noise:.0%})."
     elif given.problem:
         why = f"The given configuration does not work under this load: {given.problem}"

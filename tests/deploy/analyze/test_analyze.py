@@ -20,13 +20,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from deploy.analyze.command import Search, analyze
+from deploy.analyze.command import Search, analyze, carried_out
 from deploy.analyze.load import LoadPlan
 from deploy.analyze.notes import FILE, Circumstances, Notes
 from deploy.analyze.search import Bounds, Conclusion, Measured
 from deploy.analyze.trials import fetch
 from deploy.local.data_directory import ChildState, LauncherError, MeshState
-from deploy.local.endings import EXIT_NOT_BEGUN
+from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON
 from executor.configuration.load import load_model_config
 from tests.mesh.model_repository import SAMPLES, add_sum_model
 
@@ -137,6 +137,24 @@ def test_a_given_configuration_that_serves_nothing_ends_the_search(tmp_path: Pat
         with pytest.raises(LauncherError, match="serves nothing: 2 steps failed: give steps that the model takes"):
             search.run(print)
         assert [] == notes.trials
+
+
+def test_a_gain_that_was_not_seen_again_is_not_chosen_where_the_curve_is_interrupted(tmp_path: Path) -> None:
+    notes = Notes(Circumstances("", "", 1), {"name": "m", "max_batch_size": 4}, [])
+    found = iter([100.0, 200.0, 100.0, 100.0])
+
+    def measure(config: dict[str, Any], *_: object) -> list[Measured]:
+        if (rate := next(found, None)) is None:
+            raise KeyboardInterrupt
+        return [Measured(rate)]
+
+    mesh: Any = SimpleNamespace(measure=measure)
+    search = Search(mesh, [], LoadPlan(1, 1, 0.0, 1.0), Bounds(), 2, tmp_path, notes)
+
+    assert EXIT_TOO_SOON == carried_out(search, "m")
+
+    assert "max_batch_size: 4\n" in (tmp_path / "config.pbtxt").read_text()
+    assert "The search was interrupted" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes", b"nonsense\r\n\r\n"])

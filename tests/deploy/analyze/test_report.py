@@ -50,10 +50,19 @@ def test_the_choice_is_told_with_its_reason_and_its_neighbours() -> None:
     assert "| chosen | 2 | 200 | 1.00 |" in text
 
 
+def test_a_gain_that_was_not_seen_again_is_shown_and_is_why_the_given_configuration_stays() -> None:
+    text = markdown(outcome(START, Bounds()), notes(START, BEST))
+
+    assert "| given, again | size 4, copies 1 | 1,400 |" in text
+    assert "| not chosen, again | size 8, copies 1 | 1,400 |" in text
+    assert "what looked better was not, when both were measured once more" in text
+    assert "nothing that was tried is better" not in text
+
+
 def test_a_choice_beyond_the_bounds_says_so() -> None:
     text = markdown(outcome(START, Bounds(p99_ms=2, memory_bytes=50 << 20)), notes())
 
-    assert "The given configuration stays" in text
+    assert "The given configuration stays: nothing that was tried is better by more than the noise (3%)." in text
     assert "**does not keep** the bounds: p99 at most 2 ms, memory at most 50 MiB" in text
 
 
