@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -222,21 +223,32 @@ def write_whole(file: Path, data: bytes) -> None:
     a device, a pipe or what is open already (`/dev/stdout`) is written into, not replaced.
     """
     descriptor = descriptor_of(file)
-    file = file if descriptor is not None else file.resolve()
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         if descriptor is not None:
             with os.fdopen(descriptor, "wb", closefd=False) as opened:
                 opened.write(data)
-            return
-        if file.exists() and not file.is_file():
+        elif is_regular(file):
+            replace_whole(file.resolve(), data)
+        else:
             file.write_bytes(data)
-            return
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
+
+
+def is_regular(file: Path) -> bool:
+    """Whether a path leads to an ordinary file, or to none yet. Raises OSError for one that leads nowhere."""
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def replace_whole(file: Path, data: bytes) -> None:
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
             written.write(data)
         beside.replace(file)
-    except OSError as error:
-        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
     finally:
         with suppress(OSError):  # most often it is not there; a folder that cannot be written takes no removal either
             beside.unlink()

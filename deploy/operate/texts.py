@@ -15,7 +15,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def clock(ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
+    except (ValueError, OverflowError, OSError):  # a damaged record may say anything
+        return f"at no time of a calendar ({ms} ms)"
 
 
 def duration(ms: int) -> str:

@@ -61,6 +61,12 @@ def test_what_cannot_be_written_is_told_and_nothing_stays(tmp_path: Path) -> Non
         write_whole(tmp_path, b"x")
     with pytest.raises(click.ClickException, match="cannot be written"):
         write_whole(tmp_path / "nowhere" / "file", b"x")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for file in (loop, loop / "file"):
+        with pytest.raises(click.ClickException, match="cannot be written: Too many levels of symbolic links"):
+            write_whole(file, b"x")
+    loop.unlink()
     # As in a folder that is read-only, the system refuses to write the file and also to remove it.
     with pytest.raises(click.ClickException, match="cannot be written: File name too long"):
         write_whole(tmp_path / ("f" * 300), b"x")

@@ -69,6 +69,14 @@ def test_open_steps_and_what_is_left_of_the_idle_time_are_shown() -> None:
     assert ("3 since START, 2 of them open", "in 1m 1s") == (lines["steps"], lines["expires"])
 
 
+def test_a_time_that_no_calendar_has_is_shown_as_it_is_kept() -> None:
+    one = msgspec.structs.replace(status(7), begun_ms=10**21)
+
+    lines = dict(sequences.described(one, StateSizes({}, 0), 10_500))
+
+    assert f"at no time of a calendar ({10**21} ms), 0.0s ago" == lines["began"]
+
+
 def test_what_the_models_own_method_gave_stands_beside_a_state_of_the_same_name() -> None:
     lines = sequences.described(status(1), StateSizes({"m": 2}, 4), 0)
 
