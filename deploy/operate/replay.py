@@ -71,7 +71,7 @@ async def replay(
     # They take a while to import, and no other command of `seqmesh seq` needs them.
     from deploy.operate.replaying import Target, replayed  # noqa: PLC0415
 
-    if (file is None) is not bool(model and correlation_id):
+    if [bool(model), bool(correlation_id)] != [file is None] * 2:
         raise click.ClickException("name a sequence by MODEL and ID, or an exported one by --file")
     given = _address(gateway)
     journal, address = await _found(settings, model, correlation_id, file, given, version=version, string=string)

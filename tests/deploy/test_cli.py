@@ -217,6 +217,7 @@ def test_what_stands_behind_two_dashes_is_no_option(
         (["new", "x", "--models", "m" * 300], "/x cannot be written: File name too long"),
         (["doctor", "--data-dir", "m" * 300], "/mesh.json cannot be read (File name too long)"),
         (["reshard", "2", "--data-dir", "m" * 300], "/redis cannot be read or written: File name too long"),
+        (["seq", "replay", "m", "--file", "/dev/null"], "by MODEL and ID, or an exported one by --file"),
         (["seq", "replay", "m", "1", "--gateway", "localhost:65537"], "--gateway: 'localhost:65537' is no gateway"),
         (["seq", "replay", "m", "1", "--gateway", "http://localhost:8000"], "without a scheme and without a path"),
         (["chaos", "--write-models", "/proc/nope"], "/proc/nope cannot be written"),
