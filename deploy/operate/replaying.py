@@ -76,13 +76,12 @@ async def replayed(target: Target, steps: Sequence[JournaledStep]) -> tuple[str,
     Returns the version that answered, and its answers: one for each step, or fewer if a step failed in this run alone.
     """
     identity, version, answers = _new_id(steps[0].request.correlation_id), "", list[ReplayAnswer]()
-    last_open: Any = None
+    request, is_over = None, False
     async with target.channel() as channel:
         infer = partial(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer, metadata=target.metadata)
         try:
             for number, step in enumerate(steps, 1):
                 request = request_of(target, identity, number, step)
-                last_open = last_open if step.has_end else request
                 try:
                     response = await infer(request, timeout=target.timeout_s)
                 except grpc.aio.AioRpcError as error:
@@ -90,13 +89,12 @@ async def replayed(target: Target, steps: Sequence[JournaledStep]) -> tuple[str,
                 else:
                     answers.append(answer_of(response))
                     version = response.model_version
-                if step.has_end:
-                    last_open = None
+                is_over = step.has_end
                 if bool(answers[-1].error) != bool(step.reply.error_code):
                     break
         finally:
-            if last_open is not None:
-                await _end(infer, last_open)
+            if not is_over:
+                await _end(infer, request)
     return version, answers
 
 
