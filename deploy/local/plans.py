@@ -17,7 +17,7 @@ from deploy.local.embedded import family_of, held_port, on_socket, server_comman
 from deploy.local.private_files import PRIVATE_UMASK
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
-from shared.process.addresses import is_foreign
+from shared.process.addresses import PORT_MAX, is_foreign
 from shared.process.machine import available_bytes
 from shared.settings import MeshSettings, environment_of, variable_name
 
@@ -112,8 +112,8 @@ def refuse_foreign_host(host: str) -> None:
 
 
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
-    """Raises `LauncherError` if a port is to serve two purposes, or another process listens on it: its answers would
-    pass for ours. Gateways may share a port for one purpose."""
+    """Raises `LauncherError` for a port that is to serve two purposes, that there is not, or on which another process
+    listens: its answers would pass for ours. Gateways may share a port for one purpose."""
     users: dict[int, tuple[str, str]] = {}
     for child in (child.state for child in plans):
         ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
@@ -126,6 +126,11 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
             if first != name:
                 ours = f"the {name} port of {child.name}"
                 raise LauncherError(f"{user} and {ours} are both {port}: give another --{name}-port")
+            if port > PORT_MAX:
+                raise LauncherError(
+                    f"the {name} port of {child.name} would be {port}, and the last one is {PORT_MAX}: give a lower "
+                    f"--{name}-port"
+                )
             try:
                 socket.create_server((host, port), family=family_of(host)).close()
             except OSError as refused:

@@ -445,9 +445,13 @@ def test_a_host_that_is_not_this_machines_is_told(tmp_path: Path, host: str, htt
             {"http_port": 9650, "console_port": 9650},
             "the http port of gateway-1 and the console port of console are both 9650",
         ),
+        (
+            {"metrics_port": 65530, "gateways": 2},
+            "the metrics port of gateway-2 would be 65540, and the last one is 65535: give a lower --metrics-port",
+        ),
     ],
 )
-def test_ports_that_two_of_the_meshs_own_services_would_share_are_refused(
+def test_ports_that_two_of_the_meshs_own_services_would_share_or_that_are_none_are_refused(
     tmp_path: Path, ports: dict[str, Any], told: str
 ) -> None:
     chosen: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "console_port": 0, **ports}
