@@ -74,8 +74,9 @@ class Actions:
 
     async def serve_again(self, executor: str) -> str:
         """Takes a drain back, as `seqmesh drain --undo`."""
-        said = await self._carry_out(executor, lambda mesh: drain.serve_again(mesh, executor))
-        return said or "serves: it was not drained"
+        if said := await self._carry_out(executor, lambda mesh: drain.serve_again(mesh, executor)):
+            return said
+        raise RequestError("the mesh knows no such executor: it may have ended meanwhile", Code.NOT_FOUND)
 
     async def _carry_out(self, subject: str, act: Act) -> str:
         if self._count >= AT_ONCE_MAX:

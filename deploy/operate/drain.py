@@ -177,8 +177,6 @@ async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
     for who in executors:
         if said := await serve_again(mesh, who):
             click.echo(f"{who}: {said}")
-        elif matching(who, await holdings(mesh)):
-            click.echo(f"{who}: was not drained")
         else:
             strangers.append(f"'{who}'")
     if strangers:
@@ -188,11 +186,12 @@ async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
 
 
 async def serve_again(mesh: OperatedMesh, who: str) -> str:
-    """Takes a drain back, and says so; "" for an executor that is not drained. Safe to repeat."""
+    """Takes a drain back, and says so; "" for a name that is not drained and no executor's. Safe to repeat."""
     meant = matching(who, await holdings(mesh))
     names = {who, *(one.registration.name for one in meant)}
-    was_drained = any([await mesh.membership.undrain(name) for name in sorted(names)])
-    return f"serves again{condition(meant)}" if was_drained else ""
+    if any([await mesh.membership.undrain(name) for name in sorted(names)]):
+        return f"serves again{condition(meant)}"
+    return "was not drained" if meant else ""
 
 
 def condition(ones: Iterable[ExecutorHolding]) -> str:

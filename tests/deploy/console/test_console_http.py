@@ -383,7 +383,9 @@ async def test_an_executor_is_drained_and_serves_again_however_often_it_is_told(
         assert (200, drained) == await console.told("/api/executors/alice-1/drain")
         assert ["alice"] == await membership.drained()
     assert (200, "serves again") == await console.told("/api/executors/alice-1/undrain")
-    assert (200, "serves: it was not drained") == await console.told("/api/executors/alice/undrain")
+    assert (200, "was not drained") == await console.told("/api/executors/alice/undrain")
+    nobody = "the mesh knows no such executor: it may have ended meanwhile"
+    assert (404, nobody) == await console.told("/api/executors/nobody/undrain")
     assert [] == await membership.drained()
     status, said = await console.told("/api/executors/%3Cimg%20src=x%3E/drain")
     assert 400 == status
