@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from seqmesh_client import Client, NoAnswer, Patience
+from seqmesh_client import Client, Patience, SeqmeshError
 
 
 def main() -> int:
@@ -35,5 +35,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except NoAnswer as error:
+    except SeqmeshError as error:
         sys.exit(f"{error} `make run` starts a mesh; --gateway names another one.")

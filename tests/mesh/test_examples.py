@@ -77,11 +77,15 @@ def refused(program: str, *arguments: str) -> str:
     return said
 
 
-def test_streams_that_are_refused_end_with_one_line() -> None:
+def test_programs_that_are_refused_end_with_one_line() -> None:
     with served(Drained()) as gateway:
         said = refused("many_streams.py", "--sequences", "8", "--gateway", gateway)
 
+        other = refused("survive.py", "--gateway", gateway)
+
     assert said.startswith("no executor serves model 'running_sum'. `make run` starts a mesh")
+    assert "UNIMPLEMENTED" in other
+    assert "`make run` starts a mesh" in other
 
 
 @pytest.mark.parametrize("program", [["survive.py", "--patience", "0.1"], ["many_streams.py", "--sequences", "8"]])
