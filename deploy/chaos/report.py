@@ -12,6 +12,7 @@ import msgspec
 from deploy.chaos.checker import Finding, Sort, Strikes, check, longest_gap
 from deploy.chaos.faults import ChaosPlan
 from deploy.chaos.history import AttemptOutcome, ChaosRun, SequenceHistory, Strike
+from deploy.local.endings import EXIT_TOO_SOON
 
 EXIT_FAILED_CHECK = 1
 GAP_AFTER_S = 10.0
@@ -159,7 +160,7 @@ def report_of(
 
 
 def exit_code(broken: Mapping[str, int], *, complete: bool) -> int:
-    return EXIT_FAILED_CHECK if any(broken.values()) else 0 if complete else 3
+    return EXIT_FAILED_CHECK if any(broken.values()) else 0 if complete else EXIT_TOO_SOON
 
 
 def verdict(broken: Mapping[str, int], *, complete: bool) -> str:

@@ -65,13 +65,8 @@ def operator_command(
 def check_is_text(values: Mapping[str, Any]) -> None:
     """Raises click.UsageError for an argument that is no UTF-8: no model, id or executor is called by other bytes."""
     for value in values.values():
-        texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-        for text in texts:
-            if (
-                isinstance(text, str)
-                and not text.isprintable()
-                and any("\ud800" <= letter <= "\udfff" for letter in text)
-            ):
+        for text in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise click.UsageError(f"{text!r} is no UTF-8 text")
 
 
