@@ -28,11 +28,11 @@ from tritonclient.grpc import model_config_pb2
 
 from benchmarks.clients import Addresses
 from deploy.local.embedded import free_port, log_tail
+from deploy.local.private_mesh import stop
 from deploy.local.tether import tethered
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.1
 ASK_INTERPRETER = (
     "import json, sys, sysconfig;"
@@ -155,14 +155,8 @@ class Triton:
     def stop(self) -> None:
         """Stops the process in order, or kills it."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            stop(process)
 
 
 @contextmanager

@@ -24,14 +24,13 @@ from redis.retry import Retry
 
 from deploy.local.embedded import AppendFsync, free_port, log_tail, server_command
 from deploy.local.private_files import PRIVATE_UMASK, make_private
+from deploy.local.private_mesh import stop
 from deploy.local.tether import tethered
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 30.0
 CHANGE_TIMEOUT_S = 60.0
 """A failover takes two seconds, and a new attempt after one that failed ten."""
-STOP_TIMEOUT_S = 30.0
-"""A primary waits ten seconds for replicas that lack some of its data."""
 POLL_S = 0.05
 PROBE_INTERVAL_S = 0.01
 START_ATTEMPTS = 5
@@ -228,14 +227,8 @@ class Node(Started):
 
     def _end(self, sent: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(sent)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            stop(process, sent)
 
 
 T = TypeVar("T")

@@ -26,7 +26,8 @@ from shared.settings import ENVIRONMENT_PREFIX
 START_TIMEOUT_S = 120.0
 """Executors import torch and load their models: seconds on a quiet machine, much longer on a busy one."""
 STOP_TIMEOUT_S = 30.0
-"""Longer than each stage of the launcher's own stop."""
+"""Longer than each stage of the launcher's own stop; a primary waits ten seconds for replicas that lack some of its
+data."""
 POLL_INTERVAL_S = 0.1
 
 
@@ -90,11 +91,11 @@ def ready_state(launcher: subprocess.Popen[bytes], data_dir: Path, said: Path) -
     raise LauncherError(f"the mesh {problem}; the end of what it said:\n{log_tail(said)}")
 
 
-def stop(launcher: subprocess.Popen[bytes]) -> None:
-    """Stops the mesh in order. If that takes too long, kills the launcher, whose children then die with it."""
-    launcher.send_signal(signal.SIGTERM)
+def stop(process: subprocess.Popen[bytes], sent: signal.Signals = signal.SIGTERM) -> None:
+    """Has a process end, and waits for it. It is killed if that takes too long; a launcher's children die with it."""
+    process.send_signal(sent)
     try:
-        launcher.wait(STOP_TIMEOUT_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        launcher.kill()
-        launcher.wait()
+        process.kill()
+        process.wait()
