@@ -69,14 +69,14 @@ async def replay(
 ) -> None:
     """tls: the files of `Target`"""
     # They take a while to import, and no other command of `seqmesh seq` needs them.
-    from deploy.operate.replaying import Target, replayed  # noqa: PLC0415
+    from deploy.operate.replaying import Target, address_of, header_given, replayed  # noqa: PLC0415
 
     if [bool(model), bool(correlation_id)] != [file is None] * 2:
         raise click.ClickException("name a sequence by MODEL and ID, or an exported one by --file")
-    given = _address(gateway)
+    given = address_of(gateway)
     journal, address = await _found(settings, model, correlation_id, file, given, version=version, string=string)
     wanted = chosen(journal, steps)
-    metadata = [_header(text) for text in headers]
+    metadata = [header_given(text) for text in headers]
     target = Target(address, to_model or journal.model, to_version, metadata, timeout_s=timeout, **tls)
     answering, answers = await replayed(target, wanted)
     before = [ReplayAnswer(one.reply.outputs, one.reply.error_code and one.reply.error) for one in wanted]
@@ -157,32 +157,6 @@ def _row(one: OutputSummary) -> tuple[str, ...]:
     greatest = "" if one.greatest is None else "not finite" if math.isinf(one.greatest) else f"{one.greatest:.6g}"
     first = "" if one.first is None else str(one.first)
     return one.name, one.datatype, str(one.compared), str(one.different), first, greatest, one.problem
-
-
-def _address(text: str) -> str:
-    """The address of a gateway, with its scheme; "" if none is given. Raises click.ClickException for what is none."""
-    from seqmesh_client.shell import check_gateway  # noqa: PLC0415  as in `replay`
-
-    if not text:
-        return ""
-    address = text if text.startswith(("grpc://", "grpcs://")) else f"grpc://{text}"
-    try:
-        check_gateway(address.partition("://")[2])
-    except ValueError as wrong:
-        raise click.ClickException(f"--gateway: {wrong}") from wrong
-    return address
-
-
-def _header(text: str) -> tuple[str, str | bytes]:
-    from seqmesh_client.shell import header_of  # noqa: PLC0415  as in `replay`
-
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise click.ClickException(f"--header '{text}' is not NAME=VALUE")
-    try:
-        return header_of(name.strip(), value)
-    except (TypeError, ValueError) as wrong:
-        raise click.ClickException(f"--header: {wrong}") from wrong
 
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as _service_pb2
 from tritonclient.grpc import service_pb2_grpc as _service_pb2_grpc
 
 from deploy.operate.comparison import ReplayAnswer
+from seqmesh_client.shell import check_gateway, header_of
 from shared.contract.ids import CorrelationId
 from shared.contract.parameters import write_parameters
 from shared.contract.tensors import Tensor
@@ -147,3 +148,26 @@ def answer_of(response: Any) -> ReplayAnswer:
     return ReplayAnswer(
         tuple(Tensor(output.name, output.datatype, tuple(output.shape), raw) for output, raw in outputs)
     )
+
+
+def address_of(text: str) -> str:
+    """The address of a gateway, with its scheme; "" if none is given. Raises click.ClickException for what is none."""
+    if not text:
+        return ""
+    address = text if text.startswith(("grpc://", "grpcs://")) else f"grpc://{text}"
+    try:
+        check_gateway(address.partition("://")[2])
+    except ValueError as wrong:
+        raise click.ClickException(f"--gateway: {wrong}") from wrong
+    return address
+
+
+def header_given(text: str) -> tuple[str, str | bytes]:
+    """A header of the command line. Raises click.ClickException for what is none."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.ClickException(f"--header '{text}' is not NAME=VALUE")
+    try:
+        return header_of(name.strip(), value)
+    except (TypeError, ValueError) as wrong:
+        raise click.ClickException(f"--header: {wrong}") from wrong
