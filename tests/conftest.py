@@ -28,6 +28,7 @@ from shared.store.commands import Redis as AsyncRedis
 from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
+from tests.failures import HAS_FAILED, leave_nothing
 from tests.groups import GroupScheduling, Shared, group_of, in_groups
 from tests.key_leaks import leaked_keys, remove_keys, remove_libraries
 from tests.mesh import running_mesh
@@ -113,12 +114,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers that a test has failed."""
+    report = yield
+    if report.failed:
+        item.stash[HAS_FAILED] = True
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Closes what a group has shared, after its last test."""
+    """Closes what a group has shared, after its last test; everything, after a test that has failed by its end."""
+    has_failed = True
     try:
         yield
+        has_failed = item.stash.get(HAS_FAILED, False)
     finally:
-        if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
+        if has_failed:
+            leave_nothing(item)
+        elif nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
             Shared.close_all()
 
 

@@ -3,6 +3,7 @@
 A group runs from its first test to its last on one worker, in whatever order the files were drawn. Files that share a
 mesh are one group; every other file is a group of its own. A mesh that nobody uses any more still renews its leases, so
 it must not stay until the end of the run: half a dozen of them take a third of a core from those that are at work.
+Behind a failed test what it has used is closed as well (tests/failures.py).
 
 Groups that share a mesh begin, being the longest, then those that wait for processes. Unit tests, which are short and
 many, come last, so that all workers end at the same time.

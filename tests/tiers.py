@@ -72,6 +72,7 @@ PROGRAMS = frozenset(
         "shared/process/test_lifecycle.py",
         "shared/store/test_health.py",
         "shared/traces/test_tracing.py",
+        "test_failures.py",
     }
 )
 """Files of other folders that start processes, which are soon over."""
