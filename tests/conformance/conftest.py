@@ -33,7 +33,7 @@ Never assert absolute times; wait by `tests.mesh.running_mesh.eventually`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -89,50 +89,34 @@ def watched(request: pytest.FixtureRequest, target: Target) -> Iterator[Target]:
     assert deaths == target.deaths()
 
 
-class SharedTarget(Shared[Target]):
-    """A server for many tests. A mesh stays as it is; a Triton that has died in one test is started anew for the next.
-
-    executors  of a mesh; Triton has so many times the instances
-    """
-
-    def __init__(self, tmp_path_factory: pytest.TempPathFactory, executors: int) -> None:
-        def opened() -> AbstractContextManager[Target]:
-            models = standard_models(mesh=not TRITON_PYTHON)
-            return running_target(tmp_path_factory.mktemp("conformance"), models, executors=executors)
-
-        super().__init__(opened)
-
-    def get(self) -> Target:
-        """The server."""
-        target = super().get()
-        if target.is_mesh or not target.deaths():
-            return target
-        self.close()
-        return super().get()
+def target_for_many(tmp_path_factory: pytest.TempPathFactory, executors: int) -> Shared[Target]:
+    """A server for many tests. executors: of a mesh; Triton has so many times the instances"""
+    models = standard_models(mesh=not TRITON_PYTHON)
+    return Shared(lambda: running_target(tmp_path_factory.mktemp("conformance"), models, executors=executors))
 
 
 @pytest.fixture(scope="session")
-def shared_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedTarget]:
+def shared_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Target]]:
     """The server behind `target`."""
-    with SharedTarget(tmp_path_factory, 1) as shared:
+    with target_for_many(tmp_path_factory, 1) as shared:
         yield shared
 
 
 @pytest.fixture
-def target(request: pytest.FixtureRequest, shared_target: SharedTarget) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest, shared_target: Shared[Target]) -> Iterator[Target]:
     """One executor, or a Triton, with every model."""
     yield from watched(request, shared_target.get())
 
 
 @pytest.fixture(scope="session")
-def shared_wide_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedTarget]:
+def shared_wide_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Target]]:
     """The server behind `wide_target`."""
-    with SharedTarget(tmp_path_factory, 2) as shared:
+    with target_for_many(tmp_path_factory, 2) as shared:
         yield shared
 
 
 @pytest.fixture
-def wide_target(request: pytest.FixtureRequest, shared_wide_target: SharedTarget) -> Iterator[Target]:
+def wide_target(request: pytest.FixtureRequest, shared_wide_target: Shared[Target]) -> Iterator[Target]:
     """Two executors, or a Triton with twice the instances, with every model."""
     yield from watched(request, shared_wide_target.get())
 

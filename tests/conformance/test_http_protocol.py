@@ -23,8 +23,8 @@ import tritonclient.http.aio as http_aio
 from deploy.local.embedded import free_port
 from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Step, fresh_id, refused
-from tests.conformance.conftest import SharedTarget
 from tests.conformance.targets import Target, is_live
+from tests.groups import Shared
 from tests.mesh.running_mesh import wait
 
 NO_MEMBER = "attempt to access non-existing object member"
@@ -362,7 +362,7 @@ NORMALISATION: dict[str, Case] = {
 
 
 @pytest.fixture(scope="module")
-def second_address(shared_target: SharedTarget) -> Iterator[str]:
+def second_address(shared_target: Shared[Target]) -> Iterator[str]:
     """Where a gateway of the same mesh listens that parses HTTP with Hypercorn."""
     target = shared_target.get()
     assert target.mesh is not None

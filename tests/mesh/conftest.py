@@ -145,13 +145,13 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[R
 
 @pytest.fixture
 def victim(request: pytest.FixtureRequest, shared_victim: Shared[RunningMesh]) -> Iterator[RunningMesh]:
-    """Two of each service, to be killed: when the test begins, all that earlier tests have killed is back.
+    """Two of each service, to be killed.
 
-    Afterwards, when every sequence of the test is over, no slot and no key of it may be left.
+    Afterwards all that the test has killed is back, and when every sequence is over, no slot and no key of it may be
+    left.
     """
     mesh = remember(request, shared_victim.get())
     wait_until_whole(mesh)
-    wait_until_empty(mesh)
     tracebacks = mesh.tracebacks()
     yield mesh
     assert tracebacks == mesh.tracebacks()
@@ -177,11 +177,6 @@ def wait_until_whole(mesh: RunningMesh) -> None:
     wait(lambda: all(map(mesh.is_ready, range(len(mesh.gateways)))), "gateways are ready")
     wait(lambda: all(map(mesh.leader, VICTIM_MODELS)), "schedulers lead")
     wait(lambda: all(mesh.redis.exists(mesh.keys.scheduler(name)) for name in mesh.names("scheduler")), "schedulers")
-
-
-def wait_until_empty(mesh: RunningMesh) -> None:
-    """Returns when the sequences that a failed test left open have expired."""
-    wait(lambda: not any(map(mesh.slots_held, VICTIM_MODELS)), "no slot is held")
 
 
 MakeMesh = Callable[..., RunningMesh]

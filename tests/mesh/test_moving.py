@@ -36,12 +36,9 @@ def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> Iterator[RunningMesh]:
-    """The mesh, with both of its executors serving and empty; afterwards no process has shown a traceback, and no slot
-    is held."""
+    """With both executors serving. Afterwards no process has shown a traceback, and no slot is held."""
     mesh = remember(request, module_mesh)
     wait(lambda: serves_as_it_began(mesh), "both executors serve")
-    # A failed test may have left some, which expire.
-    wait(lambda: not any(map(mesh.slots_held, MODELS)), "no slot is held", timeout_s=2 * PATIENCE_S)
     yield mesh
     assert [] == mesh.tracebacks()
     assert [0, 0] == [mesh.slots_held(model) for model in MODELS]

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.groups import Shared
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import SAMPLES
 from tests.mesh.raw_http import get
@@ -28,16 +27,16 @@ STEPS = 64
 
 
 @pytest.fixture(scope="module")
-def opened_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[RunningMesh]]:
+def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     directory = tmp_path_factory.mktemp("shared-ports") / "data"
     environment = {"SEQMESH_SHARE_PORTS": "true"}
-    with Shared(lambda: running_mesh(directory, [SAMPLES], gateways=GATEWAYS, environment=environment)) as shared:
-        yield shared
+    with running_mesh(directory, [SAMPLES], gateways=GATEWAYS, environment=environment) as mesh:
+        yield mesh
 
 
 @pytest.fixture
-def sharing(request: pytest.FixtureRequest, opened_mesh: Shared[RunningMesh]) -> RunningMesh:
-    return remember(request, opened_mesh.get())
+def sharing(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> RunningMesh:
+    return remember(request, module_mesh)
 
 
 class FreshHttpCaller(HttpCaller):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 from asyncio import TaskGroup
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ import tritonclient.grpc as grpcclient
 
 from executor.engine.pytorch.signature import script_deprecation_ignored
 from tests.executor.engine import keeping_modules
-from tests.groups import Shared
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.raw_http import post
 from tests.mesh.running_mesh import RunningMesh, running_mesh
@@ -49,8 +47,9 @@ def save(module: torch.nn.Module, directory: Path, *, traced: bool = False) -> N
         jit.save(saved, str(directory / "1" / "model.pt"))
 
 
-@contextmanager
-def mesh_of_files(directory: Path) -> Generator[RunningMesh]:
+@pytest.fixture(scope="module")
+def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    directory = tmp_path_factory.mktemp("torch-files")
     repository = directory / "models"
     save(keeping_modules.Sum(), repository / "scripted_sum")
     save(keeping_modules.SumInPlace(), repository / "traced_sum", traced=True)
@@ -63,15 +62,9 @@ def mesh_of_files(directory: Path) -> Generator[RunningMesh]:
         yield mesh
 
 
-@pytest.fixture(scope="module")
-def shared_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[RunningMesh]]:
-    with Shared(lambda: mesh_of_files(tmp_path_factory.mktemp("torch-files"))) as shared:
-        yield shared
-
-
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, shared_files: Shared[RunningMesh]) -> Iterator[RunningMesh]:
-    mesh = remember(request, shared_files.get())
+def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> Iterator[RunningMesh]:
+    mesh = remember(request, module_mesh)
     tracebacks = mesh.tracebacks()
     yield mesh
     assert tracebacks == mesh.tracebacks()
