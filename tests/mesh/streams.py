@@ -2,13 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+import numpy as np
+import pytest
 import tritonclient.grpc as grpc_blocking
+import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from tests.mesh.running_mesh import PATIENCE_S
+
+VALUES = (60, 40)
+"""What each step of a `Reader` adds: so many answers it has."""
+
+
+class Reader:
+    """One client with a stream of its own. model: of its sequence; got: the numbers that it was given, over all of its
+    streams
+    """
+
+    def __init__(self, name: str, model: str = "streamed_sum") -> None:
+        self.name = name
+        self.model = model
+        self.got: list[int] = []
+
+    def step(self, index: int, *, sequence: bool, request_id: str = "", **said: Any) -> dict[str, Any]:
+        made = grpc_aio.InferInput("INPUT", [1, 1], "INT32")
+        made.set_data_from_numpy(np.array([[VALUES[index]]], np.int32))
+        asked: dict[str, Any] = {"inputs": [made], "request_id": request_id, "parameters": said}
+        if not sequence:
+            return {**asked, "model_name": "streamed_count"}
+        flags = {"sequence_start": index == 0, "sequence_end": index == len(VALUES) - 1}
+        return {**asked, "model_name": self.model, "sequence_id": self.name, **flags}
+
+    async def read(self, url: str, *requests: dict[str, Any], stays: bool = False) -> None:
+        """Reads all answers to the requests, which must be no errors. stays: the client does not end the stream"""
+
+        async def each() -> AsyncIterator[dict[str, Any]]:
+            for one in requests:
+                yield one
+            if stays:
+                await asyncio.sleep(PATIENCE_S)
+
+        async with grpc_aio.InferenceServerClient(url) as client, asyncio.timeout(PATIENCE_S):
+            responses: Any = client.stream_infer(each())
+            async for result, error in responses:
+                assert error is None, str(error.message())
+                self.got.append(result.as_numpy("OUTPUT").item())
+
+    async def lose(self, url: str, *, tells: bool) -> dict[str, Any]:
+        """Asks for the first step at a gateway that is killed meanwhile; what is to be asked of another one then.
+
+        tells  it names the first answer that it lacks; else, or if it has all of them already, it wants all once more
+        """
+        with pytest.raises(grpc.aio.AioRpcError):
+            await self.read(url, self.step(0, sequence=True, request_id="a"), stays=True)
+        had = len(self.got)
+        if tells and had < VALUES[0]:
+            return self.step(0, sequence=True, request_id="a", sequence_answer=had + 1)
+        self.got.clear()
+        return self.step(0, sequence=True, request_id="a")
 
 
 class Got(list[tuple[str, Any]]):

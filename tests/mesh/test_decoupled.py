@@ -4,52 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-import tritonclient.grpc.aio as grpc_aio
 
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.streams import VALUES, Reader
 
 CLIENTS = 4
-VALUES = (60, 40)
-"""What each step of a sequence adds: so many answers it has."""
-
-
-class Reader:
-    """One client with a stream of its own. model: of its sequence; got: the numbers that it was given, over all of its
-    streams
-    """
-
-    def __init__(self, name: str, model: str = "streamed_sum") -> None:
-        self.name = name
-        self.model = model
-        self.got: list[int] = []
-
-    def step(self, index: int, *, sequence: bool, request_id: str = "", **said: Any) -> dict[str, Any]:
-        made = grpc_aio.InferInput("INPUT", [1, 1], "INT32")
-        made.set_data_from_numpy(np.array([[VALUES[index]]], np.int32))
-        asked: dict[str, Any] = {"inputs": [made], "request_id": request_id, "parameters": said}
-        if not sequence:
-            return {**asked, "model_name": "streamed_count"}
-        flags = {"sequence_start": index == 0, "sequence_end": index == len(VALUES) - 1}
-        return {**asked, "model_name": self.model, "sequence_id": self.name, **flags}
-
-    async def read(self, url: str, *requests: dict[str, Any]) -> None:
-        """Reads all answers to the requests, which must be no errors."""
-
-        async def each() -> AsyncIterator[dict[str, Any]]:
-            for one in requests:
-                yield one
-
-        async with grpc_aio.InferenceServerClient(url) as client, asyncio.timeout(PATIENCE_S):
-            responses: Any = client.stream_infer(each())
-            async for result, error in responses:
-                assert error is None, str(error.message())
-                self.got.append(result.as_numpy("OUTPUT").item())
 
 
 @pytest.mark.parametrize("sequence", [True, False])
@@ -81,14 +42,7 @@ async def test_a_retry_at_another_gateway_goes_on_behind_the_answers_that_the_cl
     urls = [victim.grpc(0), victim.grpc(1)]
 
     async def play(reader: Reader, *, tells: bool) -> None:
-        first = reader.step(0, sequence=True, request_id="a")
-        with pytest.raises(grpc.aio.AioRpcError):
-            await reader.read(urls[0], first)
-        had = len(reader.got)
-        said = {"sequence_answer": had + 1} if tells else {}
-        if not tells:
-            reader.got.clear()
-        again = reader.step(0, sequence=True, request_id="a", **said)
+        again = await reader.lose(urls[0], tells=tells)
         await reader.read(urls[1], again, reader.step(1, sequence=True, request_id="b"))
 
     async with asyncio.TaskGroup() as group:

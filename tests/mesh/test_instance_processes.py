@@ -26,7 +26,7 @@ from tests.mesh.model_repository import (
     put_in_processes,
 )
 from tests.mesh.running_mesh import RunningMesh, eventually, instances_of
-from tests.mesh.test_decoupled import VALUES, Reader
+from tests.mesh.streams import VALUES, Reader
 from tests.mesh.traffic import Callers, Step, Traffic, make_plans, tensor
 
 LIMIT_S = 0.5

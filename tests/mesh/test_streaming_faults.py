@@ -24,8 +24,9 @@ from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_streaming_models
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
-from tests.mesh.test_decoupled import CLIENTS, VALUES, Reader
+from tests.mesh.streams import VALUES, Reader
 
+CLIENTS = 4
 UNREAD_BYTES = 16 << 20
 LARGE, SMALL = 1 << 16, 1
 GROWN_BYTES = 160 << 20

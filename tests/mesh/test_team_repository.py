@@ -31,7 +31,7 @@ from tests.mesh.model_repository import (
     add_streaming_models,
 )
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
-from tests.mesh.test_decoupled import VALUES, Reader
+from tests.mesh.streams import VALUES, Reader
 from tests.mesh.test_torch_files import CONFIG, save
 from tests.mesh.traffic import Callers, Plan, Traffic, make_plans
 
