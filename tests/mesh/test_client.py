@@ -37,7 +37,7 @@ from seqmesh_client import (
 from seqmesh_client.wire import pb
 from shared.contract.ids import sequence_id
 from tests.client.grpc_serving import served
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, wait
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, seqmesh, wait
 
 SUM = Patience(step_s=PATIENCE_S, silence_s=5.0)
 
@@ -180,12 +180,18 @@ async def test_reasons_are_exceptions(victim: RunningMesh) -> None:
 
 
 async def test_a_step_that_was_cancelled_is_the_same_step_when_it_is_called_again(victim: RunningMesh) -> None:
-    async with AsyncClient(urls(victim), patience=SUM) as client, client.sequence("slow_sum") as sequence:
+    """Nothing can answer it meanwhile: its sequence is paused. At first it is hardly on its way, at last accepted."""
+    async with (
+        AsyncClient(urls(victim), patience=SUM) as client,
+        client.sequence("slow_sum", id="taken back") as sequence,
+    ):
         assert 1 == (await sequence.step([[1]])).single.item()
-        for _ in range(3):
+        await seqmesh(victim, "seq", "pause", "slow_sum", "taken back")
+        for timeout_s in (0.001, 0.01, 0.3):
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.001):
+                async with asyncio.timeout(timeout_s):
                     await sequence.step([[2]])
+        await seqmesh(victim, "seq", "resume", "slow_sum", "taken back")
         assert 3 == (await sequence.step([[2]], last=False)).single.item()
         assert 6 == (await sequence.step([[3]], last=True)).single.item()
 
