@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deploy.local.embedded import free_port
 from tests.conformance.repository import Model, build
-from tests.mesh.running_mesh import LOG_LINES, RunningMesh, running_mesh, wait
+from tests.mesh.running_mesh import LOG_LINES, LONG_LEASE, RunningMesh, running_mesh, wait
 
 TRITON_PYTHON = os.environ.get("TRITON_PYTHON", "")
 TRITON_START_S = 300.0
@@ -90,6 +90,7 @@ def running_target(
     environment = {
         "SEQMESH_STATE_BYTES_MAX": str(256 << 20),
         "SEQMESH_ALLOW_CLIENT_SHM": "true",
+        **LONG_LEASE,
         **(env or {}),
         **as_settings(options or {}),
     }
