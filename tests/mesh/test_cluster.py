@@ -128,16 +128,10 @@ async def under_load(
         numbered = known_by == "number"
         traffic = kind(MODEL, callers, plans, chance, retries=retries, pause_s=0.01, numbered=numbered)
         group.create_task(traffic.run_until(over))
-        await more(traffic)
+        await traffic.more(100)
         yield traffic
-        await more(traffic)
+        await traffic.more(100)
         over.set()
-
-
-async def more(traffic: Traffic, steps: int = 100) -> None:
-    """Returns when that many steps more have been answered."""
-    answered = traffic.answered
-    await eventually(lambda: traffic.answered >= answered + steps, "steps are answered")
 
 
 def plans_of(whole: Clustered, belongs: Callable[[str], bool], name: str) -> list[Plan]:
@@ -157,7 +151,7 @@ def plans_of(whole: Clustered, belongs: Callable[[str], bool], name: str) -> lis
 async def test_sums_are_right_over_three_nodes(bare: Clustered, chance: random.Random, known_by: str) -> None:
     assert 3 == len({bare.holder(tag).port for tag in bare.shards})
     async with under_load(bare, chance, known_by, retries=False) as traffic:
-        await more(traffic, 300)
+        await traffic.more(300)
 
 
 @pytest.mark.parametrize("known_by", ["request id", "number"])
@@ -170,7 +164,7 @@ async def test_callers_wait_and_get_no_error_while_primaries_are_killed_and_repl
             killed = replicated.holder(tag)
             replicated.cluster.strike(killed)
             await asyncio.to_thread(replicated.cluster.replaced, killed)
-            await more(traffic)
+            await traffic.more(100)
             replicated.cluster.revive()
 
 
@@ -273,7 +267,7 @@ async def test_sums_are_right_though_the_node_with_the_meshs_own_keys_is_restart
         node = bare.holder(MESH_TAG)
         node.kill()
         node.start()
-        await more(traffic, 300)
+        await traffic.more(300)
 
 
 async def test_sums_are_right_though_the_whole_cluster_is_restarted(bare: Clustered, chance: random.Random) -> None:
@@ -282,7 +276,7 @@ async def test_sums_are_right_though_the_whole_cluster_is_restarted(bare: Cluste
             node.kill()
         for node in bare.cluster.nodes:
             node.start()
-        await more(traffic, 300)
+        await traffic.more(300)
 
 
 @pytest.mark.parametrize("known_by", ["request id", "number", "nothing"])
@@ -295,7 +289,7 @@ async def test_sums_are_right_though_slots_are_moved_to_other_nodes(
             target = next(node for node in bare.cluster.primaries() if node is not source)
             for to in (target, source):
                 await asyncio.to_thread(bare.cluster.move, tag, to)
-                await more(traffic)
+                await traffic.more(100)
 
 
 async def test_sums_are_right_though_processes_are_killed_and_added(bare: Clustered, chance: random.Random) -> None:
@@ -303,9 +297,9 @@ async def test_sums_are_right_though_processes_are_killed_and_added(bare: Cluste
         with bare.mesh.spare("executor", "executor-3"):
             await eventually(lambda: len(bare.mesh.alive()) == 3, "a third executor takes part")
             await bare.mesh.kill_executor("executor-1")
-            await more(traffic)
+            await traffic.more(100)
             await bare.mesh.restart(bare.mesh.leader(MODEL))
-        await more(traffic)
+        await traffic.more(100)
 
 
 async def test_services_that_start_while_a_node_is_away_serve_the_other_shards_and_its_own_when_it_is_back(
@@ -336,4 +330,4 @@ async def test_sums_are_right_though_processes_are_killed_while_nodes_are_away(
             pid = bare.mesh.kill(killed)
             await eventually(lambda: bare.mesh.pid(killed) != pid, "the launcher starts it again")  # noqa: B023 - called at once
             node.start()
-            await more(traffic)
+            await traffic.more(100)

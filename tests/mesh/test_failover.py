@@ -17,7 +17,7 @@ import pytest
 from deploy.chaos.replicated import ReplicatedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, seqmesh
+from tests.mesh.running_mesh import RunningMesh, running_mesh, seqmesh
 from tests.mesh.test_redis_faults import Player
 from tests.mesh.traffic import Callers, Plan, Traffic, make_plans
 
@@ -73,12 +73,12 @@ async def test_callers_wait_and_get_no_error_while_the_primary_is_killed_and_rep
         traffic = Traffic(MODEL, callers, make_plans(chance, SEQUENCES), chance)
         group.create_task(traffic.run_until(over))
         for _ in range(2):
-            await eventually_more(traffic)
+            await traffic.more(50)
             await asyncio.to_thread(replicated.redis.rejoined)
             killed = replicated.redis.primary()
             await asyncio.to_thread(replicated.redis.strike, killed, signal.SIGKILL)
             await asyncio.to_thread(replicated.redis.replaced, killed)
-            await eventually_more(traffic)
+            await traffic.more(50)
             await asyncio.to_thread(replicated.redis.rejoined)
             replicated.redis.sentinels[0].kill()
         over.set()
@@ -87,12 +87,6 @@ async def test_callers_wait_and_get_no_error_while_the_primary_is_killed_and_rep
     assert executors == {one.name for one in replicated.mesh.alive()}
     listed = await seqmesh(replicated.mesh, "drain", "--list")
     assert all(name in listed for name in executors)
-
-
-async def eventually_more(traffic: Traffic) -> None:
-    """Returns when some steps more have been answered."""
-    answered = traffic.answered
-    await eventually(lambda: traffic.answered > answered + 50, "steps are answered")
 
 
 async def test_what_a_frozen_primary_does_when_it_wakes_up_counts_for_nobody(

@@ -39,8 +39,7 @@ async def test_when_a_gpu_is_lost_other_executors_go_on_and_no_caller_hears_of_i
         assert 5 == await callers[0](name, Step("fatal", 5, start=True))
         assert 5 + LOSES_GPU == await callers[0](name, Step("fatal", LOSES_GPU))
 
-        answered = traffic.answered
-        await eventually(lambda: traffic.answered > answered + 50, "they are played on")
+        await traffic.more(50)
         over.set()
         assert 6 + LOSES_GPU == await callers[0](name, Step("fatal", 1, end=True))
     assert (tmp_path / "lost").exists()

@@ -30,19 +30,19 @@ async def test_a_rolling_restart_is_noticed_by_nobody(victim: RunningMesh, chanc
         plans = make_plans(chance, SEQUENCES)
         traffic = Traffic("slow_sum", all_callers, plans, chance, retries=retries, pause_s=0.05, numbered=True)
         running = group.create_task(traffic.run_until(over))
-        await answered_more(traffic)
+        await traffic.more(4 * SEQUENCES)
         first, *others = victim.names(service)
         await victim.restart(first)
-        await answered_more(traffic)
+        await traffic.more(4 * SEQUENCES)
         with ExitStack() as spare:
             await start_spare(victim, service, spare, callers)
             for name in others:
                 await victim.restart(name)
-                await answered_more(traffic)
+                await traffic.more(4 * SEQUENCES)
             if service != "gateway":
                 # The spare leaves under load, too. Callers of a spare gateway would never find it again.
                 await asyncio.to_thread(spare.close)
-                await answered_more(traffic)
+                await traffic.more(4 * SEQUENCES)
             over.set()
             await running
 
@@ -51,12 +51,6 @@ async def test_a_rolling_restart_is_noticed_by_nobody(victim: RunningMesh, chanc
     assert retries or traffic.repeated == 0
     for name in victim.names(service):
         assert "reason=SIGTERM" in victim.log(name)
-
-
-async def answered_more(traffic: Traffic) -> None:
-    """Returns when each sequence has had some more answers."""
-    target = traffic.answered + 4 * SEQUENCES
-    await eventually(lambda: traffic.answered >= target, "steps are answered")
 
 
 async def start_spare(mesh: RunningMesh, service: str, spare: ExitStack, callers: Callers) -> None:

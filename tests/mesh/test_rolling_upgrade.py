@@ -19,9 +19,9 @@ import pytest
 from shared.store.company import ServiceLine
 from shared.store.release import FORMAT, RELEASE, REVISION
 from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
-from tests.mesh.test_rolling_restart import SEQUENCES, answered_more
 from tests.mesh.traffic import Callers, Traffic, make_plans
 
+SEQUENCES = 8
 LATER = Path(__file__).parents[1] / "fixtures" / "formats" / "later"
 LATER_FORMAT = f"{FORMAT.partition('.')[0]}.{REVISION + 1}"
 
@@ -45,11 +45,11 @@ async def test_a_mesh_goes_to_a_later_release_and_back_without_an_error(
         plans = make_plans(chance, SEQUENCES)
         traffic = Traffic("running_sum", callers, plans, chance, retries=True, pause_s=0.05, numbered=True)
         running = group.create_task(traffic.run_until(over))
-        await answered_more(traffic)
+        await traffic.more(4 * SEQUENCES)
         for position, name in enumerate(services):
             later.write_text("\n".join(services[: position + 1]))
             await mesh.restart(name)
-            await answered_more(traffic)
+            await traffic.more(4 * SEQUENCES)
             if position == 1:
                 await eventually(lambda: {FORMAT, LATER_FORMAT} <= formats(mesh), "both formats are told")
                 shown = await seqmesh(mesh, "drain", "--list")
@@ -60,7 +60,7 @@ async def test_a_mesh_goes_to_a_later_release_and_back_without_an_error(
         for position, name in enumerate(services):
             later.write_text("\n".join(services[position + 1 :]))
             await mesh.restart(name)
-            await answered_more(traffic)
+            await traffic.more(4 * SEQUENCES)
         over.set()
         await running
 

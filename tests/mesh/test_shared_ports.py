@@ -16,7 +16,7 @@ import pytest
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import SAMPLES
 from tests.mesh.raw_http import get
-from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.running_mesh import RunningMesh, running_mesh
 from tests.mesh.traffic import Callers, GrpcCaller, HttpCaller, Step, Traffic, make_plans, sum_of, tensor
 
 GATEWAYS = 3
@@ -65,12 +65,6 @@ def submitted(mesh: RunningMesh) -> list[int]:
     return [int(re.findall(r"^seqmesh_gateway_submitted_total (\d+)$", page, re.MULTILINE)[0]) for page in pages]
 
 
-async def answered_more(traffic: Traffic) -> None:
-    """Returns when each sequence has had some more answers."""
-    target = traffic.answered + 4 * SEQUENCES
-    await eventually(lambda: traffic.answered >= target, "steps are answered")
-
-
 def test_they_share_two_ports_and_each_has_metrics_of_its_own(sharing: RunningMesh) -> None:
     assert 1 == len({(one.http_port, one.grpc_port) for one in sharing.gateways})
     assert GATEWAYS == len({one.metrics_port for one in sharing.gateways})
@@ -103,7 +97,7 @@ async def test_new_connections_notice_nothing_while_gateways_restart_again_and_a
     async with asyncio.TaskGroup() as group:
         running = group.create_task(traffic.run_until(over))
         for name in sharing.names("gateway") * ROUNDS:
-            await answered_more(traffic)
+            await traffic.more(4 * SEQUENCES)
             await sharing.restart(name)
         over.set()
         await running
@@ -125,9 +119,9 @@ async def test_clients_that_repeat_survive_a_gateway_that_is_killed(
         traffic = Traffic("running_sum", callers, plans, chance, retries=True, numbered=True)
         running = group.create_task(traffic.run_until(over))
         for name in sharing.names("gateway"):
-            await answered_more(traffic)
+            await traffic.more(4 * SEQUENCES)
             await sharing.restart(name, signal.SIGKILL)
-            await answered_more(traffic)
+            await traffic.more(4 * SEQUENCES)
         over.set()
         await running
 

@@ -261,6 +261,11 @@ class Traffic:
         target = min(self.total, int(self.total * share))
         await eventually(lambda: self.answered >= target, f"{target} of {self.total} steps are answered")
 
+    async def more(self, steps: int) -> None:
+        """Returns when so many steps more have been answered."""
+        target = self.answered + steps
+        await eventually(lambda: self.answered >= target, f"{steps} steps more are answered")
+
     async def all_begun(self) -> None:
         """Returns when the first step of every sequence has been answered: each has a slot."""
         await eventually(lambda: len(self.begun) == len(self.plans), "every sequence has begun")
