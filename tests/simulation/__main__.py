@@ -36,13 +36,14 @@ MUTANT_SEEDS = 100
 
 Play = Callable[[int], Result]
 """Runs a seed."""
-KINDS: Mapping[Play, str] = {
-    fuzz: " --scripts",
-    operated: " --operator",
-    reloaded: " --reload",
-    resharded: " --reshard",
-    varied: " --vary",
+KINDS: Mapping[str, tuple[Play, str]] = {
+    "--scripts": (fuzz, "the scripts alone, under random calls"),
+    "--operator": (operated, "an operator pauses, moves, copies and ends sequences"),
+    "--reload": (reloaded, "the operator loads and unloads the model, too"),
+    "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
+    "--vary": (varied, "clients, models and losses that the others leave out"),
 }
+"""Flags, and what is played with them in the place of whole meshes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,16 +55,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--mutants", action="store_true", help="put faults in and find them")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first seed that fails")
-    parser.add_argument("--scripts", action="store_true", help="the scripts alone, under random calls")
-    parser.add_argument("--drill", choices=list(DRILLS), help="how long things take when this goes wrong")
-    parser.add_argument("--operator", action="store_true", help="an operator pauses, moves, copies and ends sequences")
-    parser.add_argument("--reload", action="store_true", help="the operator loads and unloads the model, too")
-    parser.add_argument("--reshard", action="store_true", help="the mesh is stopped, and has other shards afterwards")
-    parser.add_argument("--vary", action="store_true", help="clients, models and losses that the others leave out")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--drill", choices=list(DRILLS), help="how long things take when this goes wrong")
+    for flag, (kind, what) in KINDS.items():
+        kinds.add_argument(flag, action="store_const", const=kind, default=simulate, dest="play", help=what)
     given = parser.parse_args(arguments)
-    play: Play = partial(drilled, given.drill) if given.drill else resharded if given.reshard else simulate
-    play = varied if given.vary else play
-    play = fuzz if given.scripts else operated if given.operator else reloaded if given.reload else play
+    play: Play = partial(drilled, given.drill) if given.drill else given.play
     if given.mutants:
         return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS), play)
     if given.seed is not None:
@@ -98,7 +95,9 @@ def show_failure(result: Result, play: Play) -> None:
     """The end of its story, what was wrong, and how to see it again."""
     print("\n".join(result.lines[-LINES_SHOWN:]))
     print(summary(result))
-    kind = f' --drill "{play.args[0]}"' if isinstance(play, partial) else KINDS.get(play, "")
+    kind = next((f" {flag}" for flag, (each, _) in KINDS.items() if each is play), "")
+    if isinstance(play, partial):
+        kind = f' --drill "{play.args[0]}"'
     print(f"commit {commit()}; again: python -m tests.simulation{kind} --seed {result.seed}", flush=True)
 
 

@@ -64,7 +64,6 @@ class Bench:
         self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
         self.keys = Keyspace("fuzz", 1)
         # It never sends anything itself.
-        # It never sends anything itself.
         self.scripts = Scripts(connect("redis://nowhere"), self.keys)
         self.sequences = [sequence_id(MODEL, "", number) for number in range(1, SEQUENCES + 1)]
         # Of the others the state is lost with their owner.
