@@ -178,8 +178,10 @@ class Departures:
                 self._settle(batch, outcome)
         if unfit is not None:
             return self._after_failure(again, unfit)
-        self._back()
-        return again
+        if self._down_since is not None:
+            logs.info("redis is back", away_s=round(time.monotonic() - self._down_since, 3))
+            self._down_since = None
+        return ()
 
     async def send_again(self, requests: Sequence[PendingRequest], link: Link) -> None:
         """Sends accepted, repeatable requests again, in their order, over a link of their own: the server knows them
@@ -237,11 +239,6 @@ class Departures:
             if pending.withdrawn and pending.first_sent is not None and batch.kind is CallKind.WORK:
                 self.put(pending, WITHDRAWAL_OF[batch.kind])
         return [pending for pending in batch.requests if not pending.future.done()]
-
-    def _back(self) -> None:
-        if self._down_since is not None:
-            logs.info("redis is back", away_s=round(time.monotonic() - self._down_since, 3))
-            self._down_since = None
 
 
 async def _redis_ahead_ms(link: Link) -> float:

@@ -118,7 +118,7 @@ class Replies:
         for stream in (self._streams[shard] for shards in away for shard in shards):
             self._positions[stream.encode()] = BEGINNING
             run.hold_off(tag_of(stream))
-        await self._beat(self._redis)
+        await self._beat()
 
     async def reopen(self, redis: Redis, shards: Sequence[ShardId], lost: set[ShardId]) -> None:
         """After a restart of the server that has these shards: makes the streams that it has lost. A stream of which it
@@ -180,7 +180,7 @@ class Replies:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                gone = await self._beat(self._redis)
+                gone = await self._beat()
                 if gone:
                     await self._recover(gone)
             except LOST_OR_REFUSED as lost:
@@ -224,10 +224,10 @@ class Replies:
             entry, _ = await redis.eval(*vital(("XADD", stream, "*", "", ""), ("PEXPIRE", stream, REPLY_STREAM_TTL_MS)))
             self._positions[stream.encode()] = entry
 
-    async def _beat(self, redis: Redis) -> list[ShardId]:
+    async def _beat(self) -> list[ShardId]:
         """Renews every TTL. Returns the shards whose stream is gone."""
         shards = list(self._streams)
-        async with redis.pipeline(transaction=False) as pipe:
+        async with self._redis.pipeline(transaction=False) as pipe:
             for shard in shards:
                 pipe.pexpire(self._streams[shard], REPLY_STREAM_TTL_MS)
             for stream, size in self._untrimmed.items():
