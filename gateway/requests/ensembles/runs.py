@@ -357,9 +357,12 @@ class StageRun:
             return
         if (error := future.exception()) is not None:
             told = error if isinstance(error, MeshError) else MeshError(str(error), Code.INTERNAL)
-            if pending is not None and index == self._plan.anchor:
-                self.accepted = self.accepted or pending.accepted
-            self._failed(index, told, stand_of(pending) if pending is not None and told.accepted else None)
+            if pending is None or index != self._plan.anchor:
+                self._failed(index, told, None)
+            else:
+                # What was refused, or lost with Redis, has no acceptance to wait for.
+                until = self._loop.time() + STAND_PATIENCE_S if told.accepted else 0.0
+                self._anchored(pending, told, until)
             return
         if index == self._plan.source and not future.result().message.empty:
             self._follow(future.result())
@@ -369,19 +372,21 @@ class StageRun:
             assert pending is not None, "it was sent"
             self._anchored(pending, future.result(), self._loop.time() + STAND_PATIENCE_S)
 
-    def _anchored(self, pending: PendingRequest, answer: Answer, until: float) -> None:
-        """The anchor has run. Where its sequence stands, Redis has told with the acceptance, which may come later than
-        the answer, or be lost.
+    def _anchored(self, pending: PendingRequest, outcome: Answer | MeshError, until: float) -> None:
+        """The anchor has run, or failed. Where its sequence stands, Redis has told with the acceptance, which may come
+        later than the answer, or be lost.
         """
         assert self._plan.anchor is not None
         self.accepted = self.accepted or pending.accepted
         self.stand = stand_of(pending)
-        if self.stand is not None:
-            self._perform(self._progress.answered(self._plan.anchor, answer.message.outputs, self.stand))
+        if pending.accepted is None and self._loop.time() < until:
+            self._loop.call_later(STAND_POLL_S, self._anchored, pending, outcome, until)
+        elif isinstance(outcome, MeshError):
+            self._failed(self._plan.anchor, outcome, self.stand if outcome.accepted else None)
+        elif self.stand is not None:
+            self._perform(self._progress.answered(self._plan.anchor, outcome.message.outputs, self.stand))
         elif pending.accepted is not None:
             self._failed(self._plan.anchor, of_earlier_run(pending), None)
-        elif self._loop.time() < until:
-            self._loop.call_later(STAND_POLL_S, self._anchored, pending, answer, until)
         elif pending.repeatable:
             # Asked again, it is answered from its record.
             self._send_again(self._plan.anchor)

@@ -299,6 +299,34 @@ async def test_an_id_that_a_later_state_does_not_take_is_refused_before_any_stat
     assert [("state", taken)] == [(call.model, call.correlation_id) for call in sent]
 
 
+async def test_a_first_state_that_fails_before_its_acceptance_is_told_ends_the_run_at_once() -> None:
+    """What Redis says of the step may come later than its answer. Its sequence has counted the step, and the others
+    have not: the next step would wait for them in vain."""
+    ended: list[Ending] = []
+    sent: list[Any] = []
+
+    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        sent.append(SimpleNamespace(call=call, future=caller.future, accepted=None))
+        return sent[-1]
+
+    def end(ending: Ending, tombstone: bytes) -> None:
+        ended.append(ending)
+
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    of = model("e", steps=(step("state", "I", "a"), step("state", "a", "O")))
+    connection = ConnectionSequences(lambda _: None)
+    ensembles_of(send, end=end).begin(begun(), Caller(answer, None, None), of, "1", connection)
+    failure = ModelError("it broke")
+    failure.accepted = True
+    sent[0].future.set_exception(failure)
+    await asyncio.sleep(0)
+    sent[0].accepted = Accepted("1-0", 1, "1-0.1")
+
+    with pytest.raises(SequenceError, match="the sequence is over"):
+        await asyncio.wait_for(answer, 30)
+    assert {sequence_id("state", "@e//0", 1), sequence_id("state", "@e//1#1-0.1", 1)} == {one.sequence for one in ended}
+
+
 async def test_a_start_that_cuts_off_a_run_ends_its_followers_when_no_request_is_ahead_any_more() -> None:
     """The requests ahead are of the run that is cut off: their steps of the followers are run before."""
     ended: list[tuple[Ending, bytes]] = []
