@@ -76,6 +76,33 @@ def ensembles_of(
     return Ensembles(catalog, services, Tracing(sink), UnreadAnswers(UNLIMITED), measures)
 
 
+def asked(ensembles: Ensembles, of: ModelRecord, call: InferCall) -> asyncio.Future[Answer]:
+    """The answer to a request, which is begun."""
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+    return answer
+
+
+def answer_of(record: ModelRecord) -> Answer:
+    """What a step of this model has answered."""
+    return Answer(ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),)), record, "1", "", None)
+
+
+TWO_STATES = model("e", steps=(step("state", "I", "a"), step("state", "a", "O")))
+
+
+class Sent:
+    """The steps that are sent in place of the mesh, for the test to answer."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+
+    def __call__(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
+        admitted = admit(call, record, version, arrived_ns=1, make_session=list[str]().pop)
+        self.steps.append(SimpleNamespace(call=call, future=caller.future, admitted=admitted, accepted=None))
+        return self.steps[-1]
+
+
 class Chain:
     """A request to an ensemble of three steps, one behind the other, which the test answers. `gone`: tensors that
     nobody holds any more
@@ -85,12 +112,8 @@ class Chain:
         Raw.gone = self.gone = []
         self.open: list[asyncio.Future[Answer]] = []
         steps = (step("plain", "I", "a"), step("plain", "a", "b"), step("plain", "b", "O"))
-        ensembles = ensembles_of(self.send)
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         call = InferCall("e", "", inputs=(self.tensor("I", b"given"),))
-        ensembles.begin(
-            call, Caller(self.answer, None, None), model("e", steps=steps), "1", ConnectionSequences(lambda _: None)
-        )
+        self.answer = asked(ensembles_of(self.send), model("e", steps=steps), call)
 
     def tensor(self, name: str, raw: bytes) -> Tensor:
         return Tensor(name, "INT8", (1, 1), Raw(raw[:1]))
@@ -154,21 +177,18 @@ class OneState:
 
     def __init__(self, call: InferCall, accepted: Accepted | None, measures: Measures | None = None) -> None:
         self.accepted = accepted
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.counts: dict[str, int] = {}
         self.sent = 0
         sink = Kept()
         self.ensembles = ensembles_of(self.send, sink, measures, count=self.count)
-        record = model("e", steps=(step("state", "I", "O"),))
-        connection = ConnectionSequences(lambda _: None)
-        self.ensembles.begin(call, Caller(self.answer, None, None), record, "1", connection)
+        self.answer = asked(self.ensembles, model("e", steps=(step("state", "I", "O"),)), call)
         self.sink = sink
 
     def send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         if self.accepted is None:
             raise ZeroDivisionError
         self.sent += 1
-        caller.future.set_result(Answer(ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),)), record, "1", "", None))
+        caller.future.set_result(answer_of(record))
         admitted = admit(call, record, version, arrived_ns=1, make_session=list[str]().pop)
         made = SimpleNamespace(
             call=call, future=caller.future, accepted=self.accepted, admitted=admitted, repeatable=bool(call.request_id)
@@ -219,20 +239,13 @@ async def test_a_session_names_the_sequence_of_an_anchor_with_integer_ids(
     batching = msgspec.structs.replace(STATEFUL, controls=(control,))
     record = ModelRecord(msgspec.structs.replace(config, sequence_batching=batching), "{}", ("1",))
     monkeypatch.setitem(MODELS, "state", record)
-    admitted: list[Admitted] = []
-
-    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        admitted.append(admit(call, record, version, arrived_ns=1, make_session=list[str]().pop))
-        return cast(Any, SimpleNamespace(call=call, future=caller.future))
-
-    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    sent = Sent()
     call = InferCall("e", "", session_id=session, inputs=begun().inputs)
-    of = model("e", steps=(step("state", "I", "O"),))
-    ensembles_of(send).begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+    asked(ensembles_of(sent), model("e", steps=(step("state", "I", "O"),)), call)
 
-    (step_of_anchor,) = admitted
-    assert known_as == step_of_anchor.message.correlation_id
-    assert IMPLICIT & step_of_anchor.flags
+    (step_of_anchor,) = sent.steps
+    assert known_as == step_of_anchor.admitted.message.correlation_id
+    assert IMPLICIT & step_of_anchor.admitted.flags
 
 
 @pytest.mark.parametrize(("session", "known_as"), [("7", {7}), ("ada", {session_number("ada")}), (None, None)])
@@ -251,16 +264,14 @@ async def test_states_have_an_integer_id_where_one_behind_the_first_needs_it(
     def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
         admitted = admit(call, record, version, arrived_ns=1, make_session=list[str]().pop)
         sent.append(admitted)
-        caller.future.set_result(Answer(ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),)), record, "1", "", None))
+        caller.future.set_result(answer_of(record))
         accepted = Accepted("1-0", 1, "1-0.1", at_ns=1)
         return cast(Any, SimpleNamespace(call=call, future=caller.future, accepted=accepted, admitted=admitted))
 
-    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     call = InferCall("e", "", session_id=session, inputs=begun().inputs)
     of = model("e", steps=(step("state", "I", "a"), step("numbered", "a", "O")))
-    ensembles_of(send).begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
     async with asyncio.timeout(30):
-        told = (await answer).session_id
+        told = (await asked(ensembles_of(send), of, call)).session_id
 
     ids = {each.message.correlation_id for each in sent}
     assert ["state", "numbered"] == [each.message.model for each in sent]
@@ -278,49 +289,31 @@ async def test_an_id_that_a_later_state_does_not_take_is_refused_before_any_stat
     needs = msgspec.structs.replace(STATEFUL, controls=(ControlSpec("ID", ControlKind.CORRID, needed),))
     config = msgspec.structs.replace(MODELS["state"].config, name="needs", sequence_batching=needs)
     monkeypatch.setitem(MODELS, "needs", ModelRecord(config, "{}", ("1",)))
-    sent: list[InferCall] = []
-
-    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        sent.append(call)
-        return cast(Any, SimpleNamespace(call=call, future=caller.future))
-
-    ensembles, of = ensembles_of(send), model("e", steps=(step("state", "I", "a"), step("needs", "a", "O")))
-
-    def begin(correlation_id: CorrelationId) -> None:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = msgspec.structs.replace(begun(), correlation_id=correlation_id)
-        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+    sent = Sent()
+    ensembles, of = ensembles_of(sent), model("e", steps=(step("state", "I", "a"), step("needs", "a", "O")))
 
     with pytest.raises(RequestError, match=f"in ensemble 'e'.*model 'needs' expects '{needed}'"):
-        begin(refused)
-    assert ([], 0) == (sent, len(ensembles.lines))
+        asked(ensembles, of, msgspec.structs.replace(begun(), correlation_id=refused))
+    assert ([], 0) == (sent.steps, len(ensembles.lines))
 
-    begin(taken)
-    assert [("state", taken)] == [(call.model, call.correlation_id) for call in sent]
+    asked(ensembles, of, msgspec.structs.replace(begun(), correlation_id=taken))
+    assert [("state", taken)] == [(one.call.model, one.call.correlation_id) for one in sent.steps]
 
 
 async def test_a_first_state_that_fails_before_its_acceptance_is_told_ends_the_run_at_once() -> None:
     """What Redis says of the step may come later than its answer. Its sequence has counted the step, and the others
     have not: the next step would wait for them in vain."""
-    ended: list[Ending] = []
-    sent: list[Any] = []
-
-    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        sent.append(SimpleNamespace(call=call, future=caller.future, accepted=None))
-        return sent[-1]
+    sent, ended = Sent(), list[Ending]()
 
     def end(ending: Ending, tombstone: bytes) -> None:
         ended.append(ending)
 
-    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    of = model("e", steps=(step("state", "I", "a"), step("state", "a", "O")))
-    connection = ConnectionSequences(lambda _: None)
-    ensembles_of(send, end=end).begin(begun(), Caller(answer, None, None), of, "1", connection)
+    answer = asked(ensembles_of(sent, end=end), TWO_STATES, begun())
     failure = ModelError("it broke")
     failure.accepted = True
-    sent[0].future.set_exception(failure)
+    sent.steps[0].future.set_exception(failure)
     await asyncio.sleep(0)
-    sent[0].accepted = Accepted("1-0", 1, "1-0.1")
+    sent.steps[0].accepted = Accepted("1-0", 1, "1-0.1")
 
     with pytest.raises(SequenceError, match="the sequence is over"):
         await asyncio.wait_for(answer, 30)
@@ -329,29 +322,20 @@ async def test_a_first_state_that_fails_before_its_acceptance_is_told_ends_the_r
 
 async def test_a_start_that_cuts_off_a_run_ends_its_followers_when_no_request_is_ahead_any_more() -> None:
     """The requests ahead are of the run that is cut off: their steps of the followers are run before."""
-    ended: list[tuple[Ending, bytes]] = []
-    open_steps: list[tuple[InferCall, asyncio.Future[Answer], Any]] = []
-
-    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        made = SimpleNamespace(call=call, future=caller.future, accepted=None)
-        open_steps.append((call, caller.future, made))
-        return cast(Any, made)
+    sent, ended = Sent(), list[tuple[Ending, bytes]]()
 
     async def answer_next(accepted: Accepted) -> None:
-        _, future, made = open_steps.pop(0)
-        made.accepted = accepted
-        message = ReplyMessage("1", (Tensor("O", "INT8", (1, 1), b"1"),))
-        future.set_result(Answer(message, MODELS["state"], "1", "", None))
+        one = sent.steps.pop(0)
+        one.accepted = accepted
+        one.future.set_result(answer_of(MODELS["state"]))
         await asyncio.sleep(0)
 
     def end(ending: Ending, tombstone: bytes) -> None:
         ended.append((ending, tombstone))
 
-    ensembles = ensembles_of(send, end=end)
-    of = model("e", steps=(step("state", "I", "a"), step("state", "a", "O")))
+    ensembles = ensembles_of(sent, end=end)
     for call in (msgspec.structs.replace(begun(), start=False), begun()):
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+        asked(ensembles, TWO_STATES, call)
     last, start = Accepted("1-0", 2, "1-0.1"), Accepted("1-0", 3, "1-0.3", cut_off="1-0.1")
 
     await answer_next(last)
@@ -371,20 +355,14 @@ async def test_when_a_model_changes_nothing_is_kept_of_ensembles_that_are_gone()
     catalog = cast(Any, SimpleNamespace(offer=Offer(), find=found))
     before = weakref.ref(catalog.offer)
 
-    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        return cast(Any, SimpleNamespace(call=call, future=caller.future))
+    ensembles = ensembles_of(Sent(), catalog=catalog)
 
-    ensembles = ensembles_of(send, catalog=catalog)
+    def ask(name: str) -> None:
+        asked(ensembles, model(name, steps=(step("plain", "I", "O"),)), InferCall(name, "", inputs=begun().inputs))
 
-    def begin(name: str) -> None:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        of = model(name, steps=(step("plain", "I", "O"),))
-        call = InferCall(name, "", inputs=begun().inputs)
-        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
-
-    begin("first")
+    ask("first")
     catalog.offer = Offer()
-    begin("second")
+    ask("second")
 
     assert before() is None
     assert [("second", "1")] == list(ensembles._plans)
@@ -392,19 +370,13 @@ async def test_when_a_model_changes_nothing_is_kept_of_ensembles_that_are_gone()
 
 async def test_a_requested_version_is_read_as_a_number() -> None:
     """Requests that write it otherwise are steps of the same sequence, one behind the other."""
-    sent: list[Admitted] = []
-
-    def send(call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
-        sent.append(admit(call, record, version, arrived_ns=1, make_session=list[str]().pop))
-        return cast(Any, SimpleNamespace(call=call, future=caller.future))
-
-    ensembles, of = ensembles_of(send), model("e", steps=(step("state", "I", "O"),))
+    sent = Sent()
+    ensembles, of = ensembles_of(sent), model("e", steps=(step("state", "I", "O"),))
     for version in ("1", "01"):
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = msgspec.structs.replace(begun(), version=version)
-        ensembles.begin(call, Caller(answer, None, None), of, "1", ConnectionSequences(lambda _: None))
+        asked(ensembles, of, msgspec.structs.replace(begun(), version=version))
 
-    assert sent[0].sequence == sent[1].sequence
+    first, second = sent.steps
+    assert first.admitted.sequence == second.admitted.sequence
     assert 1 == len(ensembles.lines)
 
 

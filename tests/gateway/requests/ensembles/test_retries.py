@@ -12,14 +12,13 @@ import pytest
 from gateway.parts import GatewayParts
 from gateway.requests.caller import Caller
 from gateway.requests.infer_call import InferCall
-from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import EnsembleStep, TensorSpec
 from tests.gateway.fake_executor import FakeExecutor, running_sum
 from tests.gateway.requests import test_lost_connections
 from tests.gateway.requests.ensembles.test_progress import MODELS
-from tests.gateway.requests.ensembles.test_requests import ensembles_of
+from tests.gateway.requests.ensembles.test_requests import asked, ensembles_of
 from tests.gateway.requests.test_lost_connections import step, total
 
 parts = test_lost_connections.parts
@@ -58,10 +57,7 @@ async def of_second_state(number: int, *, end: bool = False) -> InferCall:
         expected_step=number,
         inputs=(msgspec.structs.replace(given, name="I"),),
     )
-    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    record = ModelRecord(TWO_SUMS, "{}", ("1",))
-    ensembles_of(send).begin(call, Caller(answer, None, None), record, "1", ConnectionSequences(lambda _: None))
-    await answer
+    await asked(ensembles_of(send), ModelRecord(TWO_SUMS, "{}", ("1",)), call)
     return sent[1]
 
 
