@@ -608,9 +608,9 @@ async def test_streams_that_end_at_odd_moments_leave_nothing_behind(
         for metadata in ((), (("triton_grpc_error", "true"),)):
             await asyncio.gather(*(use(channel, metadata) for _ in range(40)))
         async with asyncio.timeout(30):
-            while servicer._streams:
+            # Behind all others: in a busy process, the server may not have heard of those whose clients have left.
+            await pb_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest())
+            while server.limit.open or servicer._streams or readers():
                 await asyncio.sleep(0.01)
-            if left := readers():
-                await asyncio.wait(left)
     assert all(future.done() for future in twin.futures)
     await server.stop(0)
