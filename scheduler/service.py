@@ -254,6 +254,8 @@ class Scheduler:
             self._have_swept(self._models)
 
     async def _look_for_owners(self) -> None:
+        # Of a Cluster one node may be away for long: the keys of the others are not gone over until it is back.
+        await self._mesh.redis.ping()
         found = await stranded(self._mesh)
         for model, executors in sorted(found.items()):
             named = ", ".join(sorted(executors)[:LOST_NAMED_MAX])

@@ -17,7 +17,9 @@ from scheduler.core.state import Policy
 from scheduler.effects import EffectPerformer
 from scheduler.handover import Handovers
 from scheduler.leader import Leader
+from scheduler.mesh import MeshAccess
 from scheduler.service import Scheduler
+from scheduler.sweep import stranded
 from shared.contract.ids import ExecutorId, ShardId, Term, sequence_id
 from shared.store.homes import MESH_TAG, tag_of
 from shared.store.reading import read_counts
@@ -25,6 +27,7 @@ from shared.store.redis_client import connect
 from shared.store.redis_py import CONNECTION_LOST
 from tests.embedded_cluster import EmbeddedCluster
 from tests.scheduler.stage import MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
+from tests.scheduler.test_leadership import told_times
 from tests.scheduler.test_spares import holders, places
 
 pytestmark = pytest.mark.leaves_sequences
@@ -183,6 +186,33 @@ async def test_while_a_node_is_silent_the_loss_of_an_executor_is_noticed(
             await stage.until(has_moved)
         finally:
             node.send(signal.SIGCONT)
+
+
+async def test_while_a_node_is_away_nobody_goes_over_the_keys_of_the_others(
+    stage: Stage,
+    node: Node,
+    private_cluster: EmbeddedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """To look for owners in no list takes every node. A look that fails is repeated soon, and may fail for hours."""
+    looks = list[dict[str, set[ExecutorId]]]()
+
+    async def look(mesh: MeshAccess) -> dict[str, set[ExecutorId]]:
+        looks.append({})
+        looks[-1] = await stranded(mesh)
+        return looks[-1]
+
+    async def has_looked() -> bool:
+        return bool(looks)
+
+    monkeypatch.setattr("scheduler.service.stranded", look)
+    await asyncio.to_thread(node.kill)
+    async with stage.scheduler():
+        await stage.until(lambda: told_times(caplog, "redis out of reach", "owners", at_least=3))
+        assert [] == looks
+        await asyncio.to_thread(private_cluster.revive)
+        await stage.until(has_looked)
 
 
 async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
