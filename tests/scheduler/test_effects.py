@@ -106,8 +106,11 @@ async def test_a_sweep_in_the_midst_of_a_takeover_loses_no_step(stage: Stage, *,
     )
     assert (1, 0) == await stage.scripts.run(reclaim)
 
-    await Leader(stage.mesh, MODEL, Term(term + 1), policy=Policy(), tombstone_ms=10_000, sweep=True)._rebuild()
+    leader = Leader(stage.mesh, MODEL, Term(term + 1), policy=Policy(), tombstone_ms=10_000, sweep=True)
+    assert leader.owes_sweep
+    await leader._rebuild()
 
+    assert not leader.owes_sweep, "else each later leader would look over all records"
     assert "m" == (await stage.record(7))["st"]
     assert 1 == await stage.commands.xlen(stage.keys.sequence(SEVEN).parked)
 
