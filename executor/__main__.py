@@ -13,14 +13,13 @@ from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs an executor to its end, or checks one; returns the process's exit code."""
     lifecycle.end_when_told()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in CHECKS:
-        return check_health("executor", ExecutorSettings, *given)
+    if arguments and arguments[0] in CHECKS:
+        return check_health("executor", ExecutorSettings, *arguments)
     settings = parse_settings(
-        ExecutorSettings, given, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
+        ExecutorSettings, arguments, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("executor"))
     schedule_by(settings.cpu_policy)
@@ -32,4 +31,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs a gateway to its end; returns the process's exit code."""
     lifecycle.end_when_told()
     settings = parse_settings(
@@ -29,4 +29,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

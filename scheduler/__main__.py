@@ -12,15 +12,14 @@ from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs a scheduler to its end, or checks one. Returns the process's exit code."""
     lifecycle.end_when_told()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in CHECKS:
-        return check_health("scheduler", SchedulerSettings, *given)
+    if arguments and arguments[0] in CHECKS:
+        return check_health("scheduler", SchedulerSettings, *arguments)
     settings = parse_settings(
         SchedulerSettings,
-        given,
+        arguments,
         program="seqmesh scheduler",
         help="Gives sequences to executors. One scheduler leads each model, the others stand by.",
     )
@@ -33,4 +32,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -518,13 +518,13 @@ def settings_command(
 
 def parse_settings(
     settings_type: type[T],
-    arguments: Sequence[str] | None = None,
+    arguments: Sequence[str],
     *,
     program: str,
     help: str,
     spared: Collection[str] = (),
 ) -> T:
-    """A service's settings from its command line (by default this process's) and the environment.
+    """A service's settings from its command line and the environment.
 
     spared  required settings without which this program can do
 
@@ -535,9 +535,7 @@ def parse_settings(
     for one in command.params:
         one.required &= one.name not in spared
     try:
-        code = command.main(
-            list(sys.argv[1:] if arguments is None else arguments), prog_name=program, standalone_mode=False
-        )
+        code = command.main(list(arguments), prog_name=program, standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

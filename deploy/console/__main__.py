@@ -17,7 +17,7 @@ HELP = """Serves a page that shows a running mesh: executors and their slots, se
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs a console to its end; returns the process's exit code."""
     lifecycle.end_when_told()
     settings = parse_settings(ConsoleSettings, arguments, program="seqmesh console", help=HELP)
@@ -29,4 +29,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
