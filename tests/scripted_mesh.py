@@ -25,7 +25,16 @@ from shared.contract.ids import (
     Term,
     sequence_id,
 )
-from shared.contract.messages import InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
+from shared.contract.messages import (
+    InboxEntry,
+    InboxStep,
+    InferMessage,
+    ReplyMessage,
+    StepFlag,
+    decode_reply,
+    encode,
+    inbox_entry,
+)
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor, from_numpy
 from shared.store.commands import Redis
@@ -36,6 +45,7 @@ from shared.store.script_values import (
     CancelCode,
     Cancellation,
     CommitCode,
+    ExpiryCode,
     Pausing,
     StepCommit,
     StepOutcome,
@@ -184,6 +194,25 @@ class ScriptedMesh:
         (resumed,) = await self.scripts.run(self.scripts.resume([self.sequence(correlation_id)]))
         return resumed
 
+    async def inbox(self, executor: ExecutorId) -> list[InboxEntry]:
+        """What lies in an executor's inboxes."""
+        streams = [self.keys.inbox(shard, executor) for shard in self.keys.shards]
+        return [inbox_entry(*entry) for stream in streams for entry in await self.redis.xrange(stream)]
+
+    async def steps(self, executor: ExecutorId, correlation_id: CorrelationId | None = None) -> list[InboxStep]:
+        """The steps in an executor's inboxes, if wanted of one sequence alone."""
+        wanted = None if correlation_id is None else self.sequence(correlation_id)
+        found = [entry for entry in await self.inbox(executor) if isinstance(entry, InboxStep)]
+        return [step for step in found if wanted in (None, step.sequence)]
+
+    async def expire(self, correlation_id: CorrelationId) -> bool:
+        """Ends a sequence whose idle time is over, as a scheduler does; whether it was."""
+        sequence = self.sequence(correlation_id)
+        shard = self.keys.shard_of(sequence)
+        call = self.scripts.expire([sequence], shard=shard, model=self.model, term=self.term, tombstone_ms=10_000)
+        (ended,) = await self.scripts.run(call)
+        return ended is not ExpiryCode.OPEN
+
     async def commit(
         self,
         correlation_id: CorrelationId,
@@ -195,8 +224,7 @@ class ScriptedMesh:
         """Makes the only step in the inbox final. fields: of its checkpoint"""
         sequence = self.sequence(correlation_id)
         shard = self.keys.shard_of(sequence)
-        entries = [inbox_entry(*entry) for entry in await self.redis.xrange(self.keys.inbox(shard, executor))]
-        (step,) = [one for one in entries if isinstance(one, InboxStep) and one.sequence == sequence]
+        (step,) = await self.steps(executor, correlation_id)
         done = StepCommit(
             sequence,
             Epoch(step.epoch),

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from shared.contract.batch_shape import Queueing
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, ShardId, StepNumber
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_reply, encode
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -43,15 +43,7 @@ class Answered:
 
     async def owned_by(self, executor: ExecutorId) -> None:
         await self.mesh.assign(7, executor)
-        self.step = await self.newest(executor)
-
-    async def newest(self, executor: ExecutorId) -> InboxStep:
-        (*_, (entry, fields)) = await self.mesh.redis.xrange(
-            self.mesh.keys.inbox(self.mesh.keys.shard_of(self.mesh.sequence(7)), executor)
-        )
-        step = inbox_entry(entry, fields)
-        assert isinstance(step, InboxStep)
-        return step
+        (*_, self.step) = await self.mesh.steps(executor)
 
     async def write(
         self, *numbers: int, executor: ExecutorId = ALICE, keep: bool = True, kept_bytes: int = 1 << 20, size: int = 0
@@ -177,7 +169,7 @@ async def test_the_answers_of_a_step_give_way_together_with_its_reply(answered: 
     await answered.write(1, 2)
     await answered.commit(3)
     await answered.mesh.submit(answered.mesh.submission(7, ONE, request_id="b"))
-    answered.step = await answered.newest(ALICE)
+    (*_, answered.step) = await answered.mesh.steps(ALICE)
     await answered.write(1)
     await answered.commit(2, kept=KeptReplies(1))
 

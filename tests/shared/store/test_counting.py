@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode
 from shared.statistics.tally import COUNT_MAX, ModelLoad, Timings, execution, packed, statistics_of, success
 from shared.store import totals
 from shared.store.commands import Redis
@@ -51,9 +51,7 @@ async def delivered(mesh: ScriptedMesh, *sequences: int) -> list[InboxStep]:
     for number in sequences:
         await mesh.submit(mesh.submission(number, ONE, StepFlag.START))
         await mesh.assign(number, ALICE, slot=number)
-    entries = await mesh.redis.xrange(mesh.keys.inbox(SHARD, ALICE))
-    steps = [inbox_entry(entry, fields) for entry, fields in entries]
-    return [step for step in steps if isinstance(step, InboxStep)]
+    return await mesh.steps(ALICE)
 
 
 async def commit(mesh: ScriptedMesh, steps: Sequence[InboxStep], *, epochs: Sequence[int] = ()) -> list[CommitCode]:

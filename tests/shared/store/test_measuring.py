@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.meter import (
     OF_MESH,
     SLOT_WAIT,
@@ -55,9 +55,7 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 async def ended(mesh: ScriptedMesh, number: int, outcome: StepOutcome = StepOutcome.DONE) -> CommitCode:
     """Commits the newest step of a sequence that alice owns."""
     shard = mesh.keys.shard_of(mesh.sequence(number))
-    entries = await mesh.redis.xrange(mesh.keys.inbox(shard, ALICE))
-    steps = [one for entry, fields in entries if isinstance(one := inbox_entry(entry, fields), InboxStep)]
-    step = [one for one in steps if one.sequence == mesh.sequence(number)][-1]
+    (*_, step) = await mesh.steps(ALICE, number)
     commit = StepCommit(
         step.sequence, step.epoch, step.step, step.flags, outcome, "", step.token, encode(ReplyMessage("1"))
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber
-from shared.contract.messages import InboxOwned, InboxStep, InboxVacated, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.contract.messages import InboxOwned, InboxStep, InboxVacated, ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -18,7 +18,6 @@ from shared.store.script_values import (
     CommitCode,
     EndCode,
     Ending,
-    ExpiryCode,
     Orphan,
     StepCommit,
     StepOutcome,
@@ -41,15 +40,6 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
     return mesh
 
 
-async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[object]:
-    key = mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), executor)
-    return [inbox_entry(*entry) for entry in await mesh.redis.xrange(key)]
-
-
-async def steps(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep]:
-    return [one for one in await inbox(mesh, executor) if isinstance(one, InboxStep)]
-
-
 async def commit(mesh: ScriptedMesh, step: InboxStep, executor: ExecutorId, *, checkpoint: bool = True) -> CommitCode:
     done = StepCommit(
         *(step.sequence, Epoch(step.epoch), step.step, step.flags, StepOutcome.DONE, step.gateway, step.token),
@@ -70,18 +60,9 @@ async def live(mesh: ScriptedMesh, flags: StepFlag = PAGEABLE) -> InboxStep:
     """Sequence 7 on ALICE, with one committed step."""
     await mesh.submit(mesh.submission(7, ONE, START | flags))
     await mesh.assign(7, ALICE)
-    (step,) = await steps(mesh, ALICE)
+    (step,) = await mesh.steps(ALICE)
     assert CommitCode.COMMITTED is await commit(mesh, step, ALICE)
     return step
-
-
-async def expire(mesh: ScriptedMesh) -> bool:
-    sequence = mesh.sequence(7)
-    call = mesh.scripts.expire(
-        [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=mesh.term, tombstone_ms=10_000
-    )
-    (ended,) = await mesh.scripts.run(call)
-    return ended is not ExpiryCode.OPEN
 
 
 async def deadline_ms(mesh: ScriptedMesh) -> float | None:
@@ -108,11 +89,11 @@ async def test_its_slot_is_free_and_its_idle_time_stands_still(mesh: ScriptedMes
 
     assert await mesh.pause(7, pause_ms=PAUSE_MS)
 
-    assert [InboxVacated] == [type(one) for one in await inbox(mesh, ALICE)]
+    assert [InboxVacated] == [type(one) for one in await mesh.inbox(ALICE)]
     assert [(b"p", b"")] == await feed(mesh)
     assert PAUSE_MS < await idle_ms(mesh) <= PAUSE_MS + IDLE_MS
     assert [] == await waiting_kinds(mesh)
-    assert not await expire(mesh)
+    assert not await mesh.expire(7)
     assert CommitCode.REFUSED is await commit(mesh, step, ALICE)
     assert await mesh.resume(7)
     assert ("p", None) == ((await mesh.record(7))["st"], (await mesh.record(7)).get("ps"))
@@ -140,7 +121,7 @@ async def test_what_runs_and_what_comes_is_run_after_it_in_order(mesh: ScriptedM
     await live(mesh)
     for _ in range(3):
         assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE))).code
-    second, third, _ = await steps(mesh, ALICE)
+    second, third, _ = await mesh.steps(ALICE)
     assert CommitCode.COMMITTED is await commit(mesh, second, ALICE, checkpoint=False)
 
     assert await mesh.pause(7)
@@ -152,8 +133,8 @@ async def test_what_runs_and_what_comes_is_run_after_it_in_order(mesh: ScriptedM
     assert await mesh.resume(7)
     assert [b"m"] == await waiting_kinds(mesh)
     epoch = await mesh.assign(7, BOB)
-    assert [(2, epoch), (3, epoch), (4, epoch), (5, epoch)] == sorted((s.step, s.epoch) for s in await steps(mesh, BOB))
-    assert [] == await steps(mesh, ALICE)
+    assert [(2, epoch), (3, epoch), (4, epoch), (5, epoch)] == sorted((s.step, s.epoch) for s in await mesh.steps(BOB))
+    assert [] == await mesh.steps(ALICE)
     line = await mesh.redis.hgetall(mesh.keys.line(mesh.keys.shard_of(second.sequence), "sum"))
     assert 0 == int(line[b"s:1"]), "no step waits any more"
 
@@ -165,7 +146,7 @@ async def test_one_that_is_to_keep_its_slot_waits_for_one_at_once(mesh: Scripted
     assert await mesh.resume(7)
 
     epoch = await mesh.assign(7, BOB)
-    assert [epoch] == [one.epoch for one in await inbox(mesh, BOB) if isinstance(one, InboxOwned)]
+    assert [epoch] == [one.epoch for one in await mesh.inbox(BOB) if isinstance(one, InboxOwned)]
 
 
 async def test_a_paged_one_and_one_that_moves_are_paused_where_they_are(mesh: ScriptedMesh) -> None:
@@ -186,20 +167,20 @@ async def test_a_paged_one_and_one_that_moves_are_paused_where_they_are(mesh: Sc
     assert [0] == await mesh.scripts.run(mesh.scripts.assign([late], shard=shard, model="sum", term=mesh.term))
     assert await mesh.resume(7)
     assert 0 < await mesh.assign(7, BOB)
-    assert [2] == [one.step for one in await steps(mesh, BOB)]
+    assert [2] == [one.step for one in await mesh.steps(BOB)]
 
 
 async def test_it_is_resumed_when_its_pause_is_over(mesh: ScriptedMesh) -> None:
     await live(mesh)
     assert await mesh.pause(7, pause_ms=-1)
-    assert not await expire(mesh)
+    assert not await mesh.expire(7)
     assert "p" == (await mesh.record(7))["st"]
     assert (await deadline_ms(mesh) or 0) > 0
     await mesh.assign(7, BOB)
 
     assert await mesh.pause(7, pause_ms=-1)
     await mesh.submit(mesh.submission(7, ONE))
-    assert not await expire(mesh)
+    assert not await mesh.expire(7)
     assert None is await deadline_ms(mesh), "it is set by the next commit"
     assert [b"m"] == await waiting_kinds(mesh)
 
@@ -209,13 +190,13 @@ async def test_a_pause_cannot_keep_one_that_is_over_or_about_to_end(mesh: Script
     await mesh.submit(mesh.submission(7, ONE, START))
     assert not await mesh.pause(7), "it waits for its first slot"
     await mesh.assign(7, ALICE)
-    (step,) = await steps(mesh, ALICE)
+    (step,) = await mesh.steps(ALICE)
     await commit(mesh, step, ALICE)
     call = mesh.scripts.end([Ending(mesh.sequence(7))], tombstone=CANCELLED, reply=b"")
     await mesh.scripts.run(call)
     assert not await mesh.pause(7), "it was ended"
     await asyncio.sleep(0.01)
-    assert await expire(mesh)
+    assert await mesh.expire(7)
     assert not await mesh.pause(7), "it is over"
     assert not await mesh.resume(7)
     assert "c" == (await mesh.record(7))["st"]
@@ -228,7 +209,7 @@ async def test_a_pause_that_is_over_before_it_begins_takes_nothing_of_the_idle_t
 
     assert await mesh.pause(7, pause_ms=-IDLE_MS)
     assert left_ms - 1000 < await idle_ms(mesh) <= left_ms
-    assert not await expire(mesh)
+    assert not await mesh.expire(7)
     assert ("p", None) == ((await mesh.record(7))["st"], (await mesh.record(7)).get("ps"))
     assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
 
@@ -238,7 +219,7 @@ async def test_one_whose_idle_time_is_over_stays_over(mesh: ScriptedMesh) -> Non
     await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
 
     assert not await mesh.pause(7)
-    assert await expire(mesh)
+    assert await mesh.expire(7)
 
 
 async def test_one_whose_idle_time_is_over_behind_its_pause_is_not_paused_again(mesh: ScriptedMesh) -> None:
@@ -257,11 +238,11 @@ async def test_one_whose_idle_time_is_over_behind_its_pause_ends_when_it_is_look
     assert await mesh.pause(7, pause_ms=-1)
     await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
 
-    assert not await expire(mesh)
+    assert not await mesh.expire(7)
     deadline, (seconds, _) = await deadline_ms(mesh), await mesh.redis.time()
     assert deadline is not None
     assert deadline < (seconds + 1) * 1000, "the next look"
-    assert await expire(mesh)
+    assert await mesh.expire(7)
 
 
 async def test_a_state_that_only_its_owner_holds_is_not_taken_from_it(mesh: ScriptedMesh) -> None:
@@ -282,10 +263,10 @@ async def test_the_end_of_a_paused_one_runs_what_was_accepted(mesh: ScriptedMesh
 
     assert [b"m"] == await waiting_kinds(mesh)
     await mesh.assign(7, BOB)
-    (step,) = await steps(mesh, BOB)
+    (step,) = await mesh.steps(BOB)
     assert CommitCode.COMMITTED is await commit(mesh, step, BOB)
     await asyncio.sleep(0.01)
-    assert await expire(mesh)
+    assert await mesh.expire(7)
     assert "c" == (await mesh.record(7))["st"]
 
 
@@ -299,7 +280,7 @@ async def test_a_step_that_is_cancelled_meanwhile_is_not_run(mesh: ScriptedMesh)
 
     await mesh.resume(7)
     await mesh.assign(7, BOB)
-    (step,) = await steps(mesh, BOB)
+    (step,) = await mesh.steps(BOB)
     assert step.cancelled
 
 
@@ -336,7 +317,7 @@ async def test_a_sweep_keeps_the_pause_and_a_dead_executor_takes_nothing_of_it(m
     assert None is not await deadline_ms(mesh)
     await mesh.resume(7)
     await mesh.assign(7, BOB)
-    assert [2] == [one.step for one in await steps(mesh, BOB)]
+    assert [2] == [one.step for one in await mesh.steps(BOB)]
 
 
 async def test_a_sweep_keeps_the_pause_of_one_without_an_open_step(mesh: ScriptedMesh) -> None:
@@ -359,7 +340,7 @@ async def test_a_pause_whose_times_cannot_be_read_is_over(mesh: ScriptedMesh, sp
     assert await mesh.pause(7)
     await mesh.redis.hset(record, "ps", spoilt)
 
-    assert not await expire(mesh)
+    assert not await mesh.expire(7)
 
     assert not await mesh.resume(7)
     assert 0 < await mesh.assign(7, BOB) or SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code

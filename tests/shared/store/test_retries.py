@@ -19,7 +19,7 @@ import pytest
 
 from shared.contract.ids import ExecutorId, Term
 from shared.contract.limits import JOINED_MAX
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode, inbox_entry
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode
 from shared.contract.tensors import to_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -44,11 +44,7 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 
 async def steps_of(mesh: ScriptedMesh, executor: ExecutorId, correlation_id: int = 7) -> list[InboxStep]:
     """A sequence's steps in an executor's inbox, by number."""
-    shard = mesh.keys.shard_of(mesh.sequence(correlation_id))
-    entries = await mesh.redis.xrange(mesh.keys.inbox(shard, executor))
-    items = [inbox_entry(entry, fields) for entry, fields in entries]
-    steps = [item for item in items if isinstance(item, InboxStep) and item.sequence == mesh.sequence(correlation_id)]
-    return sorted(steps, key=lambda step: step.step)
+    return sorted(await mesh.steps(executor, correlation_id), key=lambda step: step.step)
 
 
 async def commit(

@@ -19,7 +19,6 @@ from shared.contract.ids import (
     Epoch,
     ExecutorId,
     InstanceIndex,
-    SequenceId,
     ShardId,
     SlotIndex,
     StepNumber,
@@ -29,7 +28,6 @@ from shared.contract.ids import (
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import (
     InboxCancelled,
-    InboxEntry,
     InboxExpired,
     InboxOwned,
     InboxStep,
@@ -38,7 +36,6 @@ from shared.contract.messages import (
     StepFlag,
     decode_reply,
     encode,
-    inbox_entry,
 )
 from shared.contract.record import CANCELLED
 from shared.contract.state_fields import GrownState, Parts, checkpointed_states
@@ -55,7 +52,6 @@ from shared.store.script_values import (
     CommitCode,
     EndCode,
     Ending,
-    ExpiryCode,
     Orphan,
     Rejection,
     StepCommit,
@@ -85,18 +81,6 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 
 
 pytestmark = pytest.mark.leaves_sequences
-
-
-async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxEntry]:
-    entries: list[InboxEntry] = []
-    for shard in mesh.keys.shards:
-        for entry, fields in await mesh.redis.xrange(mesh.keys.inbox(shard, executor)):
-            entries.append(inbox_entry(entry, fields))
-    return entries
-
-
-async def steps(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep]:
-    return [entry for entry in await inbox(mesh, executor) if isinstance(entry, InboxStep)]
 
 
 async def commit(
@@ -154,7 +138,7 @@ async def start(
     """A sequence that has one committed step."""
     await mesh.submit(mesh.submission(correlation_id, ONE, flags))
     await mesh.assign(correlation_id, executor)
-    (step,) = [s for s in await steps(mesh, executor) if s.sequence == mesh.sequence(correlation_id)]
+    (step,) = await mesh.steps(executor, correlation_id)
     assert await commit(mesh, executor, step) is CommitCode.COMMITTED
     return step
 
@@ -194,14 +178,6 @@ async def is_due(mesh: ScriptedMesh, *, within_ms: int) -> bool:
     return score is not None and score <= seconds * 1000 + within_ms
 
 
-async def expire(mesh: ScriptedMesh, sequence: SequenceId) -> bool:
-    call = mesh.scripts.expire(
-        [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1), tombstone_ms=10_000
-    )
-    (ended,) = await mesh.scripts.run(call)
-    return ended is not ExpiryCode.OPEN
-
-
 class TestSubmit:
     async def test_a_first_step_without_start_is_refused_as_never_seen(self, mesh: ScriptedMesh) -> None:
         outcome = await mesh.submit(mesh.submission(7, ONE))
@@ -218,7 +194,7 @@ class TestSubmit:
         await mesh.assign(7, ALICE, slot=5)
 
         assert [(1, START, 5), (2, NONE, 5), (3, END, 5)] == [
-            (s.step, s.flags, s.slot) for s in await steps(mesh, ALICE)
+            (s.step, s.flags, s.slot) for s in await mesh.steps(ALICE)
         ]
 
     async def test_42_and_the_string_42_are_two_sequences(self, mesh: ScriptedMesh) -> None:
@@ -266,7 +242,7 @@ class TestSubmit:
             await mesh.submit(mesh.submission(7, ONE, flags))
         await refused()
         await mesh.assign(7, ALICE)
-        for step in await steps(mesh, ALICE):
+        for step in await mesh.steps(ALICE):
             await refused()
             await commit(mesh, ALICE, step)
         await refused()
@@ -277,14 +253,14 @@ class TestSubmit:
         await mesh.submit(mesh.submission(7, ONE, StepFlag.IMPLICIT))
         await mesh.assign(7, ALICE)
 
-        assert [START] == [s.flags for s in await steps(mesh, ALICE)]
+        assert [START] == [s.flags for s in await mesh.steps(ALICE)]
 
 
 class TestRetry:
     async def test_a_committed_step_is_answered_from_store(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, request_id="a")
 
         again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
@@ -298,7 +274,7 @@ class TestRetry:
         await mesh.submit(first)
         assert SubmitCode.JOINED is (await mesh.submit(second)).code
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
 
         await commit(mesh, ALICE, step, request_id="a")
 
@@ -310,7 +286,7 @@ class TestRetry:
         first = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         joined = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, request_id="a")
 
         again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
@@ -320,7 +296,7 @@ class TestRetry:
     async def test_an_end_is_answered_again_after_the_sequence_is_over(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert CommitCode.OVER is await commit(mesh, ALICE, step, request_id="only")
 
         assert SubmitCode.REPEATED is (await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))).code
@@ -354,13 +330,13 @@ class TestGrowingState:
         """A sequence with one committed step and a state of so many parts."""
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, grown=grown(length, length, anew=True))
         return step
 
     async def next_step(self, mesh: ScriptedMesh, executor: ExecutorId = ALICE) -> InboxStep:
         await mesh.submit(mesh.submission(7, ONE))
-        (step,) = await steps(mesh, executor)
+        (step,) = await mesh.steps(executor)
         return step
 
     async def test_what_a_step_adds_is_final_with_it_and_once(self, mesh: ScriptedMesh) -> None:
@@ -385,7 +361,7 @@ class TestGrowingState:
         late = await self.next_step(mesh)
         await mesh.take_over(ALICE)
         await mesh.assign(7, BOB)
-        (step,) = await steps(mesh, BOB)
+        (step,) = await mesh.steps(BOB)
         assert CommitCode.COMMITTED is await commit(mesh, BOB, step, grown=grown(4, 1))
 
         assert CommitCode.REFUSED is await commit(mesh, ALICE, late, grown=grown(9, 6))
@@ -417,7 +393,7 @@ class TestCommit:
         submission = mesh.submission(7, ONE, START)
         await mesh.submit(submission)
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
 
         await commit(mesh, ALICE, step)
 
@@ -426,13 +402,13 @@ class TestCommit:
         record = await mesh.record(7)
         assert {b"n": b"1", b"s:h": b"state 1"} == checkpoint
         assert ("1", "1") == (record["cm"], record["ck"])
-        assert [] == await inbox(mesh, ALICE)
+        assert [] == await mesh.inbox(ALICE)
         assert 1 == (await mesh.reply(submission)).step
 
     async def test_a_start_that_is_to_be_replayed_leaves_no_state_of_before(self, mesh: ScriptedMesh) -> None:
         await commit(mesh, ALICE, await start(mesh))
         await mesh.submit(mesh.submission(7, ONE, START))
-        (again,) = await steps(mesh, ALICE)
+        (again,) = await mesh.steps(ALICE)
 
         # Of a model that does not checkpoint every step: the START's entry stays, and is replayed.
         await commit(mesh, ALICE, again, checkpoint=False, base=1)
@@ -459,7 +435,7 @@ class TestCommit:
         submission = mesh.submission(7, ONE, START)
         await mesh.submit(submission)
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await mesh.take_over(ALICE)
         await mesh.assign(7, BOB)
 
@@ -473,17 +449,17 @@ class TestCommit:
     ) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0, idle_ms=1)
         await marker_is_gone(mesh)
-        assert await expire(mesh, step.sequence)
+        assert await mesh.expire(7)
         if begins_anew:
             await mesh.submit(mesh.submission(7, ONE, START))
             await mesh.assign(7, ALICE)
 
-        assert step in await steps(mesh, ALICE)
+        assert step in await mesh.steps(ALICE)
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
-        left = await steps(mesh, ALICE)
+        left = await mesh.steps(ALICE)
         assert (False, int(begins_anew)) == (step in left, len(left))
 
     async def test_what_a_new_owner_may_have_to_replay_stays_when_the_old_one_is_refused(
@@ -491,17 +467,17 @@ class TestCommit:
     ) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | StepFlag.DURABLE))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
         await mesh.reclaim(ALICE)
 
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
-        assert [step] == await steps(mesh, ALICE)
+        assert [step] == await mesh.steps(ALICE)
 
     async def test_a_reload_leaves_nothing_of_what_it_ends(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, checkpoint=False, base=0)
         await mesh.redis.hset(mesh.keys.sequence(step.sequence).record, "mk", "old")
 
@@ -519,15 +495,15 @@ class TestCommit:
             return await mesh.scripts.run(call)
 
         assert [False] == await reload("old")
-        assert [step] == await steps(mesh, ALICE)
+        assert [step] == await mesh.steps(ALICE)
         assert [True] == await reload("new")
-        assert [] == await inbox(mesh, ALICE)
+        assert [] == await mesh.inbox(ALICE)
         assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
 
     async def test_end_frees_the_slot_once_and_leaves_a_tombstone_that_expires(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END))
         epoch = await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
 
         assert CommitCode.OVER is await commit(mesh, ALICE, step)
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step)
@@ -546,7 +522,7 @@ class TestCommit:
             submission = mesh.submission(identity, ONE, flags, request_id=request_id)
             await mesh.submit(submission)
             await mesh.assign(identity, ALICE)
-            (step,) = await steps(mesh, ALICE)
+            (step,) = await mesh.steps(ALICE)
             assert CommitCode.OVER is await commit(mesh, ALICE, step, request_id=request_id, tombstone_ms=3_600_000)
             assert step.step == (await mesh.reply_to(submission.token)).step
             assert CommitCode.REFUSED is await commit(mesh, ALICE, step, request_id=request_id)
@@ -560,7 +536,7 @@ class TestCommit:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.assign(7, ALICE)
-        first, second = await steps(mesh, ALICE)
+        first, second = await mesh.steps(ALICE)
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, first, outcome=StepOutcome.FAILED)
         assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
@@ -582,7 +558,7 @@ class TestCommit:
         await mesh.assign("#7", ALICE)
         await mesh.commit("#7", ALICE)
         await mesh.submit(mesh.submission("#7", ONE))
-        (failing,) = await steps(mesh, ALICE)
+        (failing,) = await mesh.steps(ALICE)
 
         await commit(mesh, ALICE, failing, outcome=StepOutcome.FAILED)
 
@@ -591,7 +567,7 @@ class TestCommit:
     async def test_a_new_sequence_under_an_old_id_gets_an_epoch_never_used_before(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START | END))
         before = await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, tombstone_ms=1)
         while await mesh.record(7):
             pass
@@ -604,14 +580,14 @@ class TestCommit:
         """A model with a large checkpoint interval, and a client that retries all the time."""
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         record = mesh.keys.sequence(step.sequence).record
         await mesh.redis.hset(record, "j:1", "".join(f"{GATEWAY} t{n};" for n in range(9_000)))
         entries = [*(f"1-{n}" for n in range(1, 9_000)), step.entry]
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, entries=entries)
 
-        assert [] == await steps(mesh, ALICE)
+        assert [] == await mesh.steps(ALICE)
         for token in (step.token, "t0", "t8999"):
             await mesh.reply_to(token)
         assert 9_001 == len(mesh.heard)
@@ -623,7 +599,7 @@ class TestCommit:
         for asker in askers:
             assert SubmitCode.JOINED is (await mesh.submit(asker)).code
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         large = ReplyMessage("1", (from_numpy("OUTPUT", np.zeros(3 << 16)),))
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, reply=large)
@@ -640,7 +616,7 @@ class TestCommit:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.assign(7, ALICE)
-        _, second = await steps(mesh, ALICE)
+        _, second = await mesh.steps(ALICE)
 
         assert CommitCode.OUT_OF_ORDER is await commit(mesh, ALICE, second)
         assert "0" == (await mesh.record(7))["cm"]
@@ -649,7 +625,7 @@ class TestCommit:
         """Redis was restarted with older data: it may give the number to another step."""
         await start(mesh)
         await mesh.submit(mesh.submission(7, ONE))
-        (second,) = await steps(mesh, ALICE)
+        (second,) = await mesh.steps(ALICE)
         await mesh.redis.hset(mesh.keys.sequence(second.sequence).record, "nx", "1")
 
         assert CommitCode.REFUSED is await commit(mesh, ALICE, second)
@@ -681,18 +657,18 @@ class TestTakeover:
         step = await start(mesh, flags=START | StepFlag.DURABLE)
         await mesh.submit(mesh.submission(7, ONE))
         for dead, heir, lost in ((ALICE, BOB, True), (BOB, ALICE, False)):
-            late = (await steps(mesh, dead))[-1]
+            late = (await mesh.steps(dead))[-1]
             await mesh.take_over(dead, lost=lost)
             await mesh.assign(7, heir)
             assert CommitCode.REFUSED is await commit(mesh, dead, late, load=load)
         assert ({"lost": 1, "leaving": 1, "moved": 0}, 2) == await line()
 
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, load=load)
         assert VacateCode.VACATED is await mesh.vacate(7, moving=True)
         await mesh.assign(7, BOB)
         await mesh.submit(mesh.submission(7, ONE, END))
-        (step,) = await steps(mesh, BOB)
+        (step,) = await mesh.steps(BOB)
         assert CommitCode.OVER is await commit(mesh, BOB, step, load=load)
         # The same once more, because its answer was lost, is no other owner's.
         assert CommitCode.REFUSED is await commit(mesh, BOB, step, load=load)
@@ -710,8 +686,8 @@ class TestTakeover:
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard, after=after))
 
-        assert [2, 3, 4, 5, 6] == sorted(s.step for s in await steps(mesh, BOB))
-        assert [] == await inbox(mesh, ALICE)
+        assert [2, 3, 4, 5, 6] == sorted(s.step for s in await mesh.steps(BOB))
+        assert [] == await mesh.inbox(ALICE)
 
     async def test_a_new_owner_is_told_of_a_sequence_that_brings_no_step(self, mesh: ScriptedMesh) -> None:
         """Not of one whose steps are on their way, be they parked or still in the dead owner's inbox: they tell it."""
@@ -725,11 +701,11 @@ class TestTakeover:
         for number in (8, 9):
             await mesh.assign(number, BOB, slot=number)
 
-        told = [entry for entry in await inbox(mesh, BOB) if isinstance(entry, InboxOwned)]
+        told = [entry for entry in await mesh.inbox(BOB) if isinstance(entry, InboxOwned)]
         assert [(mesh.sequence(7), epoch, 1, 3, 1, "1")] == [
             (one.sequence, one.epoch, one.instance, one.slot, one.committed, one.version) for one in told
         ]
-        assert [(9, 2)] == [(one.slot, one.step) for one in await steps(mesh, BOB)]
+        assert [(9, 2)] == [(one.slot, one.step) for one in await mesh.steps(BOB)]
 
     @pytest.mark.parametrize("alive", [True, False])
     async def test_what_tells_of_a_sequence_is_not_moved_on(self, mesh: ScriptedMesh, *, alive: bool) -> None:
@@ -743,8 +719,8 @@ class TestTakeover:
         await mesh.scripts.run(mesh.scripts.drain(BOB, shard=shard, alive=alive))
         await mesh.assign(7, ALICE)
 
-        assert ([InboxOwned, InboxVacated] if alive else []) == [type(entry) for entry in await inbox(mesh, BOB)]
-        assert [InboxOwned] == [type(entry) for entry in await inbox(mesh, ALICE)]
+        assert ([InboxOwned, InboxVacated] if alive else []) == [type(entry) for entry in await mesh.inbox(BOB)]
+        assert [InboxOwned] == [type(entry) for entry in await mesh.inbox(ALICE)]
 
     async def test_entries_of_a_sequence_that_is_still_owned_stay(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
@@ -752,18 +728,18 @@ class TestTakeover:
         shard = mesh.keys.shard_of(mesh.sequence(7))
 
         assert 1 == (await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard)))[2]
-        assert [2] == [s.step for s in await steps(mesh, ALICE)]
+        assert [2] == [s.step for s in await mesh.steps(ALICE)]
 
     async def test_committed_steps_without_a_checkpoint_are_moved_for_replay(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
         await mesh.submit(mesh.submission(7, ONE))
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, checkpoint=False)
 
         await mesh.take_over(ALICE)
         await mesh.assign(7, BOB)
 
-        assert [2] == [s.step for s in await steps(mesh, BOB)]
+        assert [2] == [s.step for s in await mesh.steps(BOB)]
         record = await mesh.record(7)
         assert ("2", "1") == (record["cm"], record["ck"])
 
@@ -774,7 +750,7 @@ class TestTakeover:
         await start(mesh)
         for _ in range(8):
             await mesh.submit(mesh.submission(7, ONE))
-        entries = await steps(mesh, ALICE)
+        entries = await mesh.steps(ALICE)
         for step in entries[:-1]:
             failed = step.step not in (2, 4)
             outcome = StepOutcome.FAILED if failed else StepOutcome.DONE
@@ -783,7 +759,7 @@ class TestTakeover:
             assert CommitCode.COMMITTED is code
             assert CommitCode.BEFORE is await commit(mesh, ALICE, step, outcome=outcome, checkpoint=False, base=0)
 
-        assert [2, 4, 9] == [step.step for step in await steps(mesh, ALICE)]
+        assert [2, 4, 9] == [step.step for step in await mesh.steps(ALICE)]
         record = await mesh.record(7)
         assert ("8", "1", "3-3 5-8") == (record["cm"], record["ck"], record["fl"])
         await commit(mesh, ALICE, entries[-1])
@@ -796,7 +772,7 @@ class TestTakeover:
         await start(mesh)
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.submit(mesh.submission(7, ONE))
-        step, _ = await steps(mesh, ALICE)
+        step, _ = await mesh.steps(ALICE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, outcome=StepOutcome.LOST)
 
         await mesh.take_over(ALICE)
@@ -804,7 +780,7 @@ class TestTakeover:
 
         record = await mesh.record(7)
         assert ("2", "o", "1") == (record["vd"], record["vk"], record["cl"])
-        (step,) = await steps(mesh, BOB)
+        (step,) = await mesh.steps(BOB)
         assert CommitCode.OVER is await commit(mesh, BOB, step, outcome=StepOutcome.LOST)
         assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
 
@@ -843,7 +819,7 @@ class TestPage:
         assert not await self.page(mesh, step), "it waits for a slot by now"
         assert step.epoch < await mesh.assign(7, ALICE)
         assert not await self.page(mesh, step), "it has another epoch by now"
-        assert [(2, 1)] == [(s.step, s.committed) for s in await steps(mesh, ALICE)]
+        assert [(2, 1)] == [(s.step, s.committed) for s in await mesh.steps(ALICE)]
 
     async def test_another_executor_or_another_epoch_cannot_page_it(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh, flags=START | PAGEABLE)
@@ -891,7 +867,7 @@ class TestVacate:
         step = await self.paged(mesh)
 
         assert VacateCode.KEPT is await self.vacate(mesh, step)
-        assert [step.epoch] == [told.epoch for told in await inbox(mesh, ALICE) if isinstance(told, InboxVacated)]
+        assert [step.epoch] == [told.epoch for told in await mesh.inbox(ALICE) if isinstance(told, InboxVacated)]
         assert "p" == (await mesh.record(7))["st"]
         shard, own = mesh.keys.shard_of(step.sequence), mesh.keys.sequence(step.sequence)
         assert 0 == await mesh.redis.scard(mesh.keys.owned(shard, ALICE, "sum"))
@@ -913,7 +889,7 @@ class TestVacate:
         assert VacateCode.VACATED is await self.vacate(mesh, step, moving=True)
         assert step.epoch < await mesh.assign(7, BOB)
         assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE))).code
-        assert [(2, 1)] == [(s.step, s.committed) for s in await steps(mesh, BOB)]
+        assert [(2, 1)] == [(s.step, s.committed) for s in await mesh.steps(BOB)]
 
     async def test_one_whose_state_only_its_owner_holds_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh, flags=START | PAGEABLE)
@@ -936,7 +912,7 @@ class TestVacate:
         assert -1 == await mesh.redis.pttl(mesh.keys.sequence(step.sequence).idle)
         assert SubmitCode.JOINED is (await mesh.submit(mesh.submission(7, ONE, request_id="b"))).code
         await mesh.assign(7, BOB, slot=3)
-        assert [(2, 1, 3), (3, 1, 3)] == [(s.step, s.committed, s.slot) for s in await steps(mesh, BOB)]
+        assert [(2, 1, 3), (3, 1, 3)] == [(s.step, s.committed, s.slot) for s in await mesh.steps(BOB)]
         assert "1" == (await mesh.record(7))["ck"]
 
     async def test_a_late_commit_of_its_old_owner_is_refused(self, mesh: ScriptedMesh) -> None:
@@ -957,7 +933,7 @@ class TestVacate:
     async def test_steps_since_the_checkpoint_are_parked_and_replayed(self, mesh: ScriptedMesh) -> None:
         first = await start(mesh, flags=START | PAGEABLE)
         await mesh.submit(mesh.submission(7, ONE))
-        (second,) = await steps(mesh, ALICE)
+        (second,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, second, checkpoint=False)
 
         assert VacateCode.UNDRAINED is await self.vacate(mesh, first)
@@ -966,8 +942,8 @@ class TestVacate:
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.assign(7, BOB)
 
-        assert [(2, 2), (3, 2)] == [(s.step, s.committed) for s in await steps(mesh, BOB)]
-        assert [InboxVacated] == [type(entry) for entry in await inbox(mesh, ALICE)]
+        assert [(2, 2), (3, 2)] == [(s.step, s.committed) for s in await mesh.steps(BOB)]
+        assert [InboxVacated] == [type(entry) for entry in await mesh.inbox(ALICE)]
 
     async def test_an_idle_sequence_of_a_lost_owner_is_paged_and_one_with_a_step_moves(
         self, mesh: ScriptedMesh
@@ -982,7 +958,7 @@ class TestVacate:
         assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
         for number in (7, 8):
             await mesh.assign(number, BOB, slot=number)
-        assert [(7, 2), (8, 2)] == sorted((s.slot, s.step) for s in await steps(mesh, BOB))
+        assert [(7, 2), (8, 2)] == sorted((s.slot, s.step) for s in await mesh.steps(BOB))
 
     async def test_it_expires_without_an_owner(self, mesh: ScriptedMesh) -> None:
         step = await self.paged(mesh)
@@ -1025,7 +1001,7 @@ class TestVacate:
 
         assert (SubmitCode.WAITING, 2) == (again.code, again.step)
         await mesh.assign(7, BOB)
-        assert [(2, START)] == [(s.step, s.flags) for s in await steps(mesh, BOB)]
+        assert [(2, START)] == [(s.step, s.flags) for s in await mesh.steps(BOB)]
         assert "2" == (await mesh.record(7))["sn"]
 
     async def test_the_idle_time_goes_on_between_two_slots_and_stops_with_the_next_step(
@@ -1040,7 +1016,7 @@ class TestVacate:
         assert -1 == await mesh.redis.pttl(idle)
 
         await mesh.assign(7, BOB)
-        (second,) = await steps(mesh, BOB)
+        (second,) = await mesh.steps(BOB)
         await commit(mesh, BOB, second)
         assert VacateCode.VACATED is await self.vacate(mesh, second, moving=True)
         await mesh.redis.delete(idle)
@@ -1056,7 +1032,7 @@ class TestVacate:
         assert CancelCode.TOLD is await mesh.cancel(submission, accepted)
         await mesh.assign(7, BOB)
 
-        assert [(2, True)] == [(step.step, step.cancelled) for step in await steps(mesh, BOB)]
+        assert [(2, True)] == [(step.step, step.cancelled) for step in await mesh.steps(BOB)]
 
 
 class TestPagingByCommit:
@@ -1073,7 +1049,7 @@ class TestPagingByCommit:
     async def delivered(self, mesh: ScriptedMesh, *, flags: StepFlag = START | PAGEABLE) -> InboxStep:
         await mesh.submit(mesh.submission(7, ONE, flags))
         await mesh.assign(7, ALICE)
-        return (await steps(mesh, ALICE))[0]
+        return (await mesh.steps(ALICE))[0]
 
     async def test_a_sequence_without_a_step_is_paged_and_the_leader_hears_of_it(self, mesh: ScriptedMesh) -> None:
         step = await self.delivered(mesh)
@@ -1119,7 +1095,7 @@ class TestPagingByCommit:
         await self.want(mesh, 0)
         await mesh.submit(mesh.submission(7, ONE))
 
-        assert CommitCode.COMMITTED is await self.commit(mesh, (await steps(mesh, ALICE))[0])
+        assert CommitCode.COMMITTED is await self.commit(mesh, (await mesh.steps(ALICE))[0])
 
     async def test_an_end_is_an_end(self, mesh: ScriptedMesh) -> None:
         step = await self.delivered(mesh, flags=START | END | PAGEABLE)
@@ -1174,13 +1150,13 @@ class TestBounds:
 class TestExpiry:
     async def test_only_the_markers_absence_ends_a_sequence(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
-        assert not await expire(mesh, step.sequence)
+        assert not await mesh.expire(7)
 
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
 
-        assert await expire(mesh, step.sequence)
-        assert not await expire(mesh, step.sequence)
-        expired = [(e.epoch, e.ended) for e in await inbox(mesh, ALICE) if isinstance(e, InboxExpired)]
+        assert await mesh.expire(7)
+        assert not await mesh.expire(7)
+        expired = [(e.epoch, e.ended) for e in await mesh.inbox(ALICE) if isinstance(e, InboxExpired)]
         assert [(step.epoch, False)] == expired
         refused = await mesh.submit(mesh.submission(7, ONE))
         assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
@@ -1190,7 +1166,7 @@ class TestExpiry:
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
 
-        assert not await expire(mesh, step.sequence)
+        assert not await mesh.expire(7)
         deadlines = mesh.keys.deadlines(mesh.keys.shard_of(step.sequence), "sum")
         assert await mesh.redis.zscore(deadlines, step.sequence) is None, "the next commit sets it"
 
@@ -1201,7 +1177,7 @@ class TestExpiry:
         deadlines = mesh.keys.deadlines(mesh.keys.shard_of(step.sequence), "sum")
         await mesh.redis.zadd(deadlines, {step.sequence: 1 << 52})
         await mesh.submit(mesh.submission(7, ONE))
-        (second,) = await steps(mesh, ALICE)
+        (second,) = await mesh.steps(ALICE)
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, second, idle_ms=idle_ms)
 
@@ -1214,13 +1190,13 @@ class TestExpiry:
         place = (await mesh.record(7))["be"]
         own, shard = mesh.keys.sequence(step.sequence), mesh.keys.shard_of(step.sequence)
         await mesh.redis.zadd(mesh.keys.deadlines(shard, "sum"), {step.sequence: 1})
-        assert not await expire(mesh, step.sequence)
+        assert not await mesh.expire(7)
         assert await is_due(mesh, within_ms=62_000), "its marker lives: the reaper comes by again when that ends"
         assert not await is_due(mesh, within_ms=0)
 
         await mesh.redis.delete(own.idle)
 
-        assert [True, False] == [await expire(mesh, step.sequence) for _ in range(2)]
+        assert [True, False] == [await mesh.expire(7) for _ in range(2)]
         assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
         assert 0 == await mesh.redis.zcard(mesh.keys.deadlines(shard, "sum"))
         assert 0 == await mesh.redis.exists(own.parked, own.checkpoint)
@@ -1236,7 +1212,7 @@ class TestExpiry:
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
 
-        assert not await expire(mesh, step.sequence)
+        assert not await mesh.expire(7)
         assert 0 < await mesh.assign(7, BOB)
 
     async def test_a_step_that_comes_after_the_idle_time_is_refused_before_the_reaper_came(
@@ -1273,7 +1249,7 @@ class TestReject:
     async def test_steps_that_are_kept_for_their_state_were_answered_before(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
         await mesh.submit(mesh.submission(7, ONE))
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, checkpoint=False)
         last = mesh.submission(7, ONE)
         await mesh.submit(last)
@@ -1377,8 +1353,8 @@ class TestCancel:
         assert CancelCode.TOLD is await mesh.cancel(submission, accepted)
         assert CancelCode.TOLD is await mesh.cancel(submission, accepted)
 
-        assert [2] == [told.step for told in await inbox(mesh, ALICE) if isinstance(told, InboxCancelled)]
-        second, third = await steps(mesh, ALICE)
+        assert [2] == [told.step for told in await mesh.inbox(ALICE) if isinstance(told, InboxCancelled)]
+        second, third = await mesh.steps(ALICE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, second, outcome=StepOutcome.CANCELLED)
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
         assert CommitCode.OVER is await commit(mesh, ALICE, third, outcome=StepOutcome.VOID)
@@ -1400,7 +1376,7 @@ class TestCancel:
         submission = mesh.submission(7, ONE)
         await mesh.cancel(submission, await mesh.submit(submission))
         await mesh.submit(mesh.submission(7, ONE, START))
-        cancelled, anew = await steps(mesh, ALICE)
+        cancelled, anew = await mesh.steps(ALICE)
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, cancelled, outcome=StepOutcome.CANCELLED)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, anew)
@@ -1410,7 +1386,7 @@ class TestCancel:
         submission = mesh.submission(7, ONE, START | END)
         accepted = await mesh.submit(submission)
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step)
         assert CancelCode.NOTHING is await mesh.cancel(submission, accepted)
         await mesh.submit(mesh.submission(7, ONE, START))
@@ -1443,8 +1419,8 @@ class TestCancel:
         await mesh.assign(7, BOB)
         await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
 
-        assert [(2, True), (3, True)] == sorted((step.step, step.cancelled) for step in await steps(mesh, BOB))
-        for step in sorted(await steps(mesh, BOB), key=lambda one: one.step):
+        assert [(2, True), (3, True)] == sorted((step.step, step.cancelled) for step in await mesh.steps(BOB))
+        for step in sorted(await mesh.steps(BOB), key=lambda one: one.step):
             await commit(mesh, BOB, step)
         assert "ca" not in await mesh.record(7), "numbers of steps that are over are forgotten"
 
@@ -1462,29 +1438,29 @@ async def test_a_step_that_kills_its_owners_is_given_up_and_with_it_the_sequence
             assert not await mesh.scripts.run(mesh.scripts.attempt(mesh.sequence(7), Epoch(epoch - 1)))
         await mesh.take_over(ALICE, lost=lost)
         await mesh.assign(7, ALICE)
-        here = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
+        here = sorted(await mesh.steps(ALICE), key=lambda step: step.step)
         return [step.given_up for step in here[-2:]]
 
     suspicions: list[int] = []
     for _ in range(LOST_OWNERS_MAX - 1):
         assert [False, False] == await taken_over()
-        suspicions.append((await steps(mesh, ALICE))[0].suspicion)
+        suspicions.append((await mesh.steps(ALICE))[0].suspicion)
     assert [0, 2, 3, 4] == suspicions
     # Those that only lay beside it were not tried: they stay suspected, and no more than that.
     for _ in range(LOST_OWNERS_MAX):
         assert [False, False] == await taken_over(tried=False)
-    assert {4} == {step.suspicion for step in await steps(mesh, ALICE)}
+    assert {4} == {step.suspicion for step in await mesh.steps(ALICE)}
     # Executors that leave are not lost, and a step that was committed was not what killed them.
     assert [False, False] == await taken_over(lost=False)
-    second, third = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
+    second, third = sorted(await mesh.steps(ALICE), key=lambda step: step.step)
     assert CommitCode.COMMITTED is await commit(mesh, ALICE, second)
     for _ in range(LOST_OWNERS_MAX - 1):
         await taken_over()
-        assert [(3, False)] == [(step.step, step.given_up) for step in await steps(mesh, ALICE)]
+        assert [(3, False)] == [(step.step, step.given_up) for step in await mesh.steps(ALICE)]
     await mesh.submit(mesh.submission(7, ONE))
     assert [True, False] == await taken_over()
 
-    third, fourth = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
+    third, fourth = sorted(await mesh.steps(ALICE), key=lambda step: step.step)
     assert (3, False) == (third.step, third.cancelled)
     assert CommitCode.COMMITTED is await commit(mesh, ALICE, third, outcome=StepOutcome.GIVEN_UP)
     assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
@@ -1535,11 +1511,11 @@ class TestResent:
         monkeypatch.setattr("shared.store.scripts.RETRY_IDS", 1)
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         await mesh.assign(7, ALICE)
-        await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id="a")
+        await commit(mesh, ALICE, (await mesh.steps(ALICE))[0], request_id="a")
         first_sent = int((await mesh.record(7))["la"].split()[0])
         for name in "bcdefghi":
             await mesh.submit(mesh.submission(7, ONE, request_id=name, gateway="other"))
-            await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id=name)
+            await commit(mesh, ALICE, (await mesh.steps(ALICE))[0], request_id=name)
 
         again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a", since_ms=first_sent))
 
@@ -1605,7 +1581,7 @@ class TestResent:
         await mesh.submit(first)
         await mesh.submit(second)
         await mesh.assign(7, ALICE)
-        for step, request_id in zip(await steps(mesh, ALICE), "ab", strict=True):
+        for step, request_id in zip(await mesh.steps(ALICE), "ab", strict=True):
             await commit(mesh, ALICE, step, request_id=request_id)
 
         again = [await mesh.submit(msgspec.structs.replace(one, since_ms=0)) for one in (first, second)]
@@ -1654,7 +1630,7 @@ async def test_a_sequence_stays_with_the_version_of_its_start(mesh: ScriptedMesh
     await mesh.assign(7, ALICE)
     await mesh.submit(mesh.submission(7, ONE))
 
-    assert ["1", "1", "1"] == [step.version for step in await steps(mesh, ALICE)]
+    assert ["1", "1", "1"] == [step.version for step in await mesh.steps(ALICE)]
 
 
 class TestOrphan:
@@ -1675,7 +1651,7 @@ class TestOrphan:
         await marker_is_gone(mesh)
 
         assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
-        assert await expire(mesh, mesh.sequence(7))
+        assert await mesh.expire(7)
         assert "og" not in await mesh.record(7)
 
     async def test_the_grace_makes_no_idle_time_longer(self, mesh: ScriptedMesh) -> None:
@@ -1702,7 +1678,7 @@ class TestOrphan:
         assert await orphan(mesh, second.token)
 
         assert await idle_left_ms(mesh) == -1
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         assert 0 < await idle_left_ms(mesh) <= GRACE_MS
         assert await is_due(mesh, within_ms=GRACE_MS + 1_000)
@@ -1713,7 +1689,7 @@ class TestOrphan:
 
         await mesh.submit(mesh.submission(7, ONE, gateway="g-other"))
 
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         assert await idle_left_ms(mesh) > GRACE_MS
         assert "og" not in await mesh.record(7)
@@ -1725,7 +1701,7 @@ class TestOrphan:
         second = mesh.submission(7, ONE, request_id="second")
         await mesh.submit(second)
         assert await orphan(mesh, second.token)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step, request_id="second") is CommitCode.COMMITTED
 
         retry = mesh.submission(7, ONE, request_id="second", gateway="g-other")
@@ -1742,14 +1718,14 @@ class TestOrphan:
 
         await mesh.submit(mesh.submission(7, ONE, gateway="g-other"))
 
-        for step in await steps(mesh, ALICE):
+        for step in await mesh.steps(ALICE):
             assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         assert await idle_left_ms(mesh) > GRACE_MS
 
     async def test_a_sequence_that_somebody_else_has_used_since_is_no_orphan(self, mesh: ScriptedMesh) -> None:
         first = await start(mesh)
         await mesh.submit(mesh.submission(7, ONE, gateway="g-other"))
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step)
 
         assert not await orphan(mesh, first.token)
@@ -1762,7 +1738,7 @@ class TestOrphan:
         await start(mesh)
         second = mesh.submission(7, ONE, request_id="second")
         await mesh.submit(second)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         if committed:
             await commit(mesh, ALICE, step, request_id="second")
         assert await orphan(mesh, second.token)
@@ -1780,7 +1756,7 @@ class TestOrphan:
         first = mesh.submission(7, ONE, START, request_id="first")
         await mesh.submit(first)
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step, request_id="first")
         retry = mesh.submission(7, ONE, START, request_id="first")
         assert SubmitCode.REPEATED is (await mesh.submit(retry)).code
@@ -1797,7 +1773,7 @@ class TestOrphan:
 
         assert not await orphan(mesh, last.token)
 
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.OVER
         assert not await orphan(mesh, last.token)
 
@@ -1808,7 +1784,7 @@ class TestOrphan:
         assert await idle_left_ms(mesh) == -1
 
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         await commit(mesh, ALICE, step)
 
         assert 0 < await idle_left_ms(mesh) <= GRACE_MS
@@ -1822,7 +1798,7 @@ class TestOrphan:
         await mesh.take_over(ALICE)
         await mesh.assign(7, BOB)
 
-        (step,) = await steps(mesh, BOB)
+        (step,) = await mesh.steps(BOB)
         assert await commit(mesh, BOB, step) is CommitCode.COMMITTED
         assert 0 < await idle_left_ms(mesh) <= GRACE_MS
 
@@ -1852,8 +1828,8 @@ class TestEnd:
 
         await marker_is_gone(mesh)
         assert await is_due(mesh, within_ms=1_000)
-        assert await expire(mesh, mesh.sequence(7))
-        (over,) = await inbox(mesh, ALICE)
+        assert await mesh.expire(7)
+        (over,) = await mesh.inbox(ALICE)
         assert isinstance(over, InboxExpired)
         assert over.ended
         assert {"st": "c", "cl": "1"}.items() <= (await mesh.record(7)).items()
@@ -1865,11 +1841,11 @@ class TestEnd:
 
         assert await end(mesh) is EndCode.CLOSED
 
-        assert not await expire(mesh, mesh.sequence(7))
-        (step,) = await steps(mesh, ALICE)
+        assert not await mesh.expire(7)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         await marker_is_gone(mesh)
-        assert await expire(mesh, mesh.sequence(7))
+        assert await mesh.expire(7)
 
     async def test_it_accepts_no_step_any_more_and_says_why(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
@@ -1878,7 +1854,7 @@ class TestEnd:
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
         await marker_is_gone(mesh)
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
-        assert await expire(mesh, mesh.sequence(7))
+        assert await mesh.expire(7)
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
 
     async def test_a_start_goes_on_with_its_slot_and_has_its_idle_time_back(self, mesh: ScriptedMesh) -> None:
@@ -1887,10 +1863,10 @@ class TestEnd:
 
         assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE, START))).code
 
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         assert await idle_left_ms(mesh) > GRACE_MS
-        assert not await expire(mesh, mesh.sequence(7))
+        assert not await mesh.expire(7)
 
     async def test_one_that_waits_for_its_first_slot_is_refused_with_its_steps(self, mesh: ScriptedMesh) -> None:
         waiting = [mesh.submission(7, ONE, flags) for flags in (START, NONE)]
@@ -1931,11 +1907,11 @@ class TestEnd:
 
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
         await mesh.assign(7, ALICE)
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         await marker_is_gone(mesh)
         assert await is_due(mesh, within_ms=1_000)
-        assert await expire(mesh, mesh.sequence(7))
+        assert await mesh.expire(7)
 
     async def test_another_run_is_left_alone(self, mesh: ScriptedMesh) -> None:
         accepted = await mesh.submit(mesh.submission(7, ONE, START))
@@ -1949,14 +1925,14 @@ class TestEnd:
     async def test_a_retry_still_gets_its_answer(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
         await mesh.submit(named := mesh.submission(7, ONE, request_id="second"))
-        (step,) = await steps(mesh, ALICE)
+        (step,) = await mesh.steps(ALICE)
         assert await commit(mesh, ALICE, step, request_id="second") is CommitCode.COMMITTED
 
         assert await end(mesh) is EndCode.ENDS
 
         assert SubmitCode.REPEATED is (await mesh.submit(msgspec.structs.replace(named, token="7/again"))).code
         await marker_is_gone(mesh)
-        assert await expire(mesh, mesh.sequence(7))
+        assert await mesh.expire(7)
         assert SubmitCode.REPEATED is (await mesh.submit(msgspec.structs.replace(named, token="7/later"))).code
 
 

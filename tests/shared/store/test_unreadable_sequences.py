@@ -9,7 +9,7 @@ import pytest
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber, entry_key
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_reply, encode, inbox_entry
+from shared.contract.messages import ReplyMessage, StepFlag, decode_reply, encode
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -201,8 +201,7 @@ async def test_nothing_of_it_stays_in_its_owners_inbox(mesh: ScriptedMesh, found
     elif found_by == "a step":
         await submitted(mesh, mesh.submission(VICTIM, ONE))
 
-    inbox = await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shards[0], ALICE))
-    assert [mesh.sequence(OTHER)] == [inbox_entry(*entry).sequence for entry in inbox]
+    assert [mesh.sequence(OTHER)] == [entry.sequence for entry in await mesh.inbox(ALICE)]
 
 
 @pytest.mark.leaves_sequences
@@ -306,8 +305,7 @@ async def test_who_begins_anew_gets_nothing_of_it(mesh: ScriptedMesh, kind: str)
     assert [Reason.LOST] * 2 == [decode_reply(told[step.token]).reason for step in parked]
     assert not await mesh.redis.exists(mesh.keys.sequence(mesh.sequence(VICTIM)).checkpoint)
     assert await mesh.assign(VICTIM, BOB)
-    entries = [inbox_entry(*entry) for entry in await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shards[0], BOB))]
-    assert [again.token] == [entry.token for entry in entries if isinstance(entry, InboxStep)]
+    assert [again.token] == [step.token for step in await mesh.steps(BOB)]
 
 
 async def assign_by(mesh: ScriptedMesh, correlation_id: int, entry: str) -> Epoch:
