@@ -21,7 +21,7 @@ from shared.store.reading import text_of, value_of
 
 RECORDS_PER_READ = 512
 """Sequence records that are read in one round trip."""
-COUNTED_MAX = 1 << 53
+COUNTED_MAX = 10**14
 """A counter that has come so far is one that cannot be read (common.lua)."""
 FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH, TENANT)
 """Fields that are read of each record."""

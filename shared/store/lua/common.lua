@@ -57,9 +57,9 @@ local function count_unreadable(key, cause)
   server.log(server.LOG_WARNING, 'seqmesh: value unreadable: ' .. key .. ': ' .. cause)
 end
 
--- From here on Lua takes two numbers that follow each other for the same one.
-local COUNTED_MAX = 9007199254740992
-local PAST_COUNTING = { err = 'not an integer from 1 to 2^53' }
+-- From here on Lua writes a number with an exponent, which nobody reads in an entry.
+local COUNTED_MAX = 100000000000000
+local PAST_COUNTING = { err = 'not an integer from 1 to 10^14' }
 
 -- Removes the value that a command failed at: a key of another type, or a counter that is no number, or too large a one.
 local function remove_unreadable(err, command, key, field)
@@ -312,11 +312,10 @@ local function journal_of(sid)
   return BASE .. 'journal:' .. sid
 end
 
--- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts. From
--- 1e14 on, Lua writes a number with an exponent.
+-- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts.
 local function is_sound(state, accepted, committed, start, version)
   return STATES[state] and version and accepted and committed and start and committed >= 0 and accepted >= committed
-    and start >= 0 and accepted < 100000000000000 and accepted % 1 == 0 and committed % 1 == 0 and start % 1 == 0
+    and start >= 0 and accepted < COUNTED_MAX and accepted % 1 == 0 and committed % 1 == 0 and start % 1 == 0
 end
 
 -- The set of a tenant's sequences that are not over, in this shard.

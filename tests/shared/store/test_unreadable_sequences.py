@@ -394,9 +394,24 @@ async def test_numbers_of_a_shard_that_are_none_or_too_large_to_count_begin_anew
     step = mesh.submission(3, ONE, START)
     assert SubmitCode.WAITING == (await mesh.submit(step)).code
     epoch = await mesh.assign(3, ALICE, slot=2)
-    assert max(epochs.values()) < epoch < 1 << 53
+    assert max(epochs.values()) < epoch < 10**14
     assert 1 == (await read_counts(mesh.redis, mesh.keys))["epoch"]
     assert [CommitCode.COMMITTED] == await committed(mesh, done(mesh, step, 1, epoch, flags=START))
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("value", [10**14 - 2, 10**14, 1 << 52])
+async def test_an_epoch_that_lua_writes_with_an_exponent_is_given_to_nobody(mesh: ScriptedMesh, value: int) -> None:
+    """An owner could not read it in the entries of its inbox."""
+    await mesh.redis.set(mesh.keys.epoch(mesh.keys.shards[0]), value)
+    for number in (1, 2, 3):
+        step = mesh.submission(number, ONE, START)
+        await mesh.submit(step)
+        epoch = await mesh.assign(number, ALICE, slot=number)
+
+        (entry,) = await mesh.steps(ALICE, number)
+        assert (epoch, str(epoch)) == (entry.epoch, (await mesh.record(number))["ep"])
+        assert [CommitCode.COMMITTED] == await committed(mesh, done(mesh, step, 1, epoch, flags=START))
 
 
 @pytest.mark.leaves_sequences
