@@ -22,7 +22,7 @@ import msgspec
 from executor.connections import RedisConnections
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from executor.engine.base import Origin, Row, RowError, RowResult
+from executor.engine.base import Origin, Row, RowError, RowResult, Timings
 from executor.models.custom_batching import StrategyError
 from executor.models.served import ServedVersion
 from executor.reporting.statistics import together
@@ -260,17 +260,12 @@ class WorkModel:
     async def _run_batch(self, worker: EngineWorker, taken: Sequence[tuple[RequestId, bytes]]) -> None:
         batch, unreadable = self._read_all(taken)
         try:
-            if self.config.decoupled:
-                await self._compute_open(worker, batch)
-                self._free(worker)
-                if unreadable:
-                    await self._source.finish(unreadable)
-                return
-            done, execution = await self._compute(worker, batch) if batch else ([], b"")
+            compute = self._compute_open if self.config.decoupled else self._compute
+            done, execution = await compute(worker, batch) if batch else ([], b"")
             done += unreadable
             if not done:
-                # All of them are open.
-                self._keep(execution)
+                # All of them are open. The batch's own counts go with the first one that is finished.
+                self._executed = together(self._executed, execution)
                 self._free(worker)
                 return
             looks = self._looks_first
@@ -337,17 +332,14 @@ class WorkModel:
             )
             reply = answer(row, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
             done.append(WorkDone(id, reply, counts, None if isinstance(row, RowError) else self._stored(message)))
-        self._ran([message for _, message in batch], began_ns, ended_ns)
-        self._statistics.requests.batch(sum(sizes))
-        execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
-        return done, execution
+        return done, self._ran(batch, sum(sizes), result.timings, began_ns, ended_ns)
 
     # -- open requests ------------------------------------------------------------------------------------------------
 
-    async def _compute_open(self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]) -> None:
+    async def _compute_open(
+        self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]
+    ) -> tuple[list[WorkDone], bytes]:
         """Runs a batch of a decoupled model. Its requests are finished later, each with its last answer."""
-        if not batch:
-            return
         encode = partial(
             answer, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max, more=True
         )
@@ -355,19 +347,14 @@ class WorkModel:
         rows = [msgspec.structs.replace(self._row(one.key.id, one.key.message), answers=one) for one in opened]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
+        ended_ns = time.time_ns()
         for one, row in zip(opened, result.rows, strict=True):
             assert row is not None, "only null rows have no result"
             # A backend without response senders gives the only answer at once.
             only = None if isinstance(row, RowResult) and row.open else row
             self._open.conclude(one, (began_ns, result.timings), last=only)
-        self._ran([message for _, message in batch], began_ns, time.time_ns())
         size = sum(rows_of(self.config, message.inputs) for _, message in batch)
-        self._statistics.requests.batch(size)
-        self._keep(self._statistics.execution(batch_size=size, timings=result.timings, ended_ns=time.time_ns()))
-
-    def _keep(self, execution: bytes) -> None:
-        """A batch's own counts go with the next request that is finished."""
-        self._executed = together(self._executed, execution)
+        return [], self._ran(batch, size, result.timings, began_ns, ended_ns)
 
     async def _write(self, requests: Sequence[tuple[OpenWork, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
         return await self._source.answers([(work.id, answers) for work, answers in requests])
@@ -400,18 +387,26 @@ class WorkModel:
             return None
         return Stored(entry_name(scope, self._statistics.load.generation, message.cache_key), message.cache_bytes)
 
-    def _ran(self, ran: Sequence[InferMessage], began_ns: int, ended_ns: int) -> None:
-        """Measures a batch's requests, and records the batch and those that are traced."""
-        self._statistics.requests.computed(len(ran), began_ns, ended_ns)
-        for message in ran:
+    def _ran(
+        self,
+        requests: Sequence[tuple[RequestId, InferMessage]],
+        rows: int,
+        timings: Timings,
+        began_ns: int,
+        ended_ns: int,
+    ) -> bytes:
+        """Measures a batch and its requests, and records those that are traced. Returns the batch's own counts."""
+        self._statistics.requests.batch(rows)
+        self._statistics.requests.computed(len(requests), began_ns, ended_ns)
+        for _, message in requests:
             self._statistics.requests.ran(message.arrived_ns, 0, began_ns, ended_ns, message.traceparent)
-        traced = [message for message in ran if message.traceparent]
-        parents = [message.traceparent for message in traced]
-        size = len(ran)
+        traced = [message for _, message in requests if message.traceparent]
+        parents, size = [message.traceparent for message in traced], len(requests)
         batch = self._tracing.record_batch(parents, began_ns, ended_ns, batch_size=size, model=self.model)
         for message in traced:
             self._tracing.record(message.traceparent, SpanName.QUEUE, message.arrived_ns, began_ns)
             self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, [batch], batch_size=size)
+        return self._statistics.execution(batch_size=rows, timings=timings, ended_ns=ended_ns)
 
 
 class OpenWork(msgspec.Struct, frozen=True, eq=False):
