@@ -117,6 +117,12 @@ STATELESS = """
         def sum(self, request, value):
             return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value)])
 """
+GOES_ON = """
+        def execute(self, requests):
+            for request in requests:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            return [None for _ in requests]
+"""
 CRASHES, EXITS, HANGS, PID, LEAVES_A_CHILD = range(1001, 1006)
 
 
@@ -373,6 +379,21 @@ def test_a_row_that_could_not_be_sent_does_not_run_later(
         call()
 
     assert [7] == answers(engine, row(0, 1))
+
+
+def test_passes_that_are_over_are_kept_nowhere(workshop: Workshop) -> None:
+    """A request may take any number of them, and each has the request's inputs."""
+    config = sum_config(declares=False)
+    assert config.sequence_batching is not None
+    batching = msgspec.structs.replace(config.sequence_batching, iterative=True)
+    engine = loaded(workshop, GOES_ON, msgspec.structs.replace(config, sequence_batching=batching))
+
+    for step in range(3):
+        (result,) = engine.run([row(0, 1, start=step == 0)], [False]).rows
+        assert isinstance(result, RowResult)
+        assert result.again
+
+    assert [] == engine._open._all()
 
 
 def test_a_process_that_cannot_be_told_something_is_ended(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,8 @@ class OpenRequests:
             return
         if request is None:
             return
-        if isinstance(result, RowResult) and result.again:
+        # A late answer is of one pass alone.
+        if isinstance(result, RowResult) and result.again and not isinstance(request.answers, LateAnswer):
             request.is_passed = True
         else:
             self._forget(request)
