@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -69,8 +69,8 @@ class Coroutines:
             return
         loop, self._loop = self._loop, None
         stopped = asyncio.run_coroutine_threadsafe(_end_all(), loop)
-        # If the model blocks its loop, the thread is left: it is a daemon.
-        with suppress(TimeoutError):
+        # If the model blocks its loop, the thread is left: it is a daemon. A task that ends may cancel all others.
+        with suppress(TimeoutError, CancelledError):
             stopped.result(CLOSING_S)
         self._ended = loop
         loop.call_soon_threadsafe(loop.stop)

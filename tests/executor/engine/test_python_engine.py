@@ -1075,6 +1075,37 @@ def test_a_model_that_stops_its_loop_goes_on(workshop: Workshop) -> None:
     engine.close()
 
 
+LEAVING = """
+    import asyncio
+
+    class TritonPythonModel:
+        async def execute(self, requests):
+            self.left = asyncio.create_task(self.leaves())
+            await asyncio.sleep(0)
+            return []
+
+        async def leaves(self):
+            try:
+                await asyncio.sleep(600)
+            finally:
+                for task in asyncio.all_tasks():
+                    task.cancel()
+                await asyncio.sleep(600)
+"""
+
+
+def test_a_task_that_cancels_all_others_when_it_ends_does_not_keep_its_instance_from_closing(
+    workshop: Workshop,
+) -> None:
+    path = workshop.python("leaving", LEAVING)
+    engine = workshop.load(plain_config("leaving", "python", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[]))
+    engine.run([Row({"x": wire("x", [[1]])})], [False])
+
+    engine.close()
+
+    assert str(path.parent) not in sys.path
+
+
 ODD_ERRORS = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
