@@ -32,7 +32,7 @@ class PythonBackend:
         self._completion_limit_s = completion_limit_s
         self._code = code
         self._completed_in: Environment | None = None
-        """What an archive was unpacked to stays until the load that follows."""
+        """What an archive was unpacked to stays for the load that follows, for which this object is made."""
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """The configuration as the model's `auto_complete_config` completes it; unchanged if the model has none.
@@ -60,7 +60,5 @@ class PythonBackend:
         if self._code is not None:
             request = replace(request, code=self._code)
         if request.config.instance_process:
-            environment = environment_of(request.config.parameters, request.model_dir)
-            self._completed_in = None
-            return ProcessEngine(request, environment)
+            return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))
         return in_this_process(request)

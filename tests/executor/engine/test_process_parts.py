@@ -140,7 +140,7 @@ def test_an_instance_that_cannot_start_says_so_and_leaves_nothing(monkeypatch: p
     monkeypatch.setattr(call, Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
 
     with pytest.raises(CannotStartError, match=r"cannot start .*: .*Too many open files"):
-        InstanceProcess("m_0", "m", "m_0 of version 1", EXECUTORS_OWN)
+        InstanceProcess("m_0", "m", "m_0 of version 1", EXECUTORS_OWN, Mock())
 
     assert before == sorted(Path("/proc/self/fd").iterdir())
     assert ([("kill",), ("wait",)] if call == "os.pidfd_open" else []) == [one[:1] for one in process.mock_calls]

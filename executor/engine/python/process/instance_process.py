@@ -65,7 +65,7 @@ class InstanceProcess:
         model: str,
         waiting: str,
         environment: Environment,
-        answered: Callable[[InstanceProcess, messages.Answered], None] | None = None,
+        answered: Callable[[InstanceProcess, messages.Answered], None],
     ) -> None:
         self._name = name
         self._said = answered
@@ -243,8 +243,7 @@ class InstanceProcess:
                     self._says_ready = note.is_ready
                     self._answered.set()
                 case messages.Answered():
-                    if self._said is not None:
-                        self._said(self, note)
+                    self._said(self, note)
                 case _:
                     self._calls.note(note)
 
