@@ -107,7 +107,7 @@ def measure_dial(*, seconds: float, rounds: int, out: Path) -> None:
 
 def write(medians: Sequence[Turn], turns: Sequence[Turn], out: Path) -> None:
     """The three files, and the table on standard output."""
-    from benchmarks.dial_plot import draw_dial  # noqa: PLC0415 -- matplotlib takes a second
+    from benchmarks.plot import draw_dial  # noqa: PLC0415 -- matplotlib takes a second
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "dial.json").write_text(json.dumps([asdict(turn) for turn in turns], indent=2))

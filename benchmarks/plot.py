@@ -1,4 +1,4 @@
-"""The picture of a benchmark: throughput and tail by concurrency, and where the CPU time of a step goes."""
+"""The pictures of the benchmarks. It alone imports matplotlib, which takes a second."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogFormatter
 
+from benchmarks.dial_figures import Turn
 from benchmarks.paging_figures import Point
 from benchmarks.results import Result
+from benchmarks.takeover_figures import Takeover
 
 PROTOCOL_COLORS = {"http": "#0072b2", "grpc": "#d55e00", "grpc-stream": "#009e73"}
 SERVER_STYLES = {"seqmesh": ("-", "o"), "triton": ("--", "s")}
@@ -22,6 +24,13 @@ GROUP_COLORS = {
     "client": "#bbbbbb",
 }  # fmt: skip
 """Colours that people with the common forms of colour blindness can tell apart (Okabe and Ito)."""
+DIAL_FIGURES = (
+    ("steps_per_s", "steps per second"),
+    ("redis_bytes", "bytes into Redis per step"),
+    ("takeover_ms", "takeover, ms (with a lease of 1 s)"),
+)
+DIAL_COLORS = {"methods_1": "#d55e00", "methods_8": "#e69f00", "replay": "#009e73", "nothing": "#bbbbbb"}
+"""Of the settings that have no checkpoint interval."""
 CPU_CONCURRENCY = 32
 """The CPU bars are those of this concurrency, or of the highest measured below it."""
 
@@ -118,5 +127,54 @@ def draw_live(points: Sequence[Point], title: str, path: Path) -> None:
         axis.grid(visible=True, alpha=0.3)
         axis.legend(fontsize=7)
     figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_dial(checkpointed: Sequence[tuple[int, Turn]], turns: Sequence[Turn], path: Path) -> None:
+    """Writes a PNG: three figures over the checkpoint interval; other settings as horizontal lines. checkpointed: by
+    interval, of declared state
+    """
+    figure, axes = plt.subplots(1, len(DIAL_FIGURES), figsize=(16, 4.4), squeeze=False, layout="constrained")
+    for axis, (name, title) in zip(axes[0], DIAL_FIGURES, strict=True):
+        draw_figure(axis, checkpointed, turns, name)
+        axis.set_title(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_figure(axis: Any, checkpointed: Sequence[tuple[int, Turn]], turns: Sequence[Turn], name: str) -> None:
+    """One figure over the interval."""
+    intervals = [interval for interval, _ in checkpointed]
+    values = [getattr(turn, name) for _, turn in checkpointed]
+    axis.plot(intervals, values, marker="o", color="#0072b2", label="declared state")
+    for turn in turns:
+        level = getattr(turn, name)
+        if turn.setting in DIAL_COLORS and level is not None:
+            axis.axhline(level, linestyle="--", color=DIAL_COLORS[turn.setting], label=turn.setting)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(intervals, [str(interval) for interval in intervals])
+    axis.set_xlabel("steps between two checkpoints")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def draw_takeovers(by_age: Sequence[Takeover], by_number: Sequence[Takeover], path: Path) -> None:
+    """Two plots of takeover times in one PNG: by the age of sequences, and by their number."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), squeeze=False, sharey=True, layout="constrained")
+    left, right = axes[0]
+    for axis, kills, xs, label in (
+        (left, by_age, [kill.case.steps for kill in by_age], "steps that a sequence has had"),
+        (right, by_number, [kill.case.sequences for kill in by_number], "live sequences"),
+    ):
+        axis.plot(xs, [kill.first_ms for kill in kills], marker="o", color="#0072b2", label="first answer")
+        axis.plot(xs, [kill.last_ms for kill in kills], marker="s", color="#d55e00", label="last answer")
+        axis.set_xscale("log")
+        axis.set_xlabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    left.set_ylabel("ms after the end of the lease")
     figure.savefig(path, dpi=110)
     plt.close(figure)

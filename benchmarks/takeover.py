@@ -99,7 +99,7 @@ def measure_takeovers(*, rounds: int, quick: bool, out: Path) -> None:
 
 def write(kills: Sequence[Takeover], idle: Sequence[IdleTakeover], out: Path) -> None:
     """The three files, and the table on standard output."""
-    from benchmarks.takeover_plot import draw_takeovers  # noqa: PLC0415 -- matplotlib takes a second
+    from benchmarks.plot import draw_takeovers  # noqa: PLC0415 -- matplotlib takes a second
 
     medians = summary(kills)
     out.mkdir(parents=True, exist_ok=True)
