@@ -31,7 +31,7 @@ import msgspec
 import uvloop
 from redis import Redis
 
-from benchmarks.clients import Addresses, BenchClient, StepError, client_for
+from benchmarks.clients import Addresses, BenchClient, LoadSession, StepError, client_for
 from benchmarks.dial_figures import Turn, checkpointed, one_line, summary, table
 from benchmarks.dial_positions import Setting, settings
 from benchmarks.load import LoadRun, new_sequence_ids
@@ -145,6 +145,7 @@ class Dial:
         self._keys = Keyspace()
         self._seconds = seconds
         self._ids = new_sequence_ids()
+        self._sums: dict[int, int] = {}
 
     async def turn(self, setting: Setting) -> Turn:
         """One setting. Raises StepError when an answer is wrong or missing."""
@@ -177,29 +178,29 @@ class Dial:
 
     async def _take_over(self, client: BenchClient, model: str) -> float:
         """Milliseconds from the owner's death to the last answer."""
-        names = [next(self._ids) for _ in range(OPEN)]
-        sums = dict.fromkeys(names, 0)
-
-        async def step(name: int, *, start: bool = False, end: bool = False) -> None:
-            sums[name] += 1
-            session = await client.session()
-            answer = await session.step(name, (1).to_bytes(4, "little"), start=start, end=end)
-            if answer != sums[name].to_bytes(4, "little"):
-                raise StepError(f"sequence {name} of {model}: {answer.hex()} is not {sums[name]}")
+        sessions = {next(self._ids): await client.session() for _ in range(OPEN)}
+        self._sums = dict.fromkeys(sessions, 0)
 
         async def play(index: int, name: int) -> None:
             for number in range(AGE_MIN + AGE_STEP * index):
-                await step(name, start=not number)
+                await self._step(sessions[name], name, start=not number)
 
-        await asyncio.gather(*(play(index, name) for index, name in enumerate(names)))
-        victim = self._owner_of_most([sequence_id(model, "", name) for name in names])
+        await asyncio.gather(*(play(index, name) for index, name in enumerate(sessions)))
+        victim = self._owner_of_most([sequence_id(model, "", name) for name in sessions])
         os.kill(victim.pid, signal.SIGKILL)
         began = time.perf_counter()
-        await asyncio.gather(*(step(name) for name in names))
+        await asyncio.gather(*(self._step(session, name) for name, session in sessions.items()))
         took_ms = (time.perf_counter() - began) * 1000
-        await asyncio.gather(*(step(name, end=True) for name in names))
+        await asyncio.gather(*(self._step(session, name, end=True) for name, session in sessions.items()))
         await self._whole(victim)
         return took_ms
+
+    async def _step(self, session: LoadSession, name: int, *, start: bool = False, end: bool = False) -> None:
+        """Adds 1 to a sequence. Raises StepError when the answer is not its sum."""
+        self._sums[name] += 1
+        answer = await session.step(name, (1).to_bytes(4, "little"), start=start, end=end)
+        if answer != self._sums[name].to_bytes(4, "little"):
+            raise StepError(f"sequence {name}: {answer.hex()} is not {self._sums[name]}")
 
     def _owner_of_most(self, sequences: Sequence[SequenceId]) -> ExecutorRegistration:
         owners = [self._redis.hget(self._keys.sequence(sequence).record, OWNER).decode() for sequence in sequences]

@@ -33,7 +33,7 @@ from typing import Any, cast
 import click
 import uvloop
 
-from benchmarks.clients import LoadSession, StepError, client_for
+from benchmarks.clients import LoadSession, client_for
 from benchmarks.dial import LEASE_MS, Dial, LongSums, write_model
 from benchmarks.dial_positions import settings
 from benchmarks.takeover_figures import (
@@ -118,7 +118,6 @@ class Kills(Dial):
     def __init__(self, state: MeshState, model: str) -> None:
         super().__init__(state, seconds=0.0)
         self._model = model
-        self._sums: dict[int, int] = {}
 
     async def kill(self, case: Case) -> Takeover:
         """One kill of the executor that owns most of the sequences. Raises StepError when an answer is wrong."""
@@ -214,12 +213,6 @@ class Kills(Dial):
         await steps
         await self._whole(victim)
         return Takeover(case, len(theirs), (min(answered) - ended) * 1000, (max(answered) - ended) * 1000)
-
-    async def _step(self, session: LoadSession, name: int, *, start: bool = False, end: bool = False) -> None:
-        self._sums[name] += 1
-        answer = await session.step(name, (1).to_bytes(4, "little"), start=start, end=end)
-        if answer != self._sums[name].to_bytes(4, "little"):
-            raise StepError(f"sequence {name}: {answer.hex()} is not {self._sums[name]}")
 
     def _owner(self, sequence: SequenceId) -> str:
         return cast("bytes", self._redis.hget(self._keys.sequence(sequence).record, OWNER)).decode()
