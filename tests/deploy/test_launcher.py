@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -42,12 +43,12 @@ sizes = dict(gateways=2, executors=2)
 ports = dict(http_port=0, grpc_port=0, metrics_port=0, console_port=0)
 token = os.environ.get("GIVEN_TOKEN", "")
 models = tuple(map(pathlib.Path, os.environ.get("GIVEN_MODELS", "").split()))
-settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), console_token=token, models=models, **ports, **sizes)
+given = dict(console_token=token, models=models, live=os.environ.get("GIVEN_LIVE") != "no")
+settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), **given, **ports, **sizes)
 sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
 """
 
 
-CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FIGURES = '"steps_per_s": 7, "failed_per_s": 0, "request_ms": -1, "batch": -1, "live": 5, "waiting": 0'
 STREAM = f'event: view\ndata: {{"executors": [], "point": {{{FIGURES}}}}}\n\n'
 """What a console tells: a mesh without executors that somehow takes steps."""
@@ -682,8 +683,25 @@ def test_a_line_without_an_end_is_read_once_and_cut_like_any_other(
     assert ["2026-01-01T00:00:00.000Z WARNING later"] == log.new_important_lines()
 
 
-def on_a_terminal(data_dir: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A launcher of stand-ins whose output is a terminal; with the terminal's other end."""
+class LaunchedTerminal:
+    """What a launcher of stand-ins tells a terminal. other_end: of the terminal"""
+
+    def __init__(self, other_end: int) -> None:
+        self.told = ""
+        self._other_end = other_end
+
+    def reads_until(self, text: str) -> None:
+        """Reads on until `text` is among all that was told."""
+        while text not in self.told:
+            try:
+                self.told += os.read(self._other_end, 1 << 16).decode(errors="replace")
+            except OSError:
+                pytest.fail(f"{text!r} was not said:\n{self.told}")
+
+
+@contextmanager
+def on_a_terminal(data_dir: Path, **environment: str) -> Generator[LaunchedTerminal]:
+    """A launcher on a terminal; behind the block it is told to stop, and ends in order."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(data_dir)],
@@ -692,34 +710,23 @@ def on_a_terminal(data_dir: Path, **environment: str) -> tuple[subprocess.Popen[
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **environment},
     )
     os.close(theirs)
-    return process, ours
-
-
-def reads_until(terminal: int, text: str) -> str:
-    """What the terminal was told, without control sequences, as soon as `text` is among it."""
-    told = ""
-    while text not in told:
-        try:
-            told += CONTROL_SEQUENCE.sub("", os.read(terminal, 1 << 16).decode(errors="replace"))
-        except OSError:
-            pytest.fail(f"{text!r} was not said:\n{told}")
-    return told
-
-
-def test_a_terminal_shows_the_mesh_below_the_messages_and_is_left_in_order(tmp_path: Path) -> None:
-    process, terminal = on_a_terminal(tmp_path / "mesh", FAKE_STREAM=STREAM)
+    terminal = LaunchedTerminal(ours)
     try:
-        told = reads_until(terminal, "0 executors · 5 sequences · 7 steps/s")
-        assert told.index("ready:\r\n    http://127.0.0.1:") < told.index("0 executors ·")
-
+        yield terminal
         process.send_signal(signal.SIGINT)
-
-        reads_until(terminal, "stopping")
+        terminal.reads_until("stopping")
         assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
-        os.close(terminal)
+        os.close(ours)
+
+
+def test_a_terminal_shows_the_mesh_below_the_messages_and_is_left_in_order(tmp_path: Path) -> None:
+    with on_a_terminal(tmp_path / "mesh", FAKE_STREAM=STREAM) as terminal:
+        terminal.reads_until("0 executors · 5 sequences · 7 steps/s")
+
+    assert terminal.told.index("ready:\r\n    http://127.0.0.1:") < terminal.told.index("0 executors ·")
 
 
 @pytest.mark.parametrize(
@@ -730,27 +737,17 @@ def test_a_terminal_shows_the_mesh_below_the_messages_and_is_left_in_order(tmp_p
     ],
 )
 def test_what_cannot_be_read_harms_no_mesh(tmp_path: Path, told: str, shown: str) -> None:
-    process, terminal = on_a_terminal(tmp_path / "mesh", FAKE_STREAM=told)
-    try:
-        reads_until(terminal, shown)
-        process.send_signal(signal.SIGINT)
-        reads_until(terminal, "stopping")
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
+    with on_a_terminal(tmp_path / "mesh", FAKE_STREAM=told) as terminal:
+        terminal.reads_until(shown)
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"SEQMESH_LIVE": "false"}])
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"GIVEN_LIVE": "no"}])
 def test_a_terminal_that_cannot_draw_or_need_not_gets_plain_lines(tmp_path: Path, environment: dict[str, str]) -> None:
-    process, terminal = on_a_terminal(tmp_path / "mesh", FAKE_STREAM="", **environment)
-    try:
-        reads_until(terminal, "ready:")
-        process.send_signal(signal.SIGINT)
-        assert "\x1b" not in reads_until(terminal, "stopping")
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
+    with on_a_terminal(tmp_path / "mesh", FAKE_STREAM="", **environment) as terminal:
+        terminal.reads_until("ready:")
+        (killed,) = [one.pid for one in read_state(tmp_path / "mesh").children if one.name == "executor-1"]
+        os.kill(killed, signal.SIGKILL)
+        # By then there would be a drawing.
+        terminal.reads_until("executor-1 was killed by SIGKILL")
+
+    assert "\x1b" not in terminal.told
