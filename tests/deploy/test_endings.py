@@ -48,16 +48,34 @@ def test_who_is_interrupted_or_terminated_ends_in_order_and_too_soon(by: signal.
     assert before == [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
 
 
-def test_an_error_is_no_verdict() -> None:
+def oserror(number: int, *names: str | None) -> OSError:
+    return OSError(number, os.strerror(number), *names)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (LauncherError("the mesh ended"), "Error: the mesh ended\n"),
+        (oserror(errno.EACCES, "config.pbtxt"), "Error: config.pbtxt cannot be read or written: Permission denied\n"),
+        # Of a copy that has no room the file is told that lacks it: the one that is copied has room enough.
+        (
+            oserror(errno.ENOSPC, "model.py", None, "results/model.py"),
+            "Error: results/model.py cannot be read or written: No space left on device\n",
+        ),
+        (oserror(errno.ENOSPC), "Error: the results cannot be written: No space left on device\n"),
+        # A reader that has gone hears nothing.
+        (oserror(errno.EPIPE), ""),
+    ],
+)
+def test_an_error_is_no_verdict(error: Exception, told: str) -> None:
     @click.command
     @ending_by_verdict()
     def command() -> None:
-        raise LauncherError("the mesh ended")
+        raise error
 
     result = CliRunner().invoke(command, [])
 
-    assert EXIT_NOT_BEGUN == result.exit_code
-    assert "the mesh ended" in result.output
+    assert (EXIT_NOT_BEGUN, told) == (result.exit_code, result.output)
 
 
 def test_a_fault_of_the_command_is_no_verdict_and_says_where_it_is() -> None:
@@ -82,52 +100,6 @@ def test_a_verdict_stays_what_it_is(code: int) -> None:
         ctx.exit(code)
 
     assert code == CliRunner().invoke(command, []).exit_code
-
-
-def test_a_file_that_cannot_be_read_is_no_verdict() -> None:
-    @click.command
-    @ending_by_verdict()
-    def command() -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "config.pbtxt")
-
-    result = CliRunner().invoke(command, [])
-
-    assert EXIT_NOT_BEGUN == result.exit_code
-    assert "config.pbtxt cannot be read or written: Permission denied" in result.output
-
-
-def test_of_a_copy_that_has_no_room_the_file_is_told_that_lacks_it() -> None:
-    """The file that is copied has nothing to do with the full disk."""
-
-    @click.command
-    @ending_by_verdict()
-    def command() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.py", None, "results/model.py")
-
-    assert "Error: results/model.py cannot be read or written" in CliRunner().invoke(command, []).output
-
-
-def test_a_full_disk_is_no_verdict() -> None:
-    @click.command
-    @ending_by_verdict()
-    def command() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    result = CliRunner().invoke(command, [])
-
-    assert EXIT_NOT_BEGUN == result.exit_code
-    assert "the results cannot be written: No space left on device" in result.output
-
-
-def test_a_reader_that_has_gone_hears_nothing() -> None:
-    @click.command
-    @ending_by_verdict()
-    def command() -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    result = CliRunner().invoke(command, [])
-
-    assert (EXIT_NOT_BEGUN, "") == (result.exit_code, result.output)
 
 
 def test_chaos_says_where_its_results_cannot_go() -> None:

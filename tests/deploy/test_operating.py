@@ -188,35 +188,41 @@ async def test_settings_are_taken_back_by_a_user_whom_the_system_does_not_know(
     assert changes.by["traces"].startswith("user 54321 on ")
 
 
-async def test_a_doctor_finds_what_a_mesh_lacks(private_server: EmbeddedRedis) -> None:
+@pytest.fixture
+def server_of_a_mesh(private_server: EmbeddedRedis) -> EmbeddedRedis:
+    """A server with a mesh of one shard, in which nobody is."""
+    with Redis.from_url(private_server.url) as client:
+        client.hset(Keyspace().mesh, mapping={"shards": 1, "schema": SCHEMA_VERSION})
+    return private_server
+
+
+async def test_a_doctor_finds_what_a_mesh_lacks(server_of_a_mesh: EmbeddedRedis) -> None:
     """A server with the wrong policy, and a mesh without services; then a server that is gone."""
 
     async def told(code: int) -> dict[str, str]:
-        arguments = ["doctor", "--json", f"--redis-url={private_server.url}"]
+        arguments = ["doctor", "--json", f"--redis-url={server_of_a_mesh.url}"]
         result = await asyncio.to_thread(CliRunner().invoke, cli.main, arguments, catch_exceptions=False)
         assert code == result.exit_code, result.output
         return {one["text"]: one["remedy"] for one in json.loads(result.stdout) if one["severity"] == Severity.FAIL}
 
-    with Redis.from_url(private_server.url) as client:
-        client.hset(Keyspace("seqmesh").mesh, mapping={"shards": 1, "schema": SCHEMA_VERSION})
+    with Redis.from_url(server_of_a_mesh.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
 
     found = await told(1)
-    private_server.kill()
+    server_of_a_mesh.kill()
     gone = await told(1)
 
     assert {"maxmemory-policy allkeys-lru may drop live sequences", "no gateway runs", "no scheduler runs"} < set(found)
     assert [True] == ["cannot be reached" in text for text in gone]
 
 
-async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(private_server: EmbeddedRedis) -> None:
+async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(server_of_a_mesh: EmbeddedRedis) -> None:
     """Whoever lives cannot say so there. A command that fails sends to the doctor, not to a server that runs."""
-    with Redis.from_url(private_server.url) as client:
-        client.hset(Keyspace("seqmesh").mesh, mapping={"shards": 1, "schema": SCHEMA_VERSION})
+    with Redis.from_url(server_of_a_mesh.url) as client:
         client.config_set("min-replicas-to-write", 1)
 
     async def told(*command: str) -> str:
-        environment = {"SEQMESH_REDIS_URL": private_server.url}
+        environment = {"SEQMESH_REDIS_URL": server_of_a_mesh.url}
         invoked = partial(CliRunner().invoke, cli.main, command, env=environment, catch_exceptions=False)
         result = await asyncio.to_thread(invoked)
         assert 1 == result.exit_code
@@ -350,13 +356,12 @@ def test_a_redis_that_is_not_there_is_told_with_the_remedy() -> None:
     assert "start it, or give another --redis-url" in result.output
 
 
-def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) -> None:
-    with Redis.from_url(private_server.url) as client:
-        client.hset(Keyspace().mesh, mapping={"schema": SCHEMA_VERSION, "shards": 1})
+def test_what_a_full_redis_does_not_take_is_told(server_of_a_mesh: EmbeddedRedis) -> None:
+    with Redis.from_url(server_of_a_mesh.url) as client:
         client.config_set("maxmemory", 1)
 
     result = CliRunner().invoke(
-        cli.main, ["tenants", "set", "acme", "--share=2"], env={"SEQMESH_REDIS_URL": private_server.url}
+        cli.main, ["tenants", "set", "acme", "--share=2"], env={"SEQMESH_REDIS_URL": server_of_a_mesh.url}
     )
 
     assert 1 == result.exit_code
@@ -374,27 +379,21 @@ def test_what_a_full_redis_does_not_take_is_told(private_server: EmbeddedRedis) 
     ],
 )
 def test_limits_that_cannot_be_set_are_a_wrong_command_line(
-    private_server: EmbeddedRedis, words: list[str], said: str
+    server_of_a_mesh: EmbeddedRedis, words: list[str], said: str
 ) -> None:
-    with Redis.from_url(private_server.url) as client:
-        client.hset(Keyspace().mesh, mapping={"schema": SCHEMA_VERSION, "shards": 1})
-
-    result = CliRunner().invoke(cli.main, ["tenants", "set", *words], env={"SEQMESH_REDIS_URL": private_server.url})
+    result = CliRunner().invoke(cli.main, ["tenants", "set", *words], env={"SEQMESH_REDIS_URL": server_of_a_mesh.url})
 
     assert 2 == result.exit_code
     assert said in result.output
 
 
 async def test_a_burst_may_follow_its_rate_and_outlast_it(
-    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+    server_of_a_mesh: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left out stays as it is: a rate that is taken away for a while finds its burst again."""
     monkeypatch.setattr(tenants, "KNOWN_S", 0)
-    settings, keys = OperatorSettings(redis_url=private_server.url), Keyspace()
-    async with connect(private_server.url, retries=0) as redis:
-        for field, value in {"schema": SCHEMA_VERSION, "shards": 1}.items():
-            await redis.hset(keys.mesh, field, value)
-
+    settings, keys = OperatorSettings(redis_url=server_of_a_mesh.url), Keyspace()
+    async with connect(server_of_a_mesh.url, retries=0) as redis:
         for changes in ({"steps_per_s": 5.0}, {"burst": 9}, {"steps_per_s": 0.0}, {"share": 2}, {"burst": 0}):
             await tenants.set_limits(settings, "acme", **changes)
             if "share" in changes:
