@@ -10,6 +10,7 @@ from shared.process.addresses import authority
 PROBE_TIMEOUT_S = 2.0
 NO_EXECUTOR = "no executor serves yet"
 """Why a gateway that answers is not ready: executors load their models, cannot, or are drained."""
+NO_HTTP = "what listens there speaks no HTTP"
 
 
 def reachable(host: str) -> str:
@@ -25,7 +26,7 @@ async def unreadiness(host: str, port: int) -> str:
             try:
                 headers = f"host: {authority(host, port)}\r\nconnection: close\r\n"
                 writer.write(f"GET /v2/health/ready HTTP/1.1\r\n{headers}\r\n".encode())
-                status = (await reader.readline()).split(maxsplit=2)
+                protocol, *status = (await reader.readline()).split(maxsplit=2) or [b""]
             finally:
                 writer.close()
     except TimeoutError:
@@ -36,4 +37,8 @@ async def unreadiness(host: str, port: int) -> str:
         return "its host cannot be resolved (no host has such a name)"
     except OSError:
         return "does not listen yet"
-    return "" if status[1:2] in ([b"200"], [b"403"]) else NO_EXECUTOR
+    except ValueError:  # a line without an end
+        return NO_HTTP
+    if not protocol.startswith(b"HTTP/"):
+        return NO_HTTP
+    return "" if status[:1] in ([b"200"], [b"403"]) else NO_EXECUTOR

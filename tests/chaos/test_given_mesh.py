@@ -182,6 +182,20 @@ async def test_a_host_that_cannot_be_resolved_is_told_so(monkeypatch: pytest.Mon
     assert (await unreadiness("nowhere", 8000)).startswith("its host cannot be resolved (")
 
 
+@pytest.mark.parametrize("said", [b"220 mail.example.com ESMTP\r\n", b"\0" * (1 << 17)])
+async def test_what_listens_and_is_no_gateway_is_told_so(said: bytes) -> None:
+    """It was taken for a gateway whose executors load, or ended the command with a traceback."""
+
+    async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(say, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+
+        assert "what listens there speaks no HTTP" == await unreadiness("127.0.0.1", port)
+
+
 async def test_who_waits_is_told_why_and_what_has_answered_gets_longer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
