@@ -66,14 +66,13 @@ class LogFile:
     def _new_lines(self) -> list[str]:
         """Lines since the last call. The last one is left for the next call if it has no end yet."""
         try:
-            opened = self.path.open("rb")
+            with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._seen_bytes:  # somebody else has moved it away, or emptied it
+                    self._first_byte = self._seen_bytes = 0
+                file.seek(self._seen_bytes)
+                data = file.read()
         except OSError:  # it is not there, or cannot be read now
             return []
-        with opened as file:
-            if file.seek(0, os.SEEK_END) < self._seen_bytes:  # somebody else has moved it away, or emptied it
-                self._first_byte = self._seen_bytes = 0
-            file.seek(self._seen_bytes)
-            data = file.read()
         end = data.rfind(b"\n") + 1
         whole = data[:end] if len(data) - end <= LINE_BYTES_MAX else data
         self._seen_bytes += len(whole)
@@ -89,5 +88,7 @@ class LogFile:
         # Where the disk is full it is emptied all the same: that makes room, and the mesh would end with the launcher.
         with suppress(OSError):
             shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
-        os.truncate(self.path, 0)
+        # Who rotates logs may have moved it away meanwhile.
+        with suppress(FileNotFoundError):
+            os.truncate(self.path, 0)
         self._first_byte = self._seen_bytes = 0

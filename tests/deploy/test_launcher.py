@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -661,6 +662,23 @@ def test_a_log_that_cannot_be_kept_is_cut_all_the_same(tmp_path: Path, monkeypat
 
     assert 1 == len(log.new_important_lines())
     assert 0 == log.path.stat().st_size
+
+
+def test_a_log_that_is_gone_or_cannot_be_read_ends_no_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is moved away just before it is cut, and as on a disk that fails."""
+    monkeypatch.setattr("deploy.local.child_logs.LOG_BYTES_MAX", 100)
+    log = LogFile(tmp_path / "a.log")
+    with log.open_for_child() as file:
+        file.write(b"2026-01-01T00:00:00.000Z WARNING " + b"x" * 100 + b"\n")
+
+    def move_away(path: Path, _: Path) -> None:
+        path.rename(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(shutil, "copyfile", move_away)
+    assert 1 == len(log.new_important_lines())
+
+    log.path.symlink_to("/proc/self/mem")
+    assert [] == log.new_important_lines()
 
 
 def test_a_line_without_an_end_is_read_once_and_cut_like_any_other(
