@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,7 +29,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from deploy import cli
-from deploy.local.data_directory import ChildState, MeshState, read_state
+from deploy.local.data_directory import ChildState, MeshState, has_state, read_state
 from deploy.local.private_files import make_private
 from deploy.local.private_mesh import environment_without_settings, ready_state, stop, up_command
 from deploy.local.tether import tethered
@@ -135,6 +135,13 @@ class RunningMesh:
         """Kills a process without warning; returns what its id was."""
         return self.send(name, signal.SIGKILL)
 
+    def wake(self) -> None:
+        """Wakes what a test has left frozen, which could not be stopped in order."""
+        for child in self.state.children if has_state(self.directory) else ():
+            if child.pid:
+                with suppress(ProcessLookupError):  # It has just ended.
+                    os.kill(child.pid, signal.SIGCONT)
+
     @contextmanager
     def spare(self, service: str, name: str, *flags: str) -> Generator[subprocess.Popen[bytes]]:
         """One more process of a service, which the launcher knows nothing of; at the end of the block it is told to
@@ -147,7 +154,7 @@ class RunningMesh:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env={**self._environment, "SEQMESH_REDIS_URL": self.state.redis_url},
+                env={**self._environment, REDIS_URL: self.state.redis_url},
                 start_new_session=True,
             )
         try:
@@ -303,35 +310,27 @@ def running_mesh(
         "OMP_NUM_THREADS": "1",
         **(environment or {}),
     }
-    cluster = EmbeddedCluster(directory / "cluster") if on_clusters and REDIS_URL not in variables else None
-    if cluster is not None:
-        cluster.start()
-        variables[REDIS_URL] = cluster.url
     variables.pop(mkl.VARIABLE, None)  # set for the tests' own engines; an executor asks for it by itself
-    with said.open("wb") as output:
-        launcher = subprocess.Popen(
-            tethered(up_command(directory, executors, tuple(models), console=console), signal.SIGTERM),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=variables,
-            start_new_session=True,
-        )
-    mesh = RunningMesh(directory, models, variables)
-    try:
+    with ExitStack() as stack:
+        if on_clusters and REDIS_URL not in variables:
+            variables[REDIS_URL] = stack.enter_context(EmbeddedCluster(directory / "cluster")).url
+        with said.open("wb") as output:
+            launcher = subprocess.Popen(
+                tethered(up_command(directory, executors, tuple(models), console=console), signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=variables,
+                start_new_session=True,
+            )
+        stack.callback(stop, launcher)
+        mesh = RunningMesh(directory, models, variables)
+        stack.callback(mesh.close)
+        stack.callback(mesh.wake)
         ready_state(launcher, directory, said)
         mesh.keys = Keyspace(shards=shards_told(mesh.redis.hget(mesh.keys.mesh, "shards")))
         wait(lambda: len(mesh.alive()) == executors, "every executor takes part")
         yield mesh
-    finally:
-        for child in mesh.state.children if (directory / "mesh.json").exists() else ():
-            if child.pid:
-                # A frozen process could not be stopped in order.
-                os.kill(child.pid, signal.SIGCONT)
-        mesh.close()
-        stop(launcher)
-        if cluster is not None:
-            cluster.stop()
 
 
 T = TypeVar("T")
