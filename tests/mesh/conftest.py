@@ -25,14 +25,12 @@ from tests.mesh.model_repository import (
     add_streaming_models,
     add_sum_model,
 )
-from tests.mesh.running_mesh import LONG_LEASE, RunningMesh, running_mesh, wait
+from tests.mesh.running_mesh import LONG_LEASE, PATIENCE_S, RunningMesh, running_mesh, wait
 
-LEAK_PATIENCE_S = 20.0
-VICTIM_IDLE_US = 20_000_000
-"""Longer than a takeover on a busy machine, short enough to wait for what a failed test has left open."""
 VICTIM_MODELS = (
     "running_sum",
     "slow_sum",
+    "sent_sum",
     "replayed_sum",
     "oldest_sum",
     "paged_sum",
@@ -116,20 +114,20 @@ def mesh(request: pytest.FixtureRequest, shared_mesh: Shared[RunningMesh]) -> It
 def mesh_of_victims(directory: Path) -> Generator[RunningMesh]:
     """Two of each service, and the models that are played while one of them dies."""
     repository = directory / "models"
-    add_sum_model(repository, idle_us=VICTIM_IDLE_US)
-    add_sum_model(repository, "slow_sum", batch_s=0.03, idle_us=VICTIM_IDLE_US)
-    add_sum_model(repository, "replayed_sum", checkpoint_interval=5, batch_s=0.005, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository)
+    add_sum_model(repository, "slow_sum", batch_s=0.03)
+    add_sum_model(repository, "replayed_sum", checkpoint_interval=5, batch_s=0.005)
     oldest = "oldest { max_candidate_sequences: 16, max_queue_delay_microseconds: 500 }"
-    add_sum_model(repository, "oldest_sum", slots=8, strategy=oldest, batch_s=0.005, idle_us=VICTIM_IDLE_US)
-    add_sum_model(repository, "sent_sum", checkpoint_interval=3, sends=True, idle_us=VICTIM_IDLE_US)
-    add_sum_model(repository, "paged_sum", slots=3, idle_us=VICTIM_IDLE_US)
-    add_sum_model(repository, "rarely_saved_sum", slots=3, checkpoint_interval=3, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository, "oldest_sum", slots=8, strategy=oldest, batch_s=0.005)
+    add_sum_model(repository, "sent_sum", checkpoint_interval=3, sends=True)
+    add_sum_model(repository, "paged_sum", slots=3)
+    add_sum_model(repository, "rarely_saved_sum", slots=3, checkpoint_interval=3)
     add_forgetful_model(repository)
-    add_forgetful_model(repository, "retold_sum", recovery="replay", idle_us=VICTIM_IDLE_US)
-    add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL, idle_us=VICTIM_IDLE_US)
+    add_forgetful_model(repository, "retold_sum", recovery="replay")
+    add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL)
     add_iterative_model(repository, pass_s=0.02)
     add_stateless_model(repository)
-    add_streaming_models(repository, idle_us=VICTIM_IDLE_US)
+    add_streaming_models(repository)
     # States of 8 bytes: an executor holds six sequences of `paged_sum`, in batches of three.
     few = {"SEQMESH_STATE_BYTES_MAX": "48"}
     with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2, environment=few) as mesh:
@@ -164,7 +162,7 @@ def victim(request: pytest.FixtureRequest, shared_victim: Shared[RunningMesh]) -
 
 def wait_until_equal(expected: object, current: Callable[[], object], what: str) -> None:
     """Returns when it is so. A dead executor's last keys go when the mesh forgets it, which takes two leases."""
-    deadline = time.monotonic() + LEAK_PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while (found := current()) != expected:
         assert time.monotonic() < deadline, f"{what}: expected {expected}, found {found}"
         time.sleep(0.1)

@@ -95,9 +95,9 @@ def add_failing_model(repository: Path, name: str = "moody") -> str:
     return name
 
 
-def add_sour_sum(repository: Path, name: str = "sour_sum", *, idle_us: int, seconds: float) -> None:
+def add_sour_sum(repository: Path, name: str = "sour_sum", *, seconds: float) -> None:
     """A running sum that fails with one number."""
-    add_sum_model(repository, name, idle_us=idle_us, batch_s=seconds)
+    add_sum_model(repository, name, batch_s=seconds)
     (repository / name / "1" / "model.py").write_text(SOUR_MODEL.format(seconds=seconds))
 
 

@@ -210,12 +210,16 @@ HANGS = 1_000_001
 """The number that makes a hanging model hang."""
 
 
+IDLE_US = 300_000_000
+"""Longer than any test, however busy the machine: a sequence that a test has left open shows."""
+
+
 def add_sum_model(
     repository: Path,
     name: str = "running_sum",
     *,
     slots: int = 32,
-    idle_us: int = 60_000_000,
+    idle_us: int = IDLE_US,
     batch_s: float = 0.0,
     strategy: str = "direct { }",
     checkpoint_interval: int = 1,
@@ -307,7 +311,7 @@ def add_hanging_models(repository: Path, sleeper: str) -> None:
 
     sleeper  executor in which they do so asleep; in others they hold the interpreter
     """
-    add_sum_model(repository, idle_us=300_000_000)
+    add_sum_model(repository)
     add_stateless_model(repository)
     for name, tensor in (("running_sum", "INPUT"), ("add_sub", "INPUT0")):
         version = repository / name / "1"
@@ -330,7 +334,7 @@ def add_endless_model(repository: Path) -> str:
     """Puts a running sum into a repository that does nothing but compute, without an end when it is given `HANGS`;
     returns its name.
     """
-    name = add_sum_model(repository, idle_us=300_000_000)
+    name = add_sum_model(repository)
     with (repository / name / "1" / "model.py").open("a") as model:
         model.write(ENDLESS_MODEL.format(number=HANGS))
     return name
@@ -342,7 +346,7 @@ def add_model_that_loses_its_gpu(repository: Path, once: Path) -> str:
 
     once  a file that it makes then: it does so a single time
     """
-    name = add_sum_model(repository, idle_us=300_000_000)
+    name = add_sum_model(repository)
     version = repository / name / "1"
     (version / "model.py").rename(version / "sample_model.py")
     (version / "model.py").write_text(LOST_GPU_MODEL.format(number=LOSES_GPU, once=once))
@@ -355,13 +359,12 @@ def add_forgetful_model(
     *,
     source: str = FORGETFUL_MODEL,
     recovery: str = "",
-    idle_us: int = 60_000_000,
 ) -> str:
     """Puts a running sum into a repository that keeps its state itself; returns its name.
 
     recovery  `sequence_recovery`; "" says nothing of it
     """
-    add_sum_model(repository, name, idle_us=idle_us)
+    add_sum_model(repository, name)
     config = (repository / name / "config.pbtxt").read_text()
     stateless = re.sub(r"^  state \[.*?^  \]$", "", config, flags=re.MULTILINE | re.DOTALL)
     assert stateless != config
@@ -430,9 +433,9 @@ model_transaction_policy {{ decoupled: true }}
 instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 {batching}
 """
-STREAMING_SEQUENCES = """
+STREAMING_SEQUENCES = f"""
 sequence_batching {{
-  max_sequence_idle_microseconds: {idle_us}
+  max_sequence_idle_microseconds: {IDLE_US}
   oldest {{ max_candidate_sequences: 4 }}
   control_input [
     {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} ] }}
@@ -445,10 +448,9 @@ sequence_batching {{
 """
 
 
-def add_streaming_models(repository: Path, *, idle_us: int) -> None:
+def add_streaming_models(repository: Path) -> None:
     """Adds two decoupled models that count up to their input: one of requests, one of sequences, which goes on."""
-    sequences = STREAMING_SEQUENCES.format(idle_us=idle_us)
-    for name, batching in (("streamed_count", ""), ("streamed_sum", sequences)):
+    for name, batching in (("streamed_count", ""), ("streamed_sum", STREAMING_SEQUENCES)):
         version = repository / name / "1"
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(f'name: "{name}"' + STREAMING_CONFIG.format(batching=batching))
@@ -459,11 +461,11 @@ SESSION_SUMS = ("onnx_sum", "openvino_sum", *(["tensorflow_sum"] if importlib.ut
 """Running sums, one for each runtime that opens a model as a session. TensorFlow is not for every machine."""
 
 
-def add_session_models(repository: Path, *, idle_us: int) -> None:
+def add_session_models(repository: Path) -> None:
     """Adds `SESSION_SUMS`, with configurations that lack what the models themselves say."""
     batched = [onnx_models.BATCH, 1]
     onnx_models.save(
-        _session_model(repository, "onnx_sum", 'platform: "onnxruntime_onnx"', idle_us) / "model.onnx",
+        _session_model(repository, "onnx_sum", 'platform: "onnxruntime_onnx"') / "model.onnx",
         [
             onnx_models.node("Add", ["SUM", "INPUT"], ["SUM_NEXT"]),
             onnx_models.node("Identity", ["SUM_NEXT"], ["OUTPUT"]),
@@ -474,11 +476,11 @@ def add_session_models(repository: Path, *, idle_us: int) -> None:
     given, total = (openvino_models.value(tensor, np.int32, [-1, 1]) for tensor in ("INPUT", "SUM"))
     after = openvino_models.op.add(given, total)
     copy = openvino_models.op.multiply(after, np.int32(1))
-    folder = _session_model(repository, "openvino_sum", "", idle_us)
+    folder = _session_model(repository, "openvino_sum", "")
     openvino_models.save(folder / "model.xml", [given, total], {"SUM_NEXT": after, "OUTPUT": copy})
     if "tensorflow_sum" in SESSION_SUMS:
         tf = tensorflow_models.library()
-        folder = _session_model(repository, "tensorflow_sum", 'platform: "tensorflow_savedmodel"', idle_us)
+        folder = _session_model(repository, "tensorflow_sum", 'platform: "tensorflow_savedmodel"')
         tensors = {tensor: (tf.int32, [None, 1]) for tensor in ("INPUT", "SUM")}
 
         def step(**given: Any) -> Any:
@@ -488,7 +490,7 @@ def add_session_models(repository: Path, *, idle_us: int) -> None:
         tensorflow_models.save(folder / "model.savedmodel", {"serving_default": (step, tensors)})
 
 
-def _session_model(repository: Path, name: str, platform: str, idle_us: int) -> Path:
+def _session_model(repository: Path, name: str, platform: str) -> Path:
     """Writes the configuration; returns where the model belongs."""
     version = repository / name / "1"
     version.mkdir(parents=True)
@@ -496,7 +498,7 @@ def _session_model(repository: Path, name: str, platform: str, idle_us: int) -> 
 {platform}
 max_batch_size: 4
 sequence_batching {{
-  max_sequence_idle_microseconds: {idle_us}
+  max_sequence_idle_microseconds: {IDLE_US}
   oldest {{ max_candidate_sequences: 16 }}
   state [ {{ input_name: "SUM", output_name: "SUM_NEXT", data_type: TYPE_INT32, dims: [ 1 ] }} ]
 }}

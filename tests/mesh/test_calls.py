@@ -30,7 +30,7 @@ KNOTS = [("knot_a", "knot_b"), ("apart_a", "apart_b")]
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     directory = tmp_path_factory.mktemp("calls")
     models = directory / "models"
-    add_sum_model(models, idle_us=60_000_000)
+    add_sum_model(models)
     add_calling_model(models, "twice", TWICE, sequences=True)
     add_calling_model(models, "twice_later", TWICE_LATER, sequences=True)
     for name, code in (("twice_apart", TWICE), ("twice_later_apart", TWICE_LATER)):

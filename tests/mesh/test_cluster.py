@@ -58,7 +58,7 @@ class Clustered:
 
 @contextmanager
 def clustered(directory: Path, *, replicas: int) -> Generator[Clustered]:
-    add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
+    add_sum_model(directory / "models", MODEL)
     with (
         EmbeddedCluster(directory / "redis", replicas=replicas) as cluster,
         running_mesh(

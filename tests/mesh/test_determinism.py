@@ -56,7 +56,7 @@ def gated_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh
     torch.manual_seed(7)
     workshop.script(MODEL, Gated())
     (directory / "models" / MODEL / "config.pbtxt").write_text(CONFIG)
-    add_session_models(directory / "models", idle_us=60_000_000)
+    add_session_models(directory / "models")
     site = installed(BACKEND_PACKAGE, directory)
     with running_mesh(
         directory / "data",

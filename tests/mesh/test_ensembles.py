@@ -38,8 +38,6 @@ from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running
 from tests.mesh.streams import VALUES, Reader, with_empty_finals
 from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
 
-IDLE_S = 20
-"""After that many idle seconds most sequences of these tests expire."""
 SLOW_S = 1.0
 """How long the slow models take for a batch."""
 SUMS_OF_TWO = {
@@ -56,7 +54,7 @@ SUMS_OF_TWO = {
 
 def repository_of_ensembles(repository: Path) -> Path:
     """The models of these tests."""
-    add_sum_model(repository, idle_us=IDLE_S * 1_000_000)
+    add_sum_model(repository)
     add_sum_model(repository, "brief_sum", idle_us=500_000)
     add_example(repository)
     moody = add_failing_model(repository)
@@ -82,7 +80,7 @@ def repository_of_ensembles(repository: Path) -> Path:
             ("brief_sum", {"INPUT": "sum"}, {"OUTPUT": "OUTPUT"}),
         ],
     ).add(repository)
-    add_streaming_models(repository, idle_us=IDLE_S * 1_000_000)
+    add_streaming_models(repository)
     EnsembleSource(
         "streamed_then_one",
         [
@@ -117,11 +115,11 @@ def repository_of_ensembles(repository: Path) -> Path:
             ("plus_one", {"NUMBER": "inner"}, {"NEXT": "OUTPUT"}),
         ],
     ).add(repository)
-    add_sum_model(repository, "slow_sum", idle_us=IDLE_S * 1_000_000, batch_s=SLOW_S)
-    add_sum_model(repository, "narrow_sum", slots=1, idle_us=IDLE_S * 1_000_000, virtual_slots=False)
-    add_sum_model(repository, "forgetful_sum", idle_us=IDLE_S * 1_000_000, retry_replies=1)
+    add_sum_model(repository, "slow_sum", batch_s=SLOW_S)
+    add_sum_model(repository, "narrow_sum", slots=1, virtual_slots=False)
+    add_sum_model(repository, "forgetful_sum", retry_replies=1)
     add_sum_model(repository, "hasty_sum", slots=2, idle_us=500_000, virtual_slots=False)
-    add_sour_sum(repository, idle_us=IDLE_S * 1_000_000, seconds=SLOW_S)
+    add_sour_sum(repository, seconds=SLOW_S)
     late = add_late_model(repository, seconds=SLOW_S)
     for name, (first, last) in SUMS_OF_TWO.items():
         EnsembleSource(
@@ -267,15 +265,13 @@ def test_a_start_begins_anew_in_every_step(shared: RunningMesh) -> None:
     second = infer(shared, "sum_of_sums", 1, sequence_id=78, sequence_end=True)
 
     assert (2, 6) == (first, second)
-    wait(lambda: not shared.slots_held("running_sum"), "no slot is held", IDLE_S / 2)
+    wait(lambda: not shared.slots_held("running_sum"), "no slot is held")
 
 
 def test_a_start_needs_no_second_slot_for_a_step_that_has_one(shared: RunningMesh) -> None:
     """Every slot of the second state is held, one of them by the run that the START cuts off."""
     with held_slots(shared, "narrow_sum", "narrow_behind") as holders:
-        began = time.monotonic()
         assert 1 == infer(shared, "narrow_behind", 1, sequence_id=holders[0], sequence_start=True)
-        assert time.monotonic() - began < IDLE_S / 2
 
 
 def test_errors_name_the_ensemble(shared: RunningMesh) -> None:

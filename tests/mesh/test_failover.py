@@ -36,7 +36,7 @@ class Replicated:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     directory = tmp_path_factory.mktemp("failover")
-    add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
+    add_sum_model(directory / "models", MODEL)
     with (
         ReplicatedRedis(directory / "redis", replicas=2, down_after_ms=2000) as redis,
         running_mesh(

@@ -154,7 +154,7 @@ async def test_every_answer_comes_once_though_instances_are_killed_in_the_middle
     make_mesh: MakeMesh, tmp_path: Path, *, sequence: bool
 ) -> None:
     repository = tmp_path / "models"
-    add_streaming_models(repository, idle_us=60_000_000)
+    add_streaming_models(repository)
     put_in_processes(repository, "streamed_count", "streamed_sum")
     mesh = make_mesh(models=[repository], executors=1)
     executor = mesh.pid("executor-1")

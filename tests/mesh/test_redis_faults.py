@@ -51,7 +51,7 @@ class Broken:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     directory = tmp_path_factory.mktemp("redis-faults")
-    add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
+    add_sum_model(directory / "models", MODEL)
     with (
         EmbeddedRedis(directory / "redis", appendfsync="always") as server,
         RedisProxy(server.url) as proxy,

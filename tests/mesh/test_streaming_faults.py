@@ -128,7 +128,7 @@ class Streaming:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streaming]:
     directory = tmp_path_factory.mktemp("streaming-faults")
     repository = directory / "models"
-    add_streaming_models(repository, idle_us=60_000_000)
+    add_streaming_models(repository)
     add_model(repository, "flood", FLOOD, DECOUPLED)
     add_model(repository, "teller", TELLER, SEQUENCES)
     environment = {"SEQMESH_MAX_BYTES_UNREAD": str(UNREAD_BYTES)}

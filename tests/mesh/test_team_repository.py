@@ -163,8 +163,8 @@ def team_repository(repository: Path) -> Path:
     save(keeping_modules.SumInPlace(), repository / "traced_sum", traced=True)
     for name, strategy in (("buffered_sum", "direct { }"), ("traced_sum", "oldest { }")):
         (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name, strategy=strategy))
-    add_session_models(repository, idle_us=60_000_000)
-    add_streaming_models(repository, idle_us=60_000_000)
+    add_session_models(repository)
+    add_streaming_models(repository)
     add_iterative_model(repository, pass_s=0.001)
     add_example(repository)
     EnsembleSource(
