@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import secrets
 import sys
 import tempfile
 import time
@@ -115,10 +116,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remembers that a test has failed."""
+    """Remembers that a test has failed. Its report ends with what the processes of its meshes logged."""
     report = yield
     if report.failed:
         item.stash[HAS_FAILED] = True
+        for mesh in running_mesh.seen:
+            report.sections += mesh.log_sections()
+    if report.when == "teardown":
+        running_mesh.seen[:] = [mesh for mesh in running_mesh.seen if not mesh.is_closed]
     return report
 
 
@@ -265,6 +270,14 @@ def key_prefix(
                 remove_keys(client, prefix)
                 remove_libraries(client, prefix)
     assert leaked == [], "keys without TTL that docs/reference/keys.md does not call permanent"
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Chance of a test; its seed is printed when the test fails (captured output), and may be set here to repeat it."""
+    seed = secrets.randbits(32)
+    print(f"seed of this test's chance: {seed}")
+    return random.Random(seed)
 
 
 def has_marker(request: pytest.FixtureRequest, name: str) -> bool:

@@ -59,9 +59,7 @@ class Target:
         return [] if self.triton.poll() is None else [f"tritonserver ended with {self.triton.returncode}"]
 
     def log_sections(self) -> list[tuple[str, str]]:
-        """The end of every log, for the report of a failed test."""
-        if self.mesh is not None:
-            return self.mesh.log_sections()
+        """The end of every log of a Triton, for the report of a failed test; it has those of a mesh."""
         return [(name, "\n".join(self.log(name).splitlines()[-LOG_LINES:])) for name in self.logs]
 
     def log(self, name: str = "tritonserver") -> str:

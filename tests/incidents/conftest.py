@@ -7,11 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.incidents.incident_models import add_nan_model, add_two_state_model
-from tests.mesh.conftest import chance, pytest_runtest_makereport, remember
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, running_mesh
-
-__all__ = ["chance", "pytest_runtest_makereport"]
 
 BRIEF_US = 500_000
 
@@ -35,8 +32,8 @@ def incident_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
 
 
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, incident_mesh: RunningMesh) -> Iterator[RunningMesh]:
+def mesh(incident_mesh: RunningMesh) -> Iterator[RunningMesh]:
     """It, for one test: nothing may have raised meanwhile."""
     tracebacks = incident_mesh.tracebacks()
-    yield remember(request, incident_mesh)
+    yield incident_mesh
     assert tracebacks == incident_mesh.tracebacks()

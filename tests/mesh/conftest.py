@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import secrets
+import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,8 +29,8 @@ from tests.mesh.running_mesh import LONG_LEASE, PATIENCE_S, RunningMesh, running
 VICTIM_MODELS = (
     "running_sum",
     "slow_sum",
-    "sent_sum",
     "replayed_sum",
+    "sent_sum",
     "oldest_sum",
     "paged_sum",
     "rarely_saved_sum",
@@ -41,36 +40,6 @@ VICTIM_MODELS = (
     "iterative",
     "streamed_sum",
 )
-MESHES = pytest.StashKey[list[RunningMesh]]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test's report ends with what the processes of its mesh logged."""
-    report = yield
-    if report.failed:
-        for mesh in meshes_of(item):
-            report.sections += mesh.log_sections()
-    return report
-
-
-def meshes_of(item: Any) -> list[RunningMesh]:
-    """The meshes that a test has used so far. item: typed loosely, as `request.node` is."""
-    return item.stash.setdefault(MESHES, [])
-
-
-def remember(request: pytest.FixtureRequest, mesh: RunningMesh) -> RunningMesh:
-    """Makes a mesh's logs part of the running test's report."""
-    meshes_of(request.node).append(mesh)
-    return mesh
-
-
-@pytest.fixture
-def chance() -> random.Random:
-    """Chance of a test; its seed is printed when the test fails (captured output), and may be set here to repeat it."""
-    seed = secrets.randbits(32)
-    print(f"seed of this test's chance: {seed}")
-    return random.Random(seed)
 
 
 @contextmanager
@@ -101,9 +70,9 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Run
 
 
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, shared_mesh: Shared[RunningMesh]) -> Iterator[RunningMesh]:
+def mesh(shared_mesh: Shared[RunningMesh]) -> Iterator[RunningMesh]:
     """The shared mesh, for a test that does no harm to it: afterwards no process has died or shown a traceback."""
-    mesh = remember(request, shared_mesh.get())
+    mesh = shared_mesh.get()
     deaths, tracebacks = mesh.deaths(), mesh.tracebacks()
     yield mesh
     assert deaths == mesh.deaths()
@@ -142,13 +111,13 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[R
 
 
 @pytest.fixture
-def victim(request: pytest.FixtureRequest, shared_victim: Shared[RunningMesh]) -> Iterator[RunningMesh]:
+def victim(shared_victim: Shared[RunningMesh]) -> Iterator[RunningMesh]:
     """Two of each service, to be killed.
 
     Afterwards all that the test has killed is back, and when every sequence is over, no slot and no key of it may be
     left.
     """
-    mesh = remember(request, shared_victim.get())
+    mesh = shared_victim.get()
     wait_until_whole(mesh)
     tracebacks = mesh.tracebacks()
     yield mesh
@@ -181,20 +150,20 @@ MakeMesh = Callable[..., RunningMesh]
 
 
 @pytest.fixture
-def make_mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeMesh]:
+def make_mesh(tmp_path: Path) -> Iterator[MakeMesh]:
     """Starts meshes that only this test uses: `make_mesh(executors=2, ...)`, arguments as of `running_mesh`.
 
     Without `models` they serve the running sum alone: an executor without torch is there in a second.
     """
+    numbers = itertools.count()
     with ExitStack() as stack:
 
         def make(**arguments: Any) -> RunningMesh:
-            number = len(meshes_of(request.node))
-            directory = tmp_path / f"mesh-{number}"
+            directory = tmp_path / f"mesh-{next(numbers)}"
             models = arguments.pop("models", None)
             if models is None:
                 models = (directory / "models",)
                 add_sum_model(models[0])
-            return remember(request, stack.enter_context(running_mesh(directory / "data", models, **arguments)))
+            return stack.enter_context(running_mesh(directory / "data", models, **arguments))
 
         yield make

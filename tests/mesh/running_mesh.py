@@ -59,6 +59,8 @@ TRACEBACK = re.compile(
 )
 
 _registration = msgspec.json.Decoder(ExecutorRegistration)
+seen: list[RunningMesh] = []
+"""Meshes that run, or have run since the present test began: their logs are part of its report, if it fails."""
 
 
 class RunningMesh:
@@ -70,6 +72,7 @@ class RunningMesh:
         self.keys = Keyspace()
         self._environment = environment
         self._redis: Redis | None = None
+        self.is_closed = False
 
     @property
     def state(self) -> MeshState:
@@ -85,6 +88,7 @@ class RunningMesh:
 
     def close(self) -> None:
         """Closes the client."""
+        self.is_closed = True
         if self._redis is not None:
             self._redis.close()
 
@@ -325,6 +329,7 @@ def running_mesh(
             )
         stack.callback(stop, launcher)
         mesh = RunningMesh(directory, models, variables)
+        seen.append(mesh)
         stack.callback(mesh.close)
         stack.callback(mesh.wake)
         ready_state(launcher, directory, said)

@@ -20,7 +20,7 @@ from deploy.chaos.node import Node
 from shared.contract.ids import sequence_id
 from shared.store.homes import MESH_TAG, tag_of
 from tests.embedded_cluster import EmbeddedCluster, ask
-from tests.mesh.conftest import remember, wait_until_equal
+from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
 from tests.mesh.test_redis_faults import Player
@@ -86,21 +86,20 @@ def shared_replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 
 
 @pytest.fixture
-def bare(request: pytest.FixtureRequest, shared_bare: Clustered) -> Iterator[Clustered]:
+def bare(shared_bare: Clustered) -> Iterator[Clustered]:
     """Without replicas."""
-    yield from unharmed(request, shared_bare)
+    yield from unharmed(shared_bare)
 
 
 @pytest.fixture
-def replicated(request: pytest.FixtureRequest, shared_replicated: Clustered) -> Iterator[Clustered]:
+def replicated(shared_replicated: Clustered) -> Iterator[Clustered]:
     """With a replica of each primary."""
-    yield from unharmed(request, shared_replicated)
+    yield from unharmed(shared_replicated)
 
 
-def unharmed(request: pytest.FixtureRequest, whole: Clustered) -> Iterator[Clustered]:
+def unharmed(whole: Clustered) -> Iterator[Clustered]:
     """Every node lives. Afterwards no process has complained, and nothing is left."""
-    mesh = remember(request, whole.mesh)
-    whole.cluster.revive()
+    mesh = whole.mesh
     tracebacks = mesh.tracebacks()
     yield whole
     whole.cluster.revive()

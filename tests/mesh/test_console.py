@@ -13,7 +13,6 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from shared.contract.ids import SequenceId, sequence_id
-from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import GrpcCaller, Step
@@ -27,16 +26,11 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 
 
 @pytest.fixture(scope="module")
-def mesh_with_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     folder = tmp_path_factory.mktemp("console")
     add_sum_model(folder / "models", "sum", slots=8, virtual_slots=False)
     with running_mesh(folder / "mesh", [folder / "models"], executors=2, console=True) as mesh:
         yield mesh
-
-
-@pytest.fixture
-def mesh(request: pytest.FixtureRequest, mesh_with_console: RunningMesh) -> RunningMesh:
-    return remember(request, mesh_with_console)
 
 
 @pytest.fixture

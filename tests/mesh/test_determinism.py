@@ -21,7 +21,6 @@ import tritonclient.http.aio as http_aio
 
 from tests.executor.engine.model_workshop import Workshop
 from tests.executor.engine.torch_modules import Gated
-from tests.mesh.conftest import remember
 from tests.mesh.model_repository import SESSION_SUMS, add_session_models
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import Callers, Traffic, make_plans
@@ -49,7 +48,7 @@ parameters { key: "checkpoint_interval" value { string_value: "3" } }
 
 
 @pytest.fixture(scope="module")
-def gated_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     """Two executors of six slots each, in which the backend of examples/backend is installed."""
     directory = tmp_path_factory.mktemp("determinism")
     workshop = Workshop(directory / "models")
@@ -116,9 +115,8 @@ def inputs_of(seed: int, *, poisoned: bool = False) -> list[np.ndarray[Any, Any]
 
 @pytest.mark.timeout(300)  # on a busy machine two executors need a minute to import torch
 async def test_answers_have_the_same_bits_alone_in_company_after_a_takeover_and_beside_nan(
-    request: pytest.FixtureRequest, gated_mesh: RunningMesh, chance: random.Random
+    mesh: RunningMesh, chance: random.Random
 ) -> None:
-    mesh = remember(request, gated_mesh)
     for name in mesh.names("executor"):
         said = f"fixed shape service={name} model=gated instance=gated_0_0 rows=64 tested=True"
         await eventually(lambda name=name, said=said: said in mesh.log(name), f"{name} has loaded the model")
@@ -147,12 +145,11 @@ async def test_answers_have_the_same_bits_alone_in_company_after_a_takeover_and_
 
 @pytest.mark.timeout(300)
 async def test_sums_of_every_runtime_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
-    request: pytest.FixtureRequest, gated_mesh: RunningMesh, chance: random.Random
+    mesh: RunningMesh, chance: random.Random
 ) -> None:
     """And of a backend that another package adds. Their configurations name neither inputs nor outputs: the models say
     them.
     """
-    mesh = remember(request, gated_mesh)
     executors = mesh.names("executor")
     await eventually(lambda: len(mesh.alive()) == len(executors), "both executors serve")
     async with Callers(mesh) as callers, asyncio.TaskGroup() as group:

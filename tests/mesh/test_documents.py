@@ -32,7 +32,6 @@ from tests.markdown_pages import (
     story_mark,
     story_names,
 )
-from tests.mesh.conftest import remember
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 
 TIMEOUT_S = 100
@@ -213,11 +212,11 @@ def understood(options: list[str]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., RunningMesh]]:
+def start() -> Iterator[Callable[..., RunningMesh]]:
     with ExitStack() as stack:
 
         def run(directory: Path, models: list[Path], executors: int) -> RunningMesh:
-            return remember(request, stack.enter_context(running_mesh(directory, models, executors=executors)))
+            return stack.enter_context(running_mesh(directory, models, executors=executors))
 
         yield run
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from deploy.chaos.replicated import ReplicatedRedis
-from tests.mesh.conftest import remember, wait_until_equal
+from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, running_mesh, seqmesh
 from tests.mesh.test_redis_faults import Player
@@ -52,9 +52,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
 
 
 @pytest.fixture
-def replicated(request: pytest.FixtureRequest, whole: Replicated) -> Iterator[Replicated]:
+def replicated(whole: Replicated) -> Iterator[Replicated]:
     """Every server lives and is in step. Afterwards no process has died or complained, and nothing is left."""
-    mesh = remember(request, whole.mesh)
+    mesh = whole.mesh
     whole.redis.revive()
     whole.redis.demand_replicas(0)
     deaths, tracebacks = mesh.deaths(), mesh.tracebacks()

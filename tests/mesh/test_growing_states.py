@@ -20,7 +20,6 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 
 from shared.contract.ids import sequence_id
-from tests.mesh.conftest import remember
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, seqmesh
 
 MAKE_MODEL = Path(__file__).resolve().parents[2] / "examples" / "attention" / "make_model.py"
@@ -93,14 +92,9 @@ def _add_python_model(repository: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def growing_mesh(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningMesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningMesh]:
     with running_mesh(tmp_path_factory.mktemp("growing") / "data", [repository], executors=2) as mesh:
         yield mesh
-
-
-@pytest.fixture
-def mesh(request: pytest.FixtureRequest, growing_mesh: RunningMesh) -> RunningMesh:
-    return remember(request, growing_mesh)
 
 
 class Reader:

@@ -17,7 +17,7 @@ import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
 from shared.contract.ids import sequence_id
-from tests.mesh.conftest import MakeMesh, remember
+from tests.mesh.conftest import MakeMesh
 from tests.mesh.model_repository import SAMPLES, add_sum_model
 from tests.mesh.raw_http import get, post, posted
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
@@ -58,17 +58,12 @@ def write_code(repository: Path, model: str, code: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def module_mesh(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningMesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningMesh]:
+    """Two executors that load on request."""
     directory = tmp_path_factory.mktemp("control-mesh")
     environment = {"SEQMESH_MODEL_CONTROL_MODE": "explicit", "SEQMESH_LOAD_MODEL": "running_sum"}
     with running_mesh(directory, (repository,), executors=2, gateways=2, environment=environment) as mesh:
         yield mesh
-
-
-@pytest.fixture
-def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> RunningMesh:
-    """Two executors that load on request."""
-    return remember(request, module_mesh)
 
 
 def load(mesh: RunningMesh, model: str) -> None:

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 import pytest
 
 from shared.contract.ids import sequence_id
-from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_forgetful_model, add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, seqmesh, wait
 from tests.mesh.traffic import Call, Callers, HttpCaller, Step, Traffic, make_plans
@@ -35,9 +34,9 @@ def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
 
 
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> Iterator[RunningMesh]:
+def mesh(module_mesh: RunningMesh) -> Iterator[RunningMesh]:
     """With both executors serving. Afterwards no process has shown a traceback, and no slot is held."""
-    mesh = remember(request, module_mesh)
+    mesh = module_mesh
     wait(lambda: serves_as_it_began(mesh), "both executors serve")
     yield mesh
     assert [] == mesh.tracebacks()

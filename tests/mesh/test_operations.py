@@ -15,7 +15,6 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
-from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.raw_http import answer, get, infer_document, post, posted
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, wait
@@ -143,12 +142,11 @@ def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
 
 
 @pytest.fixture
-def explicit_mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> RunningMesh:
+def explicit_mesh(module_mesh: RunningMesh) -> RunningMesh:
     """It, whole again."""
-    mesh = remember(request, module_mesh)
-    wait(lambda: mesh.slots("running_sum") == 2 * 32, "both executors serve")
-    wait(lambda: serve(mesh, "running_sum"), "the gateways know it")
-    return mesh
+    wait(lambda: module_mesh.slots("running_sum") == 2 * 32, "both executors serve")
+    wait(lambda: serve(module_mesh, "running_sum"), "the gateways know it")
+    return module_mesh
 
 
 def serve(mesh: RunningMesh, model: str, *, how: Callable[[Iterable[bool]], bool] = all) -> bool:

@@ -22,7 +22,7 @@ from deploy.chaos.proxy import Way
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import library
 from tests.embedded_redis import EmbeddedRedis
-from tests.mesh.conftest import remember, wait_until_equal
+from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import Call, Callers, Plan, Step, Traffic, is_interruption, make_plans
@@ -72,9 +72,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
 
 
 @pytest.fixture
-def broken(request: pytest.FixtureRequest, whole: Broken) -> Iterator[Broken]:
+def broken(whole: Broken) -> Iterator[Broken]:
     """The mesh, for faults of which no process may die or complain."""
-    mesh = remember(request, whole.mesh)
+    mesh = whole.mesh
     deaths, tracebacks = mesh.deaths(), mesh.tracebacks()
     yield whole
     whole.proxy.heal()

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mesh.conftest import remember
 from tests.mesh.model_repository import SAMPLES
 from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import RunningMesh, running_mesh
@@ -27,16 +26,11 @@ STEPS = 64
 
 
 @pytest.fixture(scope="module")
-def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     directory = tmp_path_factory.mktemp("shared-ports") / "data"
     environment = {"SEQMESH_SHARE_PORTS": "true"}
     with running_mesh(directory, [SAMPLES], gateways=GATEWAYS, environment=environment) as mesh:
         yield mesh
-
-
-@pytest.fixture
-def sharing(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> RunningMesh:
-    return remember(request, module_mesh)
 
 
 class FreshHttpCaller(HttpCaller):

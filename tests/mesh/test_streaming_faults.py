@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.requests.answers import TOO_SLOW
 from shared.contract.ids import sequence_id
 from tests.embedded_redis import EmbeddedRedis
-from tests.mesh.conftest import remember, wait_until_equal
+from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_streaming_models
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
 from tests.mesh.streams import VALUES, Reader
@@ -139,8 +139,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streaming]:
 
 
 @pytest.fixture
-def streaming(request: pytest.FixtureRequest, whole: Streaming) -> Iterator[Streaming]:
-    mesh = remember(request, whole.mesh)
+def streaming(whole: Streaming) -> Iterator[Streaming]:
+    mesh = whole.mesh
     yield whole
     assert [] == mesh.tracebacks()
     wait_until_equal([0, 0], lambda: [mesh.slots_held(model) for model in ALL], "slots held")

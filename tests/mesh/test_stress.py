@@ -19,7 +19,6 @@ import tritonclient.http as http_sync
 from tritonclient.utils import InferenceServerException
 
 from shared.contract.ids import sequence_id
-from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import LONG_LEASE, RunningMesh, eventually, running_mesh, wait
 from tests.mesh.traffic import Callers, GrpcCaller, Plan, Step, StreamCaller, Traffic, make_plans, sum_of, tensor
@@ -52,9 +51,9 @@ def stressed_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
 
 
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, stressed_mesh: RunningMesh) -> Iterator[RunningMesh]:
+def mesh(stressed_mesh: RunningMesh) -> Iterator[RunningMesh]:
     """It, for one test; afterwards nothing has died or raised, and no slot is held."""
-    yield remember(request, stressed_mesh)
+    yield stressed_mesh
     assert [] == stressed_mesh.deaths()
     assert [] == stressed_mesh.tracebacks()
     for model in (*MODELS, *BRIEF, *LEFT):

@@ -21,7 +21,6 @@ import tritonclient.http.aio as http_aio
 
 from tests.executor.engine import keeping_modules, onnx_models
 from tests.mesh.calling_models import HEAD
-from tests.mesh.conftest import remember
 from tests.mesh.ensemble_models import EnsembleSource, add_example
 from tests.mesh.model_repository import (
     SAMPLES,
@@ -178,10 +177,10 @@ def team_repository(repository: Path) -> Path:
 
 
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningMesh]:
+def mesh(tmp_path: Path) -> Iterator[RunningMesh]:
     models = [SAMPLES, team_repository(tmp_path / "models")]
     with running_mesh(tmp_path / "data", models, gateways=2, executors=2) as mesh:
-        yield remember(request, mesh)
+        yield mesh
 
 
 async def call(library: Any, client: Any, model: Stateless, chance: random.Random) -> None:

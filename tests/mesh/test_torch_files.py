@@ -18,7 +18,7 @@ import tritonclient.grpc as grpcclient
 
 from executor.engine.pytorch.signature import script_deprecation_ignored
 from tests.executor.engine import keeping_modules
-from tests.mesh.conftest import remember, wait_until_equal
+from tests.mesh.conftest import wait_until_equal
 from tests.mesh.raw_http import post
 from tests.mesh.running_mesh import RunningMesh, running_mesh
 from tests.mesh.traffic import Callers, Traffic, make_plans
@@ -63,8 +63,8 @@ def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
 
 
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> Iterator[RunningMesh]:
-    mesh = remember(request, module_mesh)
+def mesh(module_mesh: RunningMesh) -> Iterator[RunningMesh]:
+    mesh = module_mesh
     tracebacks = mesh.tracebacks()
     yield mesh
     assert tracebacks == mesh.tracebacks()
