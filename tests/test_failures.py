@@ -17,3 +17,4 @@ def test_behind_a_failed_test_everything_is_opened_anew_and_nothing_of_it_is_lef
     )  # fmt: skip
 
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout
+    assert "what it said at last" in ran.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 import shutil
 from collections.abc import Generator, Iterator
@@ -24,14 +23,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and SHOWN in item.stash:
         report.sections += item.stash[SHOWN].diagnosis()
     return report
-
-
-@pytest.fixture
-def chance() -> random.Random:
-    """Chance of a test; its seed is printed when the test fails (captured output), and may be set here to repeat it."""
-    seed = secrets.randbits(32)
-    print(f"seed of this test's chance: {seed}")
-    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")
