@@ -289,6 +289,20 @@ class Caller:
         return [cast("Mapping[str, Any]", as_numbers(one)) for one in document["model_stats"]]
 
 
+def count(statistics: Mapping[str, Any], name: str) -> int:
+    """How often, by a model's statistics: gRPC's JSON leaves out what is 0."""
+    return statistics["inference_stats"].get(name, {}).get("count", 0)
+
+
+async def settled(caller: Caller, answered: int) -> Mapping[str, Any]:
+    """The statistics when so many requests are in them: Triton's may lag the responses."""
+    while True:
+        statistics = await caller.statistics()
+        if count(statistics, "success") + count(statistics, "fail") >= answered:
+            return statistics
+        await asyncio.sleep(0.01)
+
+
 def as_numbers(document: Any) -> Any:
     """A document with its texts of digits (but those under `version`) as numbers."""
     if isinstance(document, dict):

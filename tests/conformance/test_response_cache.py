@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shared.contract.errors import Code
-from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, fresh_id, refused
+from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, count, fresh_id, refused, settled
 from tests.conformance.conftest import watched
 from tests.conformance.repository import RECORDER, ModelText
 from tests.conformance.targets import Target, running_target
@@ -68,20 +68,6 @@ def named(value: int | tuple[int, ...], **fields: Any) -> Step:
 def is_computed(answer: Answer) -> bool:
     """Whether the model ran for this very request, which had an id of its own."""
     return answer.seen.mine.request_id == answer.request_id
-
-
-def count(statistics: Mapping[str, Any], name: str) -> int:
-    """gRPC's JSON leaves out what is 0."""
-    return statistics["inference_stats"].get(name, {}).get("count", 0)
-
-
-async def settled(caller: Caller, answered: int) -> Mapping[str, Any]:
-    """The statistics when so many requests are in them: Triton's may lag the responses."""
-    while True:
-        statistics = await caller.statistics()
-        if count(statistics, "success") + count(statistics, "fail") >= answered:
-            return statistics
-        await asyncio.sleep(0.01)
 
 
 async def test_a_hit_is_answered_over_every_protocol_without_running_the_model(cached_target: Target) -> None:

@@ -5,7 +5,6 @@ The model `counted` is this file's alone: two slots, so that a lone sequence in 
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.contract.errors import Code
-from tests.conformance.calls import Caller, Gate, Step, Stream, fresh_id, neighbours, refused
+from tests.conformance.calls import Caller, Gate, Step, Stream, count, fresh_id, neighbours, refused, settled
 from tests.conformance.targets import Target
 from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import eventually
@@ -51,20 +50,6 @@ def counting(caller: Caller) -> Caller:
 def batches(statistics: Mapping[str, Any]) -> dict[int, int]:
     """Executions by batch size."""
     return {batch["batch_size"]: batch["compute_infer"]["count"] for batch in statistics.get("batch_stats", [])}
-
-
-def count(statistics: Mapping[str, Any], name: str) -> int:
-    """gRPC's JSON leaves out what is 0."""
-    return statistics["inference_stats"].get(name, {}).get("count", 0)
-
-
-async def settled(caller: Caller, answered: int) -> Mapping[str, Any]:
-    """The statistics when so many requests are in them: Triton's may lag the responses."""
-    while True:
-        statistics = await caller.statistics()
-        if count(statistics, "success") + count(statistics, "fail") >= answered:
-            return statistics
-        await asyncio.sleep(0.01)
 
 
 async def test_inferences_are_real_rows_and_batches_have_null_rows(counting: Caller) -> None:
