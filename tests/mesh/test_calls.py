@@ -8,10 +8,8 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-import tritonclient.http as http_sync
 from tritonclient.utils import InferenceServerException
 
 from shared.contract.ids import sequence_id
@@ -19,7 +17,7 @@ from shared.contract.record import ACCEPTED
 from tests.mesh.calling_models import KNOT, TWICE, TWICE_DYING, TWICE_LATER, Doubled, add_calling_model
 from tests.mesh.model_repository import add_sum_model, put_in_processes
 from tests.mesh.running_mesh import RunningMesh, instances_of, running_mesh, wait
-from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
+from tests.mesh.traffic import Callers, Traffic, infer, make_plans
 
 CALLERS = ["twice", "twice_later", "twice_apart", "twice_later_apart"]
 KNOTS = [("knot_a", "knot_b"), ("apart_a", "apart_b")]
@@ -42,11 +40,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     put_in_processes(models, *KNOTS[1])
     with running_mesh(directory / "data", [models], gateways=2, executors=2) as mesh:
         yield mesh
-
-
-def infer(mesh: RunningMesh, model: str, value: int, *, gateway: int = 0, **flags: Any) -> int:
-    with http_sync.InferenceServerClient(mesh.http(gateway), network_timeout=120) as client:
-        return sum_of(client.infer(model, [tensor(http_sync.InferInput, value)], **flags))
 
 
 def doubled(chance: random.Random, count: int, *, longest: int = 8) -> list[Doubled]:

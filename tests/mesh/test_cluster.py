@@ -23,8 +23,7 @@ from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
-from tests.mesh.test_redis_faults import Player
-from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans
+from tests.mesh.traffic import Callers, Plan, Player, Step, Traffic, make_plans
 
 MODEL = "running_sum"
 SEQUENCES = 16

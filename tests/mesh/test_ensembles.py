@@ -36,7 +36,7 @@ from tests.mesh.model_repository import add_streaming_models, add_sum_model
 from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
 from tests.mesh.streams import VALUES, Reader, with_empty_finals
-from tests.mesh.traffic import Callers, Traffic, make_plans, sum_of, tensor
+from tests.mesh.traffic import Callers, Traffic, infer, make_plans, sum_of, tensor
 
 SLOW_S = 1.0
 """How long the slow models take for a batch."""
@@ -154,11 +154,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     models = [repository_of_ensembles(directory / "models")]
     with running_mesh(directory / "data", models, gateways=2, executors=2) as mesh:
         yield mesh
-
-
-def infer(mesh: RunningMesh, model: str, value: int, *, gateway: int = 0, **flags: Any) -> int:
-    with http_sync.InferenceServerClient(mesh.http(gateway)) as client:
-        return sum_of(client.infer(model, [tensor(http_sync.InferInput, value)], **flags))
 
 
 def sums_of_sums(chance: random.Random, count: int, *, longest: int = 12) -> list[SumOfSums]:

@@ -18,8 +18,7 @@ from deploy.chaos.replicated import ReplicatedRedis
 from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, running_mesh, seqmesh
-from tests.mesh.test_redis_faults import Player
-from tests.mesh.traffic import Callers, Plan, Traffic, make_plans
+from tests.mesh.traffic import Callers, Plan, Player, Traffic, make_plans
 
 MODEL = "running_sum"
 SEQUENCES = 12

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
-from tritonclient.utils import InferenceServerException
 
 from shared.contract.limits import LOST_EXECUTORS_MAX, LOST_OWNERS_MAX
 from tests.mesh.conftest import MakeMesh, wait_until_equal
 from tests.mesh.model_repository import HANGS, add_endless_model, add_hanging_models
 from tests.mesh.running_mesh import eventually
-from tests.mesh.traffic import Callers, Step, Traffic, make_plans
+from tests.mesh.traffic import Callers, Step, Traffic, make_plans, refused
 
 LIMIT_S = 0.5
 SHORT_BATCHES = 400
@@ -86,10 +85,3 @@ async def test_a_batch_without_an_end_on_the_event_loop_ends_the_process_and_its
             if "_watched" in log.partition("Timeout (")[2].partition("model hangs")[0]:
                 return
     pytest.fail("no batch ran on the loop")
-
-
-async def refused(answer: Any) -> str:
-    """What the mesh says in place of an answer."""
-    with pytest.raises(InferenceServerException) as told:
-        await answer
-    return str(told.value)

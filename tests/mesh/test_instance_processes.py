@@ -27,7 +27,7 @@ from tests.mesh.model_repository import (
 )
 from tests.mesh.running_mesh import RunningMesh, eventually, instances_of
 from tests.mesh.streams import VALUES, Reader
-from tests.mesh.traffic import Callers, Step, Traffic, make_plans, tensor
+from tests.mesh.traffic import Callers, Step, Traffic, make_plans, refused, tensor
 
 LIMIT_S = 0.5
 KILLS = 8
@@ -177,10 +177,3 @@ async def send(client: Any, model: str, value: int, **flags: bool) -> int:
     """One step of a sequence, without a request id: it is given up when its caller leaves."""
     answer = await client.infer(model, [tensor(grpc_aio.InferInput, value)], sequence_id=7, **flags)
     return int(answer.as_numpy("OUTPUT").item())
-
-
-async def refused(answer: Any) -> str:
-    """What the mesh says in place of an answer."""
-    with pytest.raises(InferenceServerException) as told:
-        await answer
-    return str(told.value)

@@ -7,6 +7,7 @@ import queue
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,22 +25,12 @@ THREADS = 4
 
 
 def interleaved(plans: Sequence[Plan], chance: random.Random) -> Iterator[tuple[int, Step]]:
-    """All steps of all plans in a random order that keeps each plan's own; with the plan's index."""
+    """All steps of all plans in a random order that keeps each plan's own, without numbers; with the plan's index."""
     order = [index for index, plan in enumerate(plans) for _ in plan.values]
     chance.shuffle(order)
     steps = [iter(plan.steps) for plan in plans]
     for index in order:
-        yield index, next(steps[index])
-
-
-def parameters(step: Step) -> dict[str, Any]:
-    """The step's keyword arguments for every client's `infer`."""
-    return {
-        "request_id": step.request_id,
-        "sequence_id": step.id,
-        "sequence_start": step.start,
-        "sequence_end": step.end,
-    }
+        yield index, replace(next(steps[index]), number=0)
 
 
 Answers = list[list[int]]
@@ -64,7 +55,7 @@ def http(mesh: RunningMesh, model: str, plans: Sequence[Plan], chance: random.Ra
         answers: Answers = [[] for _ in share]
         with http_sync.InferenceServerClient(mesh.http()) as client:
             for index, step in interleaved(share, random.Random(seed)):
-                result = client.infer(model, [tensor(http_sync.InferInput, step.value)], **parameters(step))
+                result = client.infer(model, [tensor(http_sync.InferInput, step.value)], **step.flags)
                 answers[index].append(sum_of(result))
         return answers
 
@@ -79,9 +70,9 @@ def http_async_infer(mesh: RunningMesh, model: str, plans: Sequence[Plan], chanc
             pending: list[tuple[int, Any]] = []
             for index in chance.sample(range(len(plans)), len(plans)):
                 if number < len(plans[index].values):
-                    step = plans[index].steps[number]
+                    step = replace(plans[index].steps[number], number=0)
                     inputs = [tensor(http_sync.InferInput, step.value)]
-                    pending.append((index, client.async_infer(model, inputs, **parameters(step))))
+                    pending.append((index, client.async_infer(model, inputs, **step.flags)))
             for index, request in pending:
                 answers[index].append(sum_of(request.get_result()))
     return answers
@@ -95,7 +86,7 @@ def grpc(mesh: RunningMesh, model: str, plans: Sequence[Plan], chance: random.Ra
         def play(share: list[Plan]) -> Answers:
             answers: Answers = [[] for _ in share]
             for index, step in interleaved(share, random.Random(seed)):
-                result = client.infer(model, [tensor(grpc_sync.InferInput, step.value)], **parameters(step))
+                result = client.infer(model, [tensor(grpc_sync.InferInput, step.value)], **step.flags)
                 answers[index].append(sum_of(result))
             return answers
 
@@ -111,12 +102,12 @@ def grpc_async_infer(mesh: RunningMesh, model: str, plans: Sequence[Plan], chanc
             sent = 0
             for index in chance.sample(range(len(plans)), len(plans)):
                 if number < len(plans[index].values):
-                    step = plans[index].steps[number]
+                    step = replace(plans[index].steps[number], number=0)
 
                     def arrive(result: Any, error: Any, index: int = index) -> None:
                         arrived.put((index, result, error))
 
-                    client.async_infer(model, [tensor(grpc_sync.InferInput, step.value)], arrive, **parameters(step))
+                    client.async_infer(model, [tensor(grpc_sync.InferInput, step.value)], arrive, **step.flags)
                     sent += 1
             for _ in range(sent):
                 index, result, error = arrived.get(timeout=60)
@@ -137,7 +128,7 @@ def grpc_stream(mesh: RunningMesh, model: str, plans: Sequence[Plan], chance: ra
         client.start_stream(arrive)
         order = list(interleaved(plans, chance))
         for _, step in order:
-            client.async_stream_infer(model, [tensor(grpc_sync.InferInput, step.value)], **parameters(step))
+            client.async_stream_infer(model, [tensor(grpc_sync.InferInput, step.value)], **step.flags)
         for index, step in order:
             result, error = arrived.get(timeout=60)
             assert error is None
@@ -183,7 +174,7 @@ async def test_64_interleaved_sequences_on_an_asyncio_stream_are_answered_in_ord
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for _, step in order:
             inputs = [tensor(grpc_aio.InferInput, step.value)]
-            yield {"model_name": "running_sum", "inputs": inputs, **parameters(step)}
+            yield {"model_name": "running_sum", "inputs": inputs, **step.flags}
 
     async with grpc_aio.InferenceServerClient(mesh.grpc()) as client:
         places = iter(order)

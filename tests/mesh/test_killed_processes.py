@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
@@ -21,7 +19,7 @@ import tritonclient.http.aio as http_aio
 from shared.contract.ids import SequenceId, sequence_id
 from tests.mesh.raw_http import infer_document, posted
 from tests.mesh.running_mesh import LEASE_MS, PATIENCE_S, RunningMesh, eventually
-from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans, sum_of, tensor
+from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans, play_stateless, sum_of, tensor
 
 SEQUENCES = 24
 on_its_own_server = pytest.mark.skipif(
@@ -66,27 +64,13 @@ async def test_sums_are_right_over_takeovers_however_a_model_keeps_its_state(
     assert [0] * len(models) == [traffic.repeated for traffic in traffics]
 
 
-async def play_stateless(client: Any, chance: random.Random, answered: list[float]) -> None:
-    """One caller's requests of `add_sub`, each answered rightly."""
-    for _ in range(40):
-        first, second = (np.full((1, 16), chance.randint(-99, 99), np.float32) for _ in range(2))
-        inputs = [http_aio.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
-        for made, array in zip(inputs, (first, second), strict=True):
-            made.set_data_from_numpy(array)
-        result = await client.infer("add_sub", inputs)
-        assert (first + second).tolist() == result.as_numpy("OUTPUT0").tolist()
-        assert (first - second).tolist() == result.as_numpy("OUTPUT1").tolist()
-        answered.append(time.monotonic())
-        await asyncio.sleep(0.005)
-
-
 async def test_stateless_requests_are_all_answered_though_executors_are_killed(
     victim: RunningMesh, chance: random.Random
 ) -> None:
-    answered: list[float] = []
+    answered: list[None] = []
     async with http_aio.InferenceServerClient(victim.http()) as client, asyncio.TaskGroup() as group:
         for _ in range(16):
-            group.create_task(play_stateless(client, chance, answered))
+            group.create_task(play_stateless(client, chance, 40, answered))
         for share, name in ((0.2, "executor-1"), (0.6, "executor-2")):
             await eventually(lambda share=share: len(answered) >= share * 640, "requests are answered")
             await victim.kill_executor(name)
@@ -98,11 +82,11 @@ async def test_stateless_requests_are_all_answered_though_an_executor_is_frozen_
     victim: RunningMesh, chance: random.Random
 ) -> None:
     """What it held is run by the other; when it wakes it registers anew and takes part again."""
-    answered: list[float] = []
+    answered: list[None] = []
     before = next(one for one in victim.alive() if one.name == "executor-1")
     async with http_aio.InferenceServerClient(victim.http()) as client, asyncio.TaskGroup() as group:
         for _ in range(16):
-            group.create_task(play_stateless(client, chance, answered))
+            group.create_task(play_stateless(client, chance, 40, answered))
         await eventually(lambda: len(answered) >= 64, "requests are answered")
         victim.send("executor-1", signal.SIGSTOP)
         await eventually(lambda: before.executor not in {one.executor for one in victim.alive()}, "its lease ends")

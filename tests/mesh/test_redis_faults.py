@@ -6,11 +6,9 @@ One mesh, whose services reach Redis through a proxy that misbehaves; clients nu
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
-import re
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -24,8 +22,8 @@ from shared.store.libraries import library
 from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
-from tests.mesh.traffic import Call, Callers, Plan, Step, Traffic, is_interruption, make_plans
+from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.traffic import Callers, Plan, Player, Traffic, make_plans
 from tests.redis_proxy import Loss, RedisProxy
 
 MODEL = "running_sum"
@@ -198,45 +196,6 @@ async def test_sums_are_right_though_redis_is_restarted(broken: Broken, chance: 
 
 
 # -- older data --------------------------------------------------------------------------------------------------------
-
-
-class Player:
-    """One sequence's client that numbers its steps and believes what it is told: where the mesh has forgotten steps, it
-    plays them again. Every answer must be the sum of the steps before it, whatever was forgotten."""
-
-    def __init__(self, plan: Plan, callers: Sequence[Call], chance: random.Random) -> None:
-        self._plan = plan
-        self._callers = callers
-        self._chance = chance
-        self.done = 0
-        self.forgotten = 0
-
-    async def play(self, until: int) -> None:
-        """Steps up to that one."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.done < until:
-                await self._step(dataclasses.replace(self._plan.steps[self.done], request_id=""))
-
-    async def _step(self, step: Step) -> None:
-        try:
-            answer = await self._chance.choice(self._callers)(MODEL, step)
-        except Exception as error:
-            if (last := last_step(error)) is not None:
-                self.forgotten += self.done - last
-                self.done = last
-            elif not is_interruption(error):
-                raise
-            await asyncio.sleep(0.02)
-            return
-        assert self._plan.sums[self.done] == answer, f"{step}, after {self.forgotten} forgotten steps"
-        self.done += 1
-
-
-def last_step(error: Exception) -> int | None:
-    """How far the mesh says that the sequence has come, where that is elsewhere than the client thought."""
-    if found := re.search(r"expects step (\d+) next", str(error)):
-        return int(found[1]) - 1
-    return 0 if "must specify the START flag" in str(error) else None
 
 
 async def test_a_redis_that_comes_back_with_older_data_is_believed_and_nothing_is_mixed(

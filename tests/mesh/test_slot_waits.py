@@ -101,9 +101,7 @@ async def test_who_asks_hears_its_place_and_how_long_it_has_waited(mesh: Running
     assert 7 == sum_of(posted.result())
     assert posted.result().get_response()["parameters"]["sequence_waited_ms"] > 0
     at_once = await over_http.infer(MODEL, [tensor(http_aio.InferInput, 1)], sequence_id="later", **asks)
-    assert {"sequence_waited_ms": 0} == at_once.get_response()["parameters"] or at_once.get_response()["parameters"][
-        "sequence_waited_ms"
-    ] > 0
+    assert ["sequence_waited_ms"] == list(at_once.get_response()["parameters"])
     for name in holders[1:]:
         await caller(MODEL, Step(name, 1, end=True))
     for client in (over_grpc, over_http, caller):

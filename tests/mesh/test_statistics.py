@@ -18,7 +18,7 @@ from tests.mesh.conftest import MakeMesh
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.raw_http import get, post
 from tests.mesh.running_mesh import RunningMesh, eventually
-from tests.mesh.traffic import Callers, Traffic, make_plans
+from tests.mesh.traffic import Callers, Traffic, make_plans, play_stateless
 
 Page = dict[str, tuple[str, dict[tuple[tuple[str, str], ...], float]]]
 """Family -> type, and per set of labels the value."""
@@ -125,21 +125,14 @@ async def test_counts_are_the_answers_exactly_though_executors_are_killed_in_the
     assert statistics(victim, "slow_sum") == statistics(victim, "slow_sum", 1)
 
 
-async def test_stateless_answers_are_counted_exactly_though_an_executor_is_killed(victim: RunningMesh) -> None:
+async def test_stateless_answers_are_counted_exactly_though_an_executor_is_killed(
+    victim: RunningMesh, chance: random.Random
+) -> None:
     before = counted(victim, "add_sub")
-    answered: list[Any] = []
-
-    async def play(client: Any) -> None:
-        for _ in range(20):
-            inputs = [http_aio.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
-            for made in inputs:
-                made.set_data_from_numpy(np.ones((1, 16), np.float32))
-            answered.append(await client.infer("add_sub", inputs))
-            await asyncio.sleep(0.005)
-
+    answered: list[None] = []
     async with http_aio.InferenceServerClient(victim.http()) as client, asyncio.TaskGroup() as group:
         for _ in range(12):
-            group.create_task(play(client))
+            group.create_task(play_stateless(client, chance, 20, answered))
         await eventually(lambda: len(answered) >= 60, "requests are answered")
         await victim.kill_executor("executor-1")
 

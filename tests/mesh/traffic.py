@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +17,9 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+import pytest
 import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http as http_sync
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
@@ -311,3 +314,70 @@ def is_interruption(error: BaseException) -> bool:
         told: Any = error
         return bool(told.status() in ("StatusCode.UNAVAILABLE", "503") or told.message() == NOT_WRITTEN)
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
+
+
+class Player:
+    """The client of a sequence of `running_sum` that numbers its steps and believes what it is told: where the mesh has
+    forgotten steps, it plays them again. Every answer must be the sum of the steps before it, whatever was forgotten.
+    """
+
+    def __init__(self, plan: Plan, callers: Sequence[Call], chance: random.Random) -> None:
+        self._plan = plan
+        self._callers = callers
+        self._chance = chance
+        self.done = 0
+        self.forgotten = 0
+
+    async def play(self, until: int) -> None:
+        """Steps up to that one."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.done < until:
+                await self._step(replace(self._plan.steps[self.done], request_id=""))
+
+    async def _step(self, step: Step) -> None:
+        try:
+            answer = await self._chance.choice(self._callers)("running_sum", step)
+        except Exception as error:
+            if (last := last_step(error)) is not None:
+                self.forgotten += self.done - last
+                self.done = last
+            elif not is_interruption(error):
+                raise
+            await asyncio.sleep(0.02)
+            return
+        assert self._plan.sums[self.done] == answer, f"{step}, after {self.forgotten} forgotten steps"
+        self.done += 1
+
+
+def last_step(error: Exception) -> int | None:
+    """How far the mesh says that the sequence has come, where that is elsewhere than the client thought."""
+    if found := re.search(r"expects step (\d+) next", str(error)):
+        return int(found[1]) - 1
+    return 0 if "must specify the START flag" in str(error) else None
+
+
+async def play_stateless(client: Any, chance: random.Random, count: int, answered: list[None]) -> None:
+    """One caller's requests of `add_sub`, each answered rightly, which `answered` counts."""
+    for _ in range(count):
+        first, second = (np.full((1, 16), chance.randint(-99, 99), np.float32) for _ in range(2))
+        inputs = [http_aio.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
+        for made, array in zip(inputs, (first, second), strict=True):
+            made.set_data_from_numpy(array)
+        result = await client.infer("add_sub", inputs)
+        assert (first + second).tolist() == result.as_numpy("OUTPUT0").tolist()
+        assert (first - second).tolist() == result.as_numpy("OUTPUT1").tolist()
+        answered.append(None)
+        await asyncio.sleep(0.005)
+
+
+def infer(mesh: RunningMesh, model: str, value: int, *, gateway: int = 0, **flags: Any) -> int:
+    """One step or request. Blocks."""
+    with http_sync.InferenceServerClient(mesh.http(gateway), network_timeout=2 * PATIENCE_S) as client:
+        return sum_of(client.infer(model, [tensor(http_sync.InferInput, value)], **flags))
+
+
+async def refused(answer: Any) -> str:
+    """What the mesh says in place of an answer."""
+    with pytest.raises(InferenceServerException) as told:
+        await answer
+    return str(told.value)
