@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import re
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
@@ -30,7 +32,7 @@ LINGER_S = 2.0
 AHEAD_BYTES = 128 << 10
 """Bytes of a body that may wait for the application. At this bound the connection is not read."""
 WRITE_AHEAD_BYTES = 64 << 10
-"""Bytes that a transport buffers before a writer must wait: asyncio's own default."""
+"""Bytes that a transport buffers before a writer must wait: asyncio's own default, but for TLS."""
 VERSIONS = (b"1.0", b"1.1")
 NOT_SERVED = "HTTP/{version} is not served: use HTTP/1.1"
 CLOSE = (b"connection", b"close")
@@ -76,6 +78,7 @@ class Connection(ABC):
         self._turns = turns
         self._now = asyncio.get_running_loop().time
         self._transport: asyncio.Transport
+        self._is_tls = False
         self._abort_at: float | None = None
         """When the connection is cut off. Set once it has been ended: its client may then still read the answer."""
         self._progress = 0, 0.0
@@ -164,16 +167,32 @@ class Connection(ABC):
         self._finish(lingering=is_within_request)
         self._abandon()
 
-    async def _taken(self) -> None:
-        """Returns when the client has read the answer, but for a small rest in the transport.
+    def _opened(self, transport: asyncio.Transport) -> None:
+        """The connection is open now."""
+        self._transport = transport
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
+        if self._is_tls:
+            transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
+
+    async def _deliver(self, parts: Sequence[bytes]) -> None:
+        """Sends a part of the answer. Returns when the client has read it, but for a small rest in the transport.
 
         Raises TimeoutError when the client reads too slowly.
         """
-        size = self._transport.get_write_buffer_size()
-        if size <= WRITE_AHEAD_BYTES:
+        rest: deque[memoryview] = deque()
+        if self._is_tls and sum(map(len, parts)) > WRITE_AHEAD_BYTES:
+            # TLS hands on what it gets, and does not count what waits below: so it gets a piece at a time.
+            for part in parts:
+                rest += [memoryview(part)[at : at + WRITE_AHEAD_BYTES] for at in range(0, len(part), WRITE_AHEAD_BYTES)]
+            while rest and self._transport.get_write_buffer_size() < WRITE_AHEAD_BYTES:
+                self._transport.write(rest.popleft())
+        else:
+            self._transport.writelines(parts)
+        if not rest and self._transport.get_write_buffer_size() < WRITE_AHEAD_BYTES:
             # Nothing to wait for, and so no need of a timer.
             await self._drained()
             return
+        size = self._unread_bytes(rest)
         began = self._now()
         deadline = began + PATIENCE_S
         self._unread.add(self, size, self._transport.abort)
@@ -181,16 +200,26 @@ class Connection(ABC):
             while True:
                 try:
                     async with asyncio.timeout_at(deadline):
-                        await self._drained()
+                        await self._hand_on(rest)
                         return
                 except TimeoutError:
                     # Each byte that the client has read since gives it more time.
-                    earned = began + PATIENCE_S + (size - self._transport.get_write_buffer_size()) / SLOWEST_BYTES_S
+                    earned = began + PATIENCE_S + (size - self._unread_bytes(rest)) / SLOWEST_BYTES_S
                     if earned <= deadline:
                         raise
                     deadline = earned
         finally:
             self._unread.took(self, size)
+
+    def _unread_bytes(self, rest: Iterable[memoryview]) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, rest))
+
+    async def _hand_on(self, rest: deque[memoryview]) -> None:
+        """Gives the transport the rest of an answer. Returns when that has left. May be cancelled and called again."""
+        while rest and not self._transport.is_closing():
+            await self._drained()
+            self._transport.write(rest.popleft())
+        await self._drained()
 
     def _check_taken(self, now: float) -> None:
         reached = progress(self._transport)

@@ -52,16 +52,15 @@ class HypercornConnection(Connection):
 
     async def run(self, transport: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
-        self._transport = transport
+        self._opened(transport)
         self._writer = asyncio.StreamWriter(transport, self._streams, self._reader, loop)
         try:
             socket = transport.get_extra_info("socket")
             ends: list[Any] = [address[:2] for address in (socket.getpeername(), socket.getsockname())]
-            is_tls = transport.get_extra_info("ssl_object") is not None
             async with Applications(loop) as tasks:
-                state: Any = {}
+                state: Any = ConnectionState({})
                 self._http = Http1(
-                    self._app, self._config, self._context, tasks, ConnectionState(state), is_tls, *ends, self._send
+                    self._app, self._config, self._context, tasks, state, self._is_tls, *ends, self._send
                 )
                 await self._read()
         except OSError:
@@ -125,8 +124,7 @@ class HypercornConnection(Connection):
     async def _write(self, data: bytes) -> None:
         async with self._sending:
             try:
-                self._writer.write(data)
-                await self._taken()
+                await self._deliver([data])
             except (ConnectionError, RuntimeError, TimeoutError):
                 self._transport.abort()
                 self._abort_at = self._now()

@@ -72,7 +72,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
     # -- what the transport calls --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._opened(cast("asyncio.Transport", transport))
 
     def data_received(self, data: bytes) -> None:
         if self._abort_at is not None:
@@ -90,7 +90,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
         self._is_at_eof = True
         self._wake()
         # Our side stays open for the answer; of TLS both end at once.
-        return self._abort_at is None and self._transport.get_extra_info("ssl_object") is None
+        return self._abort_at is None and not self._is_tls
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -115,9 +115,8 @@ class LlhttpConnection(Connection, asyncio.Protocol):
     async def run(self, transport: asyncio.Transport) -> None:
         try:
             socket = transport.get_extra_info("socket")
-            is_tls = transport.get_extra_info("ssl_object") is not None
             self._ends = {
-                "scheme": "https" if is_tls else "http",
+                "scheme": "https" if self._is_tls else "http",
                 "client": socket.getpeername()[:2],
                 "server": socket.getsockname()[:2],
             }
@@ -343,9 +342,8 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             parts = [head, *chunk, b"0\r\n\r\n" if request.is_answered else b""]
         else:
             parts = [head, body]
-        self._transport.writelines(parts)
         try:
-            await self._taken()
+            await self._deliver(parts)
         except TimeoutError:
             self._transport.abort()
             self._abort_at = self._now()

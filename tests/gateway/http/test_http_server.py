@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 
 import pytest
 
+from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.http.server import HttpServer, Served
 from gateway.ports.listening import listen
@@ -55,16 +56,20 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> H
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, settings: GatewaySettings | None = None) -> AsyncGenerator[int]:
+async def serving(
+    app: Any, settings: GatewaySettings | None = None, unread: UnreadAnswers | None = None
+) -> AsyncGenerator[int]:
     """Where a server of that application listens."""
-    async with serving_all(Served(app, Share(100, 100)), settings=settings) as port:
+    async with serving_all(Served(app, Share(100, 100)), settings=settings, unread=unread) as port:
         yield port
 
 
 @contextlib.asynccontextmanager
-async def serving_all(*served: Served, settings: GatewaySettings | None = None) -> AsyncGenerator[int]:
+async def serving_all(
+    *served: Served, settings: GatewaySettings | None = None, unread: UnreadAnswers | None = None
+) -> AsyncGenerator[int]:
     """Where a server of these listens."""
-    server = HttpServer(*served, settings=settings)
+    server = HttpServer(*served, settings=settings, unread=unread)
     listening = listen("127.0.0.1", 0)
     await server.start(listening)
     yield listening.getsockname()[1]
@@ -110,34 +115,49 @@ async def test_a_client_that_leaves_before_its_answer_is_told_nothing() -> None:
 
 
 @needs_flow_control
-async def test_a_client_that_does_not_take_its_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its answer is not kept for ever."""
+@pytest.mark.parametrize("ending", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_client_that_does_not_take_its_answer_has_left(
+    tls: bool, ending: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its answer counts as unread, and is not kept for ever, whatever the system's buffers take of it."""
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
-    given_up = asyncio.Event()
+    monkeypatch.setattr("gateway.http.connection.SLOWEST_BYTES_S", LARGE_BYTES)
+    given_up, unread = asyncio.Event(), UnreadAnswers(UNLIMITED)
+    counted: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        asyncio.get_running_loop().call_soon(lambda: counted.append(unread.taken))
         await large(scope, receive, send)
         given_up.set()
 
-    async with serving(app) as port, asyncio.timeout(SOON_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    settings = SECURE if tls else None
+    async with serving(app, settings, unread) as port, asyncio.timeout(SOON_S):
+        reader, writer = await connected(port, tls=tls)
         cast("asyncio.Transport", writer.transport).pause_reading()
-        writer.write(REQUEST)
+        writer.write(REQUEST.removesuffix(b"\r\n") + ending + b"\r\n")
         await given_up.wait()
         cast("asyncio.Transport", writer.transport).resume_reading()
 
+        assert [True] == [count > LARGE_BYTES // 2 for count in counted]
+        assert 0 == unread.taken
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(LARGE_BYTES)
         writer.close()
 
 
-async def test_a_client_that_has_taken_much_of_its_answer_may_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ending", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_client_that_has_taken_much_of_its_answer_may_pause(
+    tls: bool, ending: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with a body that comes: what counts is the pace since the beginning."""
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
     monkeypatch.setattr("gateway.http.connection.SLOWEST_BYTES_S", 1)
-    async with serving(large) as port, asyncio.timeout(SOON_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(REQUEST)
+    async with serving(large, SECURE if tls else None) as port, asyncio.timeout(SOON_S):
+        reader, writer = await connected(port, tls=tls)
+        writer.write(REQUEST.removesuffix(b"\r\n") + ending + b"\r\n")
         await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(LARGE_BYTES // 2)
         await asyncio.sleep(0.6)
@@ -466,22 +486,6 @@ async def test_idle_connections_make_room_when_memory_is_short(
     for _, writer in (*connections, (asked, asker)):
         writer.close()
     await server.stop(1.0, see_off_s=0.0)
-
-
-async def test_nobody_waits_for_ever_for_the_rest_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under TLS all of an answer is handed on at once, and the end of the connection waits until it has been taken."""
-    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
-    trusting = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
-    async with serving(large, SECURE) as port, asyncio.timeout(SOON_S):
-        others = asyncio.all_tasks()
-        _, writer = await asyncio.open_connection("localhost", port, ssl=trusting)
-        cast("asyncio.Transport", writer.transport).pause_reading()
-        writer.write(REQUEST.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
-        while not asyncio.all_tasks() - others:
-            await asyncio.sleep(0.01)
-        while asyncio.all_tasks() - others:
-            await asyncio.sleep(0.01)
-        writer.transport.abort()
 
 
 async def test_a_stop_waits_while_a_client_takes_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
