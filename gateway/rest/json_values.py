@@ -139,7 +139,8 @@ def _parse_large(text: bytes) -> Any:
 def _parse_non_finite(text: bytes) -> Any:
     """Parses a document that may have numbers like `NaN` and `-Infinity`. Slower, so used only for such a document."""
     try:
-        document = json.loads(text.decode(), parse_int=_integer)
+        with collector.at_rest():
+            document = json.loads(text.decode(), parse_int=_integer)
         if b"\\u" in text:
             # Python accepts a lone surrogate in a string, but it cannot be encoded. Encoding raises here, on purpose.
             json.dumps(document, ensure_ascii=False).encode()

@@ -140,7 +140,8 @@ def test_no_kind_of_number_takes_much_longer_than_others() -> None:
         assert seconds(parse, text + b" " * LARGE_BYTES) < 8 * seconds(json.loads, text), text[:30]
 
 
-def test_the_collector_does_not_look_through_a_document_while_it_is_read() -> None:
+@pytest.mark.parametrize("last", [b"[]", b"NaN"])
+def test_the_collector_does_not_look_through_a_document_while_it_is_read(last: bytes) -> None:
     """No other thread runs while a document is read, and the collector would look through all of it several times."""
     looks: list[dict[str, int]] = []
 
@@ -150,7 +151,7 @@ def test_the_collector_does_not_look_through_a_document_while_it_is_read() -> No
 
     gc.callbacks.append(note)
     try:
-        document = parse(b"[%b[]]" % (b"[]," * LARGE_BYTES))
+        document = parse(b"[%b%b]" % (b"[]," * LARGE_BYTES, last))
     finally:
         gc.callbacks.remove(note)
 
