@@ -56,9 +56,9 @@ class BenchmarkMesh:
 
 
 @contextmanager
-def running_mesh(models: Path, executors: int) -> Generator[BenchmarkMesh]:
-    """A mesh that serves `models`, as long as the block."""
-    with private_mesh(executors=executors, models=(models,)) as state:
+def running_mesh(models: Path, executors: int, settings: Mapping[str, str] | None = None) -> Generator[BenchmarkMesh]:
+    """A mesh that serves `models`, as long as the block. settings: by their environment variables."""
+    with private_mesh(executors=executors, models=(models,), settings=settings) as state:
         yield mesh_of(state)
 
 
