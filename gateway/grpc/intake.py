@@ -50,6 +50,7 @@ class Intake:
         raw = await rpc.read(is_awaited=True)
         if raw is None:
             raise malformed("there is no", kind)
+        rpc.message_bytes = len(raw)
         return decoded(raw, kind) if is_quick(raw) else await self._in_turn(rpc, raw, kind)
 
     async def next_message(self, rpc: Rpc, kind: Any) -> AnyMessage | None:
@@ -62,6 +63,7 @@ class Intake:
         raw = await rpc.read()
         if raw is None:
             return None
+        rpc.message_bytes = len(raw)
         return decoded(raw, kind) if is_quick(raw) else await self._in_turn(rpc, raw, kind)
 
     async def _in_turn(self, rpc: Rpc, raw: bytes, kind: Any) -> AnyMessage:
@@ -73,6 +75,7 @@ class Intake:
                 pieces = inflated(raw, EITHER_WINDOW, self._message_bytes_max, self._too_large)
                 raw = await gathered(pieces, len(raw), reservation)
                 await rpc.turn()  # A thread may have unpacked it.
+                rpc.message_bytes = len(raw)
             if len(raw) > SMALL_BYTES:
                 name: str = kind.DESCRIPTOR.name
                 if name not in CARRIED and len(raw) > PLAIN_BYTES_MAX:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeVar
 
 from gateway.bounds.fair_lock import FairLock
 from gateway.bounds.memory import MemoryBound
@@ -41,6 +43,8 @@ from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, REFUSED
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
 from shared.store.release import RELEASE
+
+T = TypeVar("T")
 
 # ruff: noqa: N802  (handlers are named by the protocol)
 
@@ -168,9 +172,19 @@ class InferenceServicer:
             metadata=metadata,
             regions=self._regions,
             find=self._catalog.find,
-            in_thread=partial(self._inference.budget.decoding.in_thread, rpc.client),
+            in_thread=partial(self._in_thread, rpc),
             endpoint=endpoint,
         )
+
+    async def _in_thread(self, rpc: Rpc, decode: Callable[..., T], *given: Any) -> T:
+        """What `decode` returns, in a thread, when it is the client's turn. The call's message counts until then.
+
+        raises  UnavailableError when there is no room for it
+        """
+        budget = self._inference.budget
+        with budget.reserve() as reservation:
+            reservation.hold(rpc.message_bytes)
+            return await budget.decoding.in_thread(rpc.client, decode, *given)
 
     def _metadata_of(self, rpc: Rpc) -> CallMetadata:
         metadata = call_metadata(rpc.opening.metadata, self._forward)

@@ -46,6 +46,7 @@ class Rpc:
     opening       what its headers say
     until         when its caller waits no longer, by the loop's clock; None: it waits without end
     messages      those that have come
+    message_bytes  size of the one that was read last, unpacked; who reads it sets it
     uncredited    bytes that have come and that its client may not send anew yet
     is_half_closed  its client sends no further message
     is_over       its end is sent, or its client has left
@@ -68,6 +69,7 @@ class Rpc:
         "is_half_closed",
         "is_over",
         "last_headers",
+        "message_bytes",
         "messages",
         "number",
         "opening",
@@ -84,7 +86,7 @@ class Rpc:
         self.number = number
         self.until = until
         self.messages = Messages(size_max, opening.encoding)
-        self.uncredited = 0
+        self.message_bytes = self.uncredited = 0
         self.is_half_closed = self.is_over = self.is_awaited = self.has_begun = False
         self.since = 0.0
         self.unsent: deque[memoryview] = deque()

@@ -193,6 +193,26 @@ async def test_what_is_unpacked_takes_its_place_in_the_room(server: GrpcServer, 
         assert 0 == budget.taken
 
 
+async def test_what_waits_to_be_decoded_in_a_thread_takes_its_place_in_the_room(
+    channel: Any, budget: ByteBudget
+) -> None:
+    """One goes at a time: as many as there are calls could wait for it."""
+    made = request(1)
+    text = bytes(1 << 20)
+    made.inputs[0].datatype, made.raw_input_contents[0] = "BYTES", len(text).to_bytes(4, "little") + text
+    message = made.SerializeToString()
+    async with budget.decoding.held("another"), asyncio.timeout(SOON_S):
+        calls = [channel.unary_unary(INFER)(message) for _ in range(ROOM // len(text))]
+        waiting = [asyncio.ensure_future(call.code()) for call in calls]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        while budget.taken < (len(calls) - 1) * len(message):
+            await asyncio.sleep(0)
+    codes = await asyncio.gather(*waiting)
+
+    assert [Status.OK] * (len(calls) - 1) + [Status.UNAVAILABLE] == sorted(codes, key=lambda code: code.value[0])
+    assert 0 == budget.taken
+
+
 # -- decoding -------------------------------------------------------------------------------------------------------
 
 
