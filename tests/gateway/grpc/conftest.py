@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.bounds.byte_budget import ByteBudget
@@ -29,7 +28,7 @@ from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor
 from shared.process.log_settings import LogSettings
 from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
-from tests.gateway.stubs import pb_grpc
+from tests.gateway.stubs import stub_at
 
 RECORD = ModelRecord(
     ModelConfig("sum", "python", "", 8, (TensorSpec("INPUT", "INT32", (1,)),), (TensorSpec("OUTPUT", "INT32", (1,)),)),
@@ -220,5 +219,5 @@ async def rpc_server(
 @pytest.fixture
 async def stub(rpc_server: GrpcServer) -> AsyncIterator[Any]:
     """The protocol's own stub, for what tritonclient hides."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
-        yield pb_grpc.GRPCInferenceServiceStub(channel)
+    async with stub_at(rpc_server.port) as stub:
+        yield stub

@@ -12,7 +12,7 @@ import pytest
 from tritonclient import grpc as triton_grpc
 
 from gateway.grpc.pb import pb
-from tests.gateway.stubs import pb_grpc
+from tests.gateway.stubs import stub_at
 
 triton: Any = triton_grpc  # the client has no types
 
@@ -71,9 +71,9 @@ async def test_interleaved_sequences_of_one_stream_keep_their_sums(gateway: Any)
 
 
 async def test_a_step_without_its_sequence_says_why_in_trailing_metadata(gateway: Any) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.addresses.grpc_port}") as channel:
+    async with stub_at(gateway.addresses.grpc_port) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request("running_sum", 1, sequence_id=9))
+            await stub.ModelInfer(request("running_sum", 1, sequence_id=9))
 
     error = caught.value
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -85,8 +85,7 @@ async def test_a_step_without_its_sequence_says_why_in_trailing_metadata(gateway
 
 async def test_a_session_that_the_server_named_goes_on_under_that_name(gateway: Any) -> None:
     """The dialect: no id, no START; the id comes back as metadata and as a response parameter."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.addresses.grpc_port}") as channel:
-        stub: Any = pb_grpc.GRPCInferenceServiceStub(channel)
+    async with stub_at(gateway.addresses.grpc_port) as stub:
         first = stub.ModelInfer(request("session_sum", 4))
         response = await first
         session = str(dict(tuple(await first.trailing_metadata()))["inference-session-id"])
@@ -99,8 +98,7 @@ async def test_a_session_that_the_server_named_goes_on_under_that_name(gateway: 
 
 
 async def test_an_id_beyond_int64_is_written_as_a_negative_number(gateway: Any) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.addresses.grpc_port}") as channel:
-        stub: Any = pb_grpc.GRPCInferenceServiceStub(channel)
+    async with stub_at(gateway.addresses.grpc_port) as stub:
         first = await stub.ModelInfer(request("running_sum", 2, sequence_id=-5, sequence_start=True))
         second = await stub.ModelInfer(request("running_sum", 3, sequence_id=-5, sequence_end=True))
 

@@ -22,7 +22,7 @@ from gateway.settings import GatewaySettings
 from seqmesh_client import AsyncClient
 from shared.contract.calls import CALL_KEY, call_value
 from shared.contract.errors import UnavailableError
-from tests.gateway.stubs import pb_grpc
+from tests.gateway.stubs import pb_grpc, stub_at
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 messages: Any = health_pb2
@@ -130,8 +130,7 @@ async def test_stopping_under_calls_without_end_cancels_none_and_answers_what_it
         except grpc.aio.AioRpcError as error:
             codes.append(error.code())
 
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel, asyncio.TaskGroup() as group:
-        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+    async with stub_at(server.port) as stub, asyncio.TaskGroup() as group:
         for _ in range(8):
             group.create_task(call_until_refused(stub))
         async with asyncio.timeout(60):
@@ -171,8 +170,8 @@ async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
 ) -> None:
     twin.respond = twin.hold
     server, other = [await serve_grpc(make_servicer(), grpc_settings) for _ in range(2)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+    async with stub_at(server.port) as stub:
+        call = stub.ModelInfer(pb.ModelInferRequest(id="r1"))
         await twin.wait_for_calls(1)
         stopping = asyncio.create_task(server.stop(60))
 
@@ -204,8 +203,8 @@ async def test_a_loop_that_failed_is_told_of_and_stopping_still_answers_what_is_
     monkeypatch.setattr(GrpcServer, "_watch_health", fail)
     twin.respond = twin.hold
     server = await serve_grpc(make_servicer(), grpc_settings)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+    async with stub_at(server.port) as stub:
+        call = stub.ModelInfer(pb.ModelInferRequest(id="r1"))
         await twin.wait_for_calls(1)
         with pytest.raises(RuntimeError, match="a mistake of ours"):
             await server.watched()
@@ -221,8 +220,7 @@ async def test_what_is_not_answered_within_the_grace_is_cancelled(
 ) -> None:
     twin.respond = twin.hold
     server = await serve_grpc(make_servicer(), grpc_settings)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+    async with stub_at(server.port) as stub:
         unary, stream = stub.ModelInfer(pb.ModelInferRequest()), stub.ModelStreamInfer()
         await stream.write(pb.ModelInferRequest())
         await twin.wait_for_calls(2)
@@ -240,8 +238,7 @@ async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(
     make_servicer: Servicers, grpc_settings: GatewaySettings
 ) -> None:
     server = await serve_grpc(make_servicer(), replace(grpc_settings, grpc_max_input_size=10_000))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+    async with stub_at(server.port) as stub:
         large = pb.ModelInferRequest()
         large.inputs.add(name="INPUT", datatype="UINT8", shape=[20_000])
         large.raw_input_contents.append(b"x" * 20_000)

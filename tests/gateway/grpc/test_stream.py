@@ -31,7 +31,7 @@ from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
 from tests.gateway.one_at_a_time import one_at_a_time
-from tests.gateway.stubs import pb_grpc
+from tests.gateway.stubs import stub_at
 
 aio: Any = grpc.aio  # the checker does not see all that it exports
 # The clients have no types.
@@ -487,8 +487,8 @@ async def test_stopping_answers_what_was_accepted_and_then_says_unavailable(
 ) -> None:
     twin.respond = twin.hold
     server = await serve_grpc(make_servicer(), grpc_settings)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+    async with stub_at(server.port) as stub:
+        call = stub.ModelStreamInfer()
         await call.write(request(0))
         await twin.wait_for_calls(1)
 
@@ -593,8 +593,8 @@ async def test_streams_that_end_at_odd_moments_leave_nothing_behind(
     def respond(call: InferCall) -> Answer | MeshError | None:
         return chance.choice([twin.answer(call), ModelError("it broke"), None])
 
-    async def use(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
-        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(metadata=metadata)
+    async def use(stub: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        call = stub.ModelStreamInfer(metadata=metadata)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             for number in range(chance.randrange(2 * OUTSTANDING_MAX)):
                 # A client that may be held up by flow control must not wait for ever.
@@ -604,12 +604,12 @@ async def test_streams_that_end_at_odd_moments_leave_nothing_behind(
         call.cancel()
 
     twin.respond = respond
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    async with stub_at(server.port) as stub:
         for metadata in ((), (("triton_grpc_error", "true"),)):
-            await asyncio.gather(*(use(channel, metadata) for _ in range(40)))
+            await asyncio.gather(*(use(stub, metadata) for _ in range(40)))
         async with asyncio.timeout(30):
             # Behind all others: in a busy process, the server may not have heard of those whose clients have left.
-            await pb_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest())
+            await stub.ServerLive(pb.ServerLiveRequest())
             while server.limit.open or servicer._streams or readers():
                 await asyncio.sleep(0.01)
     assert all(future.done() for future in twin.futures)

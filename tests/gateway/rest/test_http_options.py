@@ -17,7 +17,7 @@ import tritonclient.http as blocking_client
 from gateway.grpc.pb import pb
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
-from tests.gateway.stubs import pb_grpc
+from tests.gateway.stubs import stub_at
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 ECHO = "/v2/models/echo/infer"
@@ -54,8 +54,7 @@ async def test_one_restriction_holds_for_every_port(gateway_settings: GatewaySet
             for key, status in (("", 403), ("secre", 403), ("secret", 200)):
                 async with session.get(page, headers={"admin-key": key}) as response:
                     assert status == response.status, page
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.addresses.grpc_port}") as channel:
-            stub: Any = pb_grpc.GRPCInferenceServiceStub(channel)
+        async with stub_at(gateway.addresses.grpc_port) as stub:
             with pytest.raises(grpc.aio.AioRpcError, match="expecting header 'triton-grpc-protocol-admin-key'"):
                 await stub.TraceSetting(pb.TraceSettingRequest())
             key = ("triton-grpc-protocol-admin-key", "secret")
