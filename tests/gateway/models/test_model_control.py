@@ -36,6 +36,16 @@ def failure(error: str, *, entry: str = ENTRY, found: bool = True) -> LoadFailur
     return LoadFailure(entry, "m", "INTERNAL", error, found, "g")
 
 
+@pytest.fixture
+def catalog(redis: Redis, keys: Keyspace) -> Catalog:
+    return Catalog(Membership(redis, keys))
+
+
+@pytest.fixture
+def control(redis: Redis, keys: Keyspace, catalog: Catalog) -> RepositoryControl:
+    return RepositoryControl(redis, keys, catalog)
+
+
 def test_one_executors_reason_decides_but_a_model_that_only_others_have_is_no_failure() -> None:
     missing, broken = failure("not there", found=False), failure("broken")
 
@@ -106,12 +116,13 @@ def test_an_empty_configuration_is_one_that_was_given() -> None:
     ],
 )
 async def test_an_ensemble_leaves_the_models_that_another_loaded_ensemble_has_in_its_steps(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, loaded: list[str], unloaded: list[str]
+    catalog: Catalog,
+    control: RepositoryControl,
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: list[str],
+    unloaded: list[str],
 ) -> None:
     """However deep. `other` shares `inner`, whose steps are of `b` and `c`, with `e`."""
-    keys = Keyspace(key_prefix)
-    catalog = Catalog(Membership(redis, keys))
-    control = RepositoryControl(redis, keys, catalog)
     ensembles = {"e": ("a", "inner"), "other": ("inner",), "inner": ("b", "c")}
     records = {name: model(name, steps=tuple(map(step, ensembles.get(name, ())))) for name in (*ensembles, *"abc")}
     lines = tuple(RepositoryEntry(name, "1", "READY") for name in loaded)
@@ -130,11 +141,8 @@ async def test_an_ensemble_leaves_the_models_that_another_loaded_ensemble_has_in
 
 
 async def test_all_steps_of_an_ensemble_are_loaded_if_they_can_be_and_the_first_error_is_told(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, control: RepositoryControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = Keyspace(key_prefix)
-    catalog = Catalog(Membership(redis, keys))
-    control = RepositoryControl(redis, keys, catalog)
     records = {"e": model("e", steps=(step("a"), step("b"))), "a": model("a"), "b": model("b")}
     catalog.view = CatalogView(records, repository=(RepositoryEntry("e", "1", "READY"),))
     tried: list[str] = []
@@ -156,11 +164,9 @@ async def test_all_steps_of_an_ensemble_are_loaded_if_they_can_be_and_the_first_
 
 
 async def test_files_replace_those_that_the_model_had_and_count_with_all_others(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, keys: Keyspace, control: RepositoryControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.models.repository.CONTROL_BYTES_MAX", 1000)
-    keys = Keyspace(key_prefix)
-    control = RepositoryControl(redis, keys, Catalog(Membership(redis, keys)))
     await redis.hset(keys.wanted, "m", bytes(600))
 
     await control._check_size("m", 1000)
@@ -170,11 +176,9 @@ async def test_files_replace_those_that_the_model_had_and_count_with_all_others(
 
 
 async def test_what_a_client_brings_counts_until_it_is_loaded(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, keys: Keyspace, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load may take minutes, and many of them would have the gateway refuse everybody's requests."""
-    keys = Keyspace(key_prefix)
-    catalog = Catalog(Membership(redis, keys))
     catalog.view = CatalogView(repository=(RepositoryEntry("m", "1", "READY"),))
     budget = ByteBudget(1000)
     control = RepositoryControl(redis, keys, catalog, budget)
@@ -197,12 +201,9 @@ async def test_what_a_client_brings_counts_until_it_is_loaded(
 
 
 async def test_loads_that_wait_at_once_look_at_the_mesh_together(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them looks ten times a second, and a thousand had steps take ten times as long."""
-    keys = Keyspace(key_prefix)
-    catalog = Catalog(Membership(redis, keys))
-    control = RepositoryControl(redis, keys, catalog)
     looks: list[int] = []
 
     async def refresh(_: Catalog) -> None:
@@ -217,11 +218,9 @@ async def test_loads_that_wait_at_once_look_at_the_mesh_together(
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), redis_py.ResponseError("NOPERM no permissions")])
 async def test_a_change_that_redis_does_not_let_begin_can_be_tried_later(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+    redis: Redis, control: RepositoryControl, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """It is no fault of this gateway (500), and nothing has changed."""
-    keys = Keyspace(key_prefix)
-    control = RepositoryControl(redis, keys, Catalog(Membership(redis, keys)))
 
     async def refused(*_: object) -> None:
         raise error
@@ -237,11 +236,9 @@ async def test_a_change_that_redis_does_not_let_begin_can_be_tried_later(
 
 
 async def test_a_load_that_comes_while_a_failed_one_is_withdrawn_stays(
-    redis: Redis, redis_url: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, redis_url: str, keys: Keyspace, control: RepositoryControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executors that hear of it would otherwise find nothing to do, and its caller would be told that it is done."""
-    keys = Keyspace(key_prefix)
-    control = RepositoryControl(redis, keys, Catalog(Membership(redis, keys)))
     failed, late = (ControlMessage("load", "m", generation=generation) for generation in ("1", "2"))
     to_come = [late]
 
