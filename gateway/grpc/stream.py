@@ -58,20 +58,18 @@ Write = Callable[[bytes], Awaitable[None]]
 class Outstanding(msgspec.Struct):
     """A request that is not answered yet.
 
-    answer   future of its answer; or the error that it was refused with
+    answer   what it is answered: its future, until the answer or an error is there
     forms    outputs that the client wants otherwise than raw
     size     bytes of its tensors, plus those of its answer once it is there
-    is_answered  its answer or error is there, and counted in `size`
     unread   bytes of its answer that count as unread until it is written
     wants_empty_final  of a decoupled model, the client wants a last answer that has nothing to give
     """
 
     request_id: str
     model: str
-    answer: asyncio.Future[Answer] | MeshError
+    answer: asyncio.Future[Answer] | Answer | MeshError
     forms: OutputForms
     size: int
-    is_answered: bool = False
     unread: int = 0
     wants_empty_final: bool = False
 
@@ -238,8 +236,8 @@ class InferStream:
         else:
             self._outstanding.append(outstanding)
         self._outstanding_bytes += outstanding.size
-        if isinstance(answer, MeshError):
-            self._has_come(outstanding, error_bytes(outstanding, answer))
+        if not isinstance(answer, asyncio.Future):
+            self._has_come(outstanding, answer)
         elif answer.done():
             self._answered(outstanding, answer)
         else:
@@ -249,17 +247,21 @@ class InferStream:
         """Counts an answer that has come until it is written: it waits for earlier ones, and for the client to read."""
         if self._closed:
             return
+        outcome = outcome_of(answer, request.model)
         if self._open and answer in self._open:
             del self._open[answer]
             # Kept until the part is written, with the request's own bytes.
-            self._put(request, answer.exception() or answer.result(), is_last=True)
-            return
-        error = answer.exception()
-        self._has_come(request, answer.result().output_bytes if error is None else error_bytes(request, error))
+            self._put(request, outcome, is_last=True)
+        else:
+            self._has_come(request, outcome)
 
-    def _has_come(self, request: Outstanding, size: int) -> None:
-        """An answer or error is there. size: bytes of the answer's tensors, or of what the error says"""
-        request.is_answered = True
+    def _has_come(self, request: Outstanding, outcome: Answer | MeshError) -> None:
+        """An answer is there, or an error, whose message may quote what its client likes, as long as it likes."""
+        request.answer = outcome
+        if isinstance(outcome, MeshError):
+            size = len(request.request_id) + len(outcome.message)
+        else:
+            size = outcome.output_bytes
         request.size += size
         self._outstanding_bytes += size
         request.unread = size + ENTRY_BYTES
@@ -278,14 +280,10 @@ class InferStream:
             heard = Outstanding(news.request_id, news.model.config.name, future, RAW_OUTPUTS, 0)
             self._put(heard, news, is_last=False, is_news=True)
 
-    def _put(
-        self, request: Outstanding, content: Answer | BaseException, *, is_last: bool, is_news: bool = False
-    ) -> None:
+    def _put(self, request: Outstanding, content: Answer | MeshError, *, is_last: bool, is_news: bool = False) -> None:
         """An answer of a decoupled model has come. It is counted until it is written."""
         if self._is_cut:
             return
-        if not isinstance(content, Answer | MeshError):
-            content = unexpected(content)
         size = 0 if isinstance(content, MeshError) else content.output_bytes
         self._parts.append(Part(request, content, is_last, is_news, size, size + ENTRY_BYTES))
         self._outstanding_bytes += size
@@ -321,7 +319,7 @@ class InferStream:
             if part is not None:
                 await self._write_part(part)
             request = outstanding[0] if outstanding else None
-            if request is not None and request.is_answered:
+            if request is not None and not isinstance(request.answer, asyncio.Future):
                 message = await self._message_of(request, request.answer)
                 outstanding.popleft()
                 self._outstanding_bytes -= request.size
@@ -355,21 +353,16 @@ class InferStream:
         finally:
             self._unread.took(self, part.unread)
 
-    async def _message_of(
-        self, request: Outstanding, given: asyncio.Future[Answer] | Answer | MeshError, *, is_last: bool = True
-    ) -> bytes:
-        error = given
-        if not isinstance(error, MeshError):
+    async def _message_of(self, request: Outstanding, content: Answer | MeshError, *, is_last: bool = True) -> bytes:
+        if isinstance(content, MeshError):
+            error = content.released()
+        else:
             try:
-                answer = error if isinstance(error, Answer) else error.result()
-                if request.forms and is_bulky(answer, request.forms):
-                    return await self._in_thread(stream_message, answer, request.forms)
-                return stream_message(answer, request.forms)
-            except MeshError as failure:
-                error = failure.released()
+                if request.forms and is_bulky(content, request.forms):
+                    return await self._in_thread(stream_message, content, request.forms)
+                return stream_message(content, request.forms)
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
-                logs.error("request failed unexpectedly", failure, model=request.model)
-                error = unexpected(failure)
+                error = told_of(failure, request.model)
         if error.accepted and self._metadata.status_on_error:
             raise error
         return encode_stream_error(error, request.request_id, request.model, is_last=is_last).SerializeToString()
@@ -388,9 +381,18 @@ class InferStream:
         self._open.clear()
 
 
-def error_bytes(request: Outstanding, error: BaseException) -> int:
-    """Of what the message of an error may quote, as long as its client likes."""
-    return len(request.request_id) + (len(error.message) if isinstance(error, MeshError) else 0)
+def outcome_of(answer: asyncio.Future[Answer], model: str) -> Answer | MeshError:
+    """The answer that a future has, or the error in its place."""
+    error = answer.exception()
+    return answer.result() if error is None else told_of(error, model)
+
+
+def told_of(error: BaseException, model: str) -> MeshError:
+    """What the client of a request hears of an error."""
+    if isinstance(error, MeshError):
+        return error.released()
+    logs.error("request failed unexpectedly", error, model=model)
+    return unexpected(error)
 
 
 def stream_message(answer: Answer, forms: OutputForms) -> bytes:
