@@ -46,7 +46,7 @@ class GrpcServer(PortServer[GrpcConnection]):
         servicer: InferenceServicer,
         health: Health,
         settings: GatewaySettings,
-        connections_max: int = CONNECTIONS_MAX,
+        connections_max: int,
     ) -> None:
         """settings: with their bounds filled in (`GatewaySettings.bounded`). Raises as `tls_context`."""
         self.share = Share(connections_max, of_one_client(connections_max))

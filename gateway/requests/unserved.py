@@ -17,15 +17,15 @@ from shared.process import logs
 
 LOOK_S = 1.0
 PATIENCE_S = 60.0
-"""Four times what a killed executor needs to be back (`ABSENCE_GRACE_S`): a late answer is better than a refusal."""
+"""How long a version may be without an executor. Four times what a killed one needs to be back (`ABSENCE_GRACE_S`): a
+late answer is better than a refusal."""
 
 
 class Unserved:
     """The task that looks for such requests.
 
-    waiting     gives the requests of this gateway that wait for a reply
-    withdraw    takes a request out of its queue in Redis
-    patience_s  how long a version may be without an executor
+    waiting   gives the requests of this gateway that wait for a reply
+    withdraw  takes a request out of its queue in Redis
     """
 
     def __init__(
@@ -33,24 +33,21 @@ class Unserved:
         catalog: Catalog,
         waiting: Callable[[], Sequence[PendingRequest]],
         withdraw: Callable[[PendingRequest], None],
-        *,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self._catalog = catalog
         self._waiting = waiting
         self._withdraw = withdraw
-        self._patience_s = patience_s
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
-    def look(self) -> int:
-        """Fails the requests that no executor will take. Returns how many."""
-        gone = self._catalog.unserved_for(self._patience_s)
+    def look(self) -> None:
+        """Fails the requests that no executor will take."""
+        gone = self._catalog.unserved_for(PATIENCE_S)
         if not gone:
-            return 0
+            return
         lost = [
             pending
             for pending in self._waiting()
@@ -58,7 +55,6 @@ class Unserved:
         ]
         for pending in lost:
             self._give_up(pending)
-        return len(lost)
 
     def _give_up(self, pending: PendingRequest) -> None:
         """Fails the request with the error that a new request to this version would get now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ async def parts(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[GatewayParts]:
     """A gateway that is not patient."""
-    monkeypatch.setattr("gateway.parts.Unserved", partial(Unserved, patience_s=1))
+    monkeypatch.setattr("gateway.requests.unserved.PATIENCE_S", 1)
     async with without_ports(gateway_settings, keys) as running:
         yield running
 
@@ -78,5 +77,5 @@ async def test_a_request_that_is_given_up_stays_in_no_cycle() -> None:
     async with nothing_stays(PendingRequest):
         waiting = [pending(sequence=None)]
         waiting[0].accepted = Accepted()
-        assert 1 == Unserved(catalog, lambda: waiting, lambda _: None).look()
+        Unserved(catalog, lambda: waiting, lambda _: None).look()
         assert "no model" == str(waiting.pop().future.exception())
